@@ -17,12 +17,12 @@ BETAS = (0.9, 0.999)
 
 
 class FlatAdam:
-    """Steps a flat vector by torch's fused Adam, or holds what a compiled program steps it by (``native/descent.py``).
+    """Steps a flat vector with torch's fused Adam, or holds the state of the compiled step (``native/optimizer_step.py``).
 
-    Its tensors stay where they are: a CUDA graph may hold them.
+    Tensors are updated in place, so a CUDA graph may hold them.
 
-    ``torch.optim.Adam`` makes the same steps, but imports torch's compiler first: in every process 1.8 s of a slow core, and
-    30 MB.
+    ``torch.optim.Adam`` makes the same steps, but importing it loads torch's compiler: 1.8 s of a slow core and 30 MB in
+    every process.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class FlatAdam:
         eps: float,
         sharded_optimizer: ShardedOptimizer | None = None,
     ) -> None:
-        """Begin with moments of zero: one copy's, or its own."""
+        """Start with zero moments: those of ``sharded_optimizer``, or its own."""
         self.flat, self.eps = flat, eps
         self.learning_rate: float | Tensor = learning_rate
         self.steps = torch.zeros((), dtype=torch.float32, device=flat.parameters.device)
-        """So many were made; as torch wants it, for the correction of both moments' bias."""
+        """Number of steps so far, for the bias correction of both moments; a tensor, as torch requires."""
         self.exp_avg = (
             torch.zeros_like(flat.gradients) if sharded_optimizer is None else sharded_optimizer.exp_avg
         )
@@ -46,19 +46,19 @@ class FlatAdam:
         )
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """For the steps from now on, captured ones too."""
+        """Set the learning rate of later steps, including captured ones."""
         if isinstance(self.learning_rate, Tensor):
             self.learning_rate.fill_(learning_rate)
         else:
             self.learning_rate = learning_rate
 
     def make_capturable(self) -> None:
-        """Keep the step size on the device, where a captured step reads it."""
+        """Keep the learning rate on the device, where a captured step reads it."""
         self.learning_rate = torch.full((), float(self.learning_rate), device=self.steps.device)
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step along the flat gradients."""
+        """One step of Adam on the flat gradients."""
         adam(
             [self.flat.parameters],
             [self.flat.gradients],
@@ -78,15 +78,15 @@ class FlatAdam:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """What steps change beside the parameters, by the names that torch.optim.Adam gives them."""
+        """Optimiser state by the names of torch.optim.Adam."""
         return {"step": self.steps, "exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
 
     def state_dict(self) -> StateDict:
-        """As torch.optim.Adam's for its one parameter, without settings."""
+        """State in the layout of torch.optim.Adam with one parameter, without settings."""
         return {"state": {0: self.tensors()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, in place; torch.optim.Adam's from before its first step is empty."""
+        """Restore a saved state in place; a state of torch.optim.Adam before its first step is empty."""
         saved = state["state"].get(0, {})
         for name, tensor in self.tensors().items():
             tensor.copy_(saved[name]) if saved else tensor.zero_()

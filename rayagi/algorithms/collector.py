@@ -1,4 +1,4 @@
-"""The program of a collector: simulator and agent in one GMI, whose rollouts go to learners in others (GMI-DRL §3.1.1)."""
+"""Collector program: simulator and agent in one GMI; rollouts go to learners in other GMIs (GMI-DRL §3.1.1)."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from rayagi.models.policy import new_policy
 
 
 class CollectorProgram:
-    """Fills rollouts where learners will read them, with the parameters that these published last.
+    """Writes rollouts into channel memory that learners read, acting with the newest published parameters.
 
-    It begins a rollout once it has a slot for it. A slot comes free when the rollout in it was learned from and the
-    parameters that came of that are published: so ``slots`` rollouts under way are a lag of at most ``slots`` - 1.
+    A rollout starts once a slot is free. A slot is freed after the learner has trained on its rollout and published the
+    resulting parameters. So ``slots`` outstanding rollouts mean a policy lag of at most ``slots`` - 1.
 
-    On a GPU slice the network lives there; physics and the channels stay on the host. [unverified on GPU]
+    On a GPU slice the network is on the GPU; physics and channels stay on the host. [unverified on GPU]
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
-        """Make the environments and the channels; learners are looked for when they are needed.
+        """Make the environments and the channels. Learners are resolved on first use.
 
         Raises:
-            ChannelError: there is no memory for them.
+            ChannelError: no shared memory for the channels.
         """
         self.spec, self.context, self._make_env = spec, context, make_env
         self.dataflow = dataflow = DataflowTopology.for_gmi(spec, context.identity)
@@ -57,7 +57,7 @@ class CollectorProgram:
         self._running = torch.zeros(num_envs)
         """Discounted return so far of each running episode."""
         self.rollouts = 0
-        """Made so far: the place in the environments' noise."""
+        """Rollouts so far: the position in the environments' noise streams."""
         self._plan = channel_plan(info, steps)
         self._dispenser = self._open_channels()
         self._parameters = ParameterSubscriber(
@@ -68,7 +68,7 @@ class CollectorProgram:
         )
 
     def _open_channels(self) -> Dispenser:
-        """Outboxes for rollouts, which find learners by themselves."""
+        """Producer rings for rollouts; a Migrator connects them to learners."""
         dataflow, rows = self.dataflow, self._own.num_envs
         dispenser = Dispenser(
             self._plan,
@@ -90,7 +90,7 @@ class CollectorProgram:
         return dispenser
 
     def _simulator(self, num_envs: int) -> Simulator | RemoteSimulators:
-        """What the agent acts on: environments of this GMI."""
+        """The agent's step source: the environments of this GMI."""
         env = self._make_env(
             num_envs=num_envs,
             first_env_index=self.first_env_index,
@@ -100,12 +100,12 @@ class CollectorProgram:
         return Simulator(env)
 
     def iterate(self) -> IterationResult:
-        """One rollout, sent; where GMIs are asked one by one and no slot comes free, nothing after half a second.
+        """Collect and send one rollout. If free-running, returns an empty result when no slot is free for POLL_TIMEOUT_S.
 
         Raises:
             NonFiniteError: the simulator returned NaN or infinity.
             ChannelTimeoutError: no learner published, or took a rollout, within the time limit of collectives.
-            ChannelError: the learner is on another host, and there is no way to it.
+            ChannelError: the learner is on another host without a transport to it.
         """
         started = time.perf_counter()
         limit_s = self.spec.gmi.collective_timeout_s
@@ -153,7 +153,7 @@ class CollectorProgram:
 
     @torch.inference_mode()
     def _complete(self, rollout: Rollout) -> None:
-        """What only this side knows: the probabilities with which it acted, and its episodes' returns so far."""
+        """Fill the fields that only the collector knows: log mu(a|s) of the behaviour policy, and running returns."""
         assert rollout.log_probs is not None
         assert rollout.running_returns is not None
         actions = rollout.actions.to(self.context.device)
@@ -165,9 +165,9 @@ class CollectorProgram:
         rollout.running_returns.copy_(returns)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Whole episodes with the newest policy's mode, in environments apart from the training ones.
+        """Whole episodes with the newest policy's mode, in separate environments.
 
-        Before a learner has published, that is the policy which the run begins with.
+        Before a learner has published, this is the initial policy.
         """
         with suppress(ChannelTimeoutError):
             self._parameters.read(0.0)
@@ -175,7 +175,7 @@ class CollectorProgram:
         return evaluate_in_new_envs(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
 
     def state_dict(self) -> StateDict:
-        """Shared: what the learner published last. Local: environments and running episodes, and what was sent."""
+        """Shared: the newest published parameters. Local: environments, running episodes, and counts of sent rows."""
         local = {
             "simulator": self.simulator.state_dict(),
             "running_returns": self._running.clone(),
@@ -185,7 +185,7 @@ class CollectorProgram:
         return {"shared": self._parameters.state_dict(), "local": local}
 
     def _books(self) -> dict[str, Any]:
-        """Rows that this process sent, and those of them that no learner has released yet."""
+        """Sample accounting: rows that this process sent, and those that no learner has released yet."""
         self._dispenser.progress()
         unreleased = set[int]().union(*(ring.unreleased() for ring in self._dispenser.rings))
         rows = self._own.num_envs
@@ -196,9 +196,9 @@ class CollectorProgram:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, with the parameters that the learner publishes of it; without ``local``, anew.
+        """Restore a saved state; without ``local``, environments restart. Parameters come from the learner.
 
-        What is under way was collected before, and is given up.
+        Outstanding rollouts predate the state and are discarded.
         """
         self._parameters.forget()
         if self._sent:
@@ -214,7 +214,7 @@ class CollectorProgram:
         self._running = local["running_returns"].clone() if resumes else torch.zeros_like(self._running)
 
     def close(self) -> None:
-        """Say goodbye to learners, and release the simulators."""
+        """Close the channels, and release the simulators."""
         self._dispenser.close()
         self._parameters.close()
         self.simulator.close()

@@ -1,4 +1,4 @@
-"""Templates whose collectors and learners are apart, ``ea_t`` and ``decoupled``: which program a GMI runs."""
+"""Program factory of the templates with separate collectors and learners, ``ea_t`` and ``decoupled``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayagi.envs import make_env_factory
 
 @dataclass(frozen=True, slots=True)
 class CollectorLearnerFactory:
-    """Picklable: carries the RunSpec to the GMI's process and builds there what the GMI's roles ask for."""
+    """Picklable: carries the RunSpec to the GMI's process and builds the program of its roles there."""
 
     spec: RunSpec
     make_env: EnvFactory

@@ -1,6 +1,7 @@
-"""Exploration noise and minibatch orders drawn on the device: as ``actors.noise``, by integer tensor operations alone.
+"""Exploration noise and minibatch orders drawn on the device, with a counter-based generator of integer operations.
 
-Other numbers than there, and alike for every layout likewise: an environment's come from (seed, its index, iteration, step).
+The numbers differ from those of ``actors.noise``, but do not depend on the layout either: those of an environment are a
+function of (seed, its index, iteration, step).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from rayagi.envs.tasks.random_uniforms import uniform
 
-# Added to the seed, so that the streams do not meet those of the tasks.
+# Added to the seed, so that these streams are disjoint from those of the tasks.
 _EXPLORATION, _ORDER = 0x5DEECE66D0000001, 0x2545F4914F6CDD1D
 
 
@@ -25,6 +26,7 @@ def normal_noise(seed: int, envs: Tensor, iteration: Tensor, num_steps: int, dim
     """
     steps = torch.arange(num_steps, device=envs.device).unsqueeze(1)
     draws = uniform(seed + _EXPLORATION, envs, iteration, steps, 2 * dim)
+    # Box-Muller: z = sqrt(-2 ln(1 - u1)) cos(2 pi u2).
     radius = torch.sqrt(-2.0 * torch.log(1.0 - draws[..., :dim]))
     return radius * torch.cos(2.0 * math.pi * draws[..., dim:])
 
@@ -32,7 +34,7 @@ def normal_noise(seed: int, envs: Tensor, iteration: Tensor, num_steps: int, dim
 def minibatch_orders(
     seed: int, envs: Tensor, iteration: Tensor, num_steps: int, num_epochs: int, num_minibatches: int
 ) -> Tensor:
-    """Which samples each minibatch takes, (num_epochs, num_minibatches, T * N / num_minibatches): as ``actors.noise``'s.
+    """Sample indices of each minibatch, (num_epochs, num_minibatches, T * N / num_minibatches), as in ``actors.noise``.
 
     Args:
         envs: global indices of the environments   (N,) int64

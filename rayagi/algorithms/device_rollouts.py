@@ -1,4 +1,4 @@
-"""Rollouts without the host in the way: physics, observation, policy, sampling, resets and storage of T steps on a GPU."""
+"""Rollouts on the GPU as one CUDA graph: physics, observation, policy, sampling, resets and storage of T steps."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rayagi.models.policy import NetworkPolicy
 
 
 class DeviceRollouts:
-    """Fills a rollout with T steps of every environment: what ``actors.collecting.collect`` does, by one launch.
+    """Fills a rollout with T steps of every environment, like ``actors.collecting.collect``, in one graph launch.
 
-    On a CPU the same steps run one by one, which is for tests. Afterwards the host waits once, for the episodes' books.
-    [unverified on GPU]
+    The host synchronizes once per rollout, to read rewards and episode ends. On a CPU the same steps run eagerly, for
+    tests. [unverified on GPU]
     """
 
     def __init__(self, env: MaskedTaskVecEnv, policy: NetworkPolicy, *, num_steps: int, seed: int) -> None:
-        """``policy`` is on the environments' device, and changes in place from rollout to rollout."""
+        """``policy`` is on the environments' device; the learner updates it in place between rollouts."""
         self.env, self.policy, self._seed = env, policy, seed
         self.simulator = Simulator(env)
-        """Keeps the episodes' books, on the host."""
+        """Counts episode returns and lengths, on the host."""
         self.rollout = Rollout.allocate(num_steps, env.num_envs, env.info, env.device, all_there=True)
         shape = (num_steps, env.num_envs, len(env.info.reward_terms))
         self.reward_terms = torch.zeros(shape, device=env.device)
-        """What the rewards of the rollout are made of, (T, N, terms)."""
+        """Reward terms of the rollout, (T, N, terms)."""
         self.iteration = torch.zeros((), dtype=torch.int64, device=env.device)
-        """Of the rollout, as the graph reads it."""
+        """Iteration of the rollout, () int64 on the device: the graph reads it."""
         self._replay = Replay(
             self.run, env.device, save=env.state_dict, undo=env.load_state_dict, captured=env.captured
         )
 
     @torch.no_grad()
     def run(self) -> None:
-        """What is captured."""
+        """The captured body: T steps of every environment."""
         env, policy, rollout = self.env, self.policy, self.rollout
         assert rollout.final_obs is not None
         noise = normal_noise(
@@ -62,7 +62,7 @@ class DeviceRollouts:
         rollout.last_obs.copy_(env.current_obs)
 
     def collect(self, iteration: int) -> CollectTimes:
-        """One rollout. All of its time is the simulator's, since nobody looks at the device in between."""
+        """Collect one rollout. All of its time counts as ``simulate_s``: the graph is not timed by phase."""
         started = time.perf_counter()
         self.iteration.fill_(iteration)
         self._replay()
@@ -77,5 +77,5 @@ class DeviceRollouts:
 
 
 def on_one_device(env: Any, device: torch.device) -> TypeGuard[MaskedTaskVecEnv]:
-    """Whether simulations and policy are on the same GPU, so that rollouts need no host."""
+    """Whether simulations and policy are on the same GPU, as DeviceRollouts needs."""
     return isinstance(env, MaskedTaskVecEnv) and env.device.type == "cuda" and env.device == device

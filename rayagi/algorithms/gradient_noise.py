@@ -1,13 +1,12 @@
-"""How much a larger batch still helps: the simple noise scale (McCandlish et al. 2018, "An Empirical Model of
-Large-Batch Training", §2.2 and appendix A.1), counted in environments.
+"""Gradient noise scale: the batch size beyond which more samples help little, in environments.
 
-With a batch of N environments, reaching a return takes 1 + N / N_noise times the environment steps that tiny batches
-would take. The unit is the environment and not the step, since the steps of one environment are not independent: a
-minibatch holds the same number of steps of every environment, so N environments more make it proportionally larger.
+It is the simple noise scale of McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", §2.2 and appendix A.1.
+With a batch of N environments, reaching a return takes 1 + N / N_noise times the environment steps of tiny batches. The
+unit is the environment: steps of one environment are not independent, and a minibatch has equally many of each.
 
-What the estimate does not see: the scale grows while a policy improves (early probes overstate what a large batch costs);
-the model supposes a step size that suits the batch, which ``kl_adaptive`` seeks and ``constant`` does not; and of PPO's
-epochs it looks at the first, before the policy has moved.
+Limits of the estimate: the scale grows while the policy improves, so early probes overstate the cost of a large batch. The
+model assumes a learning rate tuned to the batch, which ``kl_adaptive`` approximates and ``constant`` does not. Of PPO's
+epochs, only the first is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.models.networks import ActorCritic
 
 GROUPS = 8
-"""Groups of environments whose gradients are compared with that of all."""
+"""Number of environment groups whose gradients are compared with the gradient over all environments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +43,23 @@ class NoiseScale:
     """The noise scale of a task, early in learning."""
 
     num_envs: float
-    """N_noise; a lower bound where it could not be resolved."""
+    """N_noise; a lower bound where ``standard_error`` is None."""
     standard_error: float | None
-    """Of num_envs, by leaving out one iteration at a time. None: the gradient could not be told from its noise."""
+    """Jackknife standard error of num_envs over iterations. None: the gradient is within its noise."""
     iterations: int
-    """Iterations that it was measured on."""
+    """Number of measured iterations."""
 
     def text(self) -> str:
-        """As a sentence's part."""
+        """Formatted as part of a sentence."""
         if self.standard_error is None:
             return f"at least {self.num_envs:.0f} environments (not resolved by {self.iterations} iterations)"
         return f"{self.num_envs:.0f} +- {self.standard_error:.0f} environments ({self.iterations} iterations)"
 
 
 def noise_scale(pairs: Sequence[NormPair], *, small_envs: int, big_envs: int) -> NoiseScale:
-    """N_noise = tr(Sigma) / |G|^2, numerator and denominator averaged over iterations before they are divided.
+    """N_noise = tr(Sigma) / |G|^2; numerator and denominator are averaged over iterations before the division.
 
-    Where |G|^2 is within two standard errors of zero, that upper end of it gives a lower bound of N_noise.
+    If |G|^2 is within two standard errors of zero, its upper end gives a lower bound of N_noise.
 
     Args:
         pairs: one per iteration
@@ -73,6 +72,8 @@ def noise_scale(pairs: Sequence[NormPair], *, small_envs: int, big_envs: int) ->
     count = len(pairs)
     if count < 2 or not 0 < small_envs < big_envs:
         raise ValueError(f"{count} pairs of {small_envs} and {big_envs} environments: 2 pairs are needed")
+    # Unbiased estimates (appendix A.1): |G|^2 = (B_big |G_big|^2 - B_small |G_small|^2) / (B_big - B_small),
+    # tr(Sigma) = (|G_small|^2 - |G_big|^2) / (1 / B_small - 1 / B_big).
     signals = [(big_envs * pair.big - small_envs * pair.small) / (big_envs - small_envs) for pair in pairs]
     noises = [(pair.small - pair.big) / (1 / small_envs - 1 / big_envs) for pair in pairs]
     signal, noise = sum(signals), max(0.0, sum(noises))
@@ -80,6 +81,7 @@ def noise_scale(pairs: Sequence[NormPair], *, small_envs: int, big_envs: int) ->
     if signal <= 2 * signal_error:
         at_least = noise / (max(0.0, signal) + 2 * signal_error) if signal_error > 0 else 0.0
         return NoiseScale(num_envs=at_least, standard_error=None, iterations=count)
+    # Jackknife: the ratio without each iteration in turn; error^2 = (n - 1) / n sum (ratio_i - mean)^2.
     ratios = [(noise - less) / (signal - own) for less, own in zip(noises, signals, strict=True)]
     mean = sum(ratios) / count
     error = math.sqrt((count - 1) / count * sum((each - mean) ** 2 for each in ratios))
@@ -87,14 +89,14 @@ def noise_scale(pairs: Sequence[NormPair], *, small_envs: int, big_envs: int) ->
 
 
 def useful_steps_per_s(noise: NoiseScale, num_envs: int, steps_per_s: float) -> float:
-    """Throughput divided by how many times more steps a batch of ``num_envs`` environments (of all GMIs) needs."""
+    """steps_per_s / (1 + num_envs / N_noise): throughput over the factor of extra steps. ``num_envs``: of all GMIs."""
     if noise.num_envs == 0:
         return steps_per_s / num_envs  # nothing but signal: every environment beyond the first is waste
     return steps_per_s / (1 + num_envs / noise.num_envs)
 
 
 class GradientNoiseLearner(PPOUpdater):
-    """A learner that, before each update, also compares the policy gradients of groups of environments."""
+    """PPOUpdater that measures, before each update, the policy gradients of groups of environments."""
 
     def __init__(self, model: ActorCritic, spec: PPOSpec, communicator: Communicator, num_envs: int) -> None:
         super().__init__(model, spec, communicator)
@@ -117,7 +119,7 @@ class GradientNoiseLearner(PPOUpdater):
         return float(gradients.square().sum(1).mean()), float(gradients.mean(0).square().sum())
 
     def _policy_gradient(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
-        """Gradient of the loss in the policy's parameters alone: the value network is another one."""
+        """Gradient of the loss with respect to the policy's parameters only."""
         total, _ = self.loss(batch, order)
         parameters = [*self.model.policy.parameters(), *self.model.head.parameters()]
         return torch.cat([part.reshape(-1) for part in torch.autograd.grad(total, parameters)])

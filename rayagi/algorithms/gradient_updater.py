@@ -1,4 +1,4 @@
-"""What every learner does with a loss: gradients reduced across trainers in one flat bucket, clipped, one step of Adam."""
+"""One optimiser step on a loss: backward pass, gradient all-reduce in one flat bucket, clipping by norm, Adam."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SpecT = TypeVar("SpecT", bound=LearningSpec)
 
 
 class GradientUpdater(Generic[SpecT]):
-    """Holds the model's parameters as one flat vector, the optimiser and the step size.
+    """Holds the model's parameters as one flat vector, the optimiser and the learning rate.
 
-    All replicas make the same steps: they start equal (broadcast) and step on bitwise equal reduced gradients. These
-    live in the communicator's memory, where they are reduced without being copied. Trainers of one host are no replicas,
-    where they share memory: they step one copy, each its share (``sharded_optimizer.py``).
+    All replicas make the same steps: rank 0 broadcasts its parameters, and reduced gradients are bitwise equal. Gradients
+    are in the communicator's buffer, so the all-reduce copies nothing. Trainers that share a host's memory shard one copy
+    of parameters and moments instead (``sharded_optimizer.py``).
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class GradientUpdater(Generic[SpecT]):
         *,
         weight: float = 1.0,
     ) -> None:
-        """Every trainer makes one.
+        """Collective: every trainer constructs one.
 
         Args:
-            model: with rank 0's parameters everywhere after this
+            model: has rank 0's parameters on every trainer afterwards
             spec: the algorithm's settings
             communicator: of all trainers
             total_env_steps: for the linear schedule
-            weight: samples of this trainer relative to the mean of all: where trainers are unequal, the mean of their
-                weighted means is the mean over all samples
+            weight: samples of this trainer over the mean of all trainers. The mean of the weighted losses is then the
+                mean over all samples, also where trainers have unequal numbers of them
         """
         self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
@@ -70,7 +70,7 @@ class GradientUpdater(Generic[SpecT]):
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
-        """Seconds spent in gradient reduction during the last update, waiting for the other trainers included."""
+        """Seconds in gradient reduction during the last update, including waiting for other trainers."""
         if sharded_optimizer is None:
             communicator.broadcast(self.flat.parameters.data)
 
@@ -106,21 +106,24 @@ class GradientUpdater(Generic[SpecT]):
         return self.model.values(observed)
 
     def begin_update(self, env_steps_total: int) -> None:
-        """Set the step size. ``env_steps_total``: steps of all GMIs before this update, for the linear schedule."""
+        """Set the learning rate. ``env_steps_total``: steps of all GMIs before this update, for the linear schedule."""
         self.sync_s = 0.0
         if self.spec.lr_schedule == "linear" and self.total_env_steps:
+            # lr = lr_0 max(0, 1 - steps / total_steps).
             left = max(0.0, 1.0 - env_steps_total / self.total_env_steps)
             self.learning_rate = self.spec.learning_rate * left
         self.optimiser.set_learning_rate(self.learning_rate)
 
     def step(self, loss: Tensor) -> Tensor:
-        """One step on the mean of this loss over all trainers' samples. Returns the gradient's norm before clipping."""
+        """One step on the mean of this loss over all trainers' samples. Returns the gradient norm before clipping."""
+        # g_k = grad(w_k loss_k), of this trainer's samples.
         self.flat.gradients.zero_()
         (loss if self.weight == 1.0 else self.weight * loss).backward()
-        if self._optimizer_step is not None:
+        if self._optimizer_step is not None:  # the compiled kernel does the rest
             norm, waited_s = self._optimizer_step.step(self.learning_rate)
             self.sync_s += waited_s
             return norm
+        # g = mean over trainers of g_k; then g *= min(1, max_grad_norm / |g|); then Adam.
         self._reduce(self.flat.gradients)
         norm = self.flat.norm()
         self.flat.clip(norm, self.spec.max_grad_norm)
@@ -130,12 +133,12 @@ class GradientUpdater(Generic[SpecT]):
     def end_update(
         self, names: Sequence[str], rows: Sequence[Tensor], *, last_epoch: int, iteration: int, what: str
     ) -> dict[str, float]:
-        """Average what the steps measured, and adapt the step size to the last epoch's KL where it is so configured.
+        """Average the metrics of the steps; for ``kl_adaptive``, adapt the learning rate to the last epoch's KL.
 
         Args:
             names: of the values in each row, as in rayagi.monitoring.catalogue; "approx_kl" is one of them
             rows: one per step
-            last_epoch: how many of the steps were the last epoch's
+            last_epoch: number of steps in the last epoch
             iteration: number of this iteration, from 1; for error messages
             what: the update's name; for error messages
 
@@ -165,7 +168,7 @@ class GradientUpdater(Generic[SpecT]):
         self.learning_rate = losses.adapted_learning_rate(self.learning_rate, float(kl), self.spec.target_kl)
 
     def state_dict(self) -> StateDict:
-        """Model, optimiser moments and step size; alike on every replica."""
+        """Model, optimiser moments and learning rate; equal on every replica."""
         return {
             "model": _on_host(self.model.state_dict()),
             "optimiser": _on_host(self.optimiser.state_dict()),
@@ -175,24 +178,24 @@ class GradientUpdater(Generic[SpecT]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore in place: the model's parameters stay views of the flat vector.
 
-        Settings are this run's own: only a KL-adaptive step size is something learned, and comes from the state.
+        Settings come from this run's spec; only a KL-adaptive learning rate is restored from the state.
         """
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.flat.gradients.zero_()  # one that was not finite is in the padding, too, which no minibatch writes
+        self.flat.gradients.zero_()  # a non-finite gradient also spoils the padding, which no backward pass writes
         if self.spec.lr_schedule == "kl_adaptive":
             self.learning_rate = float(state["learning_rate"])
 
 
 def _agreed_program(model: ActorCritic, communicator: Communicator) -> CDLL | None:
-    """What all trainers step by, alike to the last bit; None where it does not take one of them."""
+    """The compiled library, if every trainer can use it; else None on all of them. Mixing would break bitwise equality."""
     program = library() if next(model.parameters()).device.type == "cpu" else None
     lacking = torch.tensor([program is None], dtype=torch.int64)
     return None if communicator.all_gather(lacking).any() else program
 
 
 def _on_host(state: Any) -> Any:
-    """A copy of nested state with every tensor in host memory: checkpoints are read where there may be no GPU."""
+    """A copy of nested state with every tensor in host memory: a checkpoint must load without a GPU."""
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if isinstance(state, Mapping):

@@ -1,4 +1,4 @@
-"""A body of device work, repeated: as it stands on a CPU, captured once and replayed as one CUDA graph on a GPU."""
+"""CUDA graph capture and replay of a repeated body of device work. On a CPU the body runs eagerly."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 class Replay:
-    """``body`` again and again, with one launch each time where there is a GPU. [unverified on GPU]
+    """Runs ``body`` on each call: on a GPU as one graph launch. [unverified on GPU]
 
-    The body reads and writes the same tensors every time, never waits for the device, and draws no random numbers of
-    torch's generators. It is rehearsed once before it is captured, since kernels and workspaces are made at first use.
+    The body reads and writes the same tensors every time, never synchronizes with the device, and uses none of torch's
+    random generators. A warm-up run precedes the capture, since kernels and workspaces are created at first use.
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class Replay:
         """Nothing is captured before the first call.
 
         Args:
-            body: what is repeated
+            body: the work to repeat
             device: where it runs
-            save: a copy of all that the body changes
-            undo: puts such a copy back, after the rehearsal
-            captured: entered while torch captures, for libraries that must be told
+            save: returns a copy of all state that the body changes
+            undo: restores such a copy after the warm-up run
+            captured: context entered during the capture, for libraries that need to know of it
         """
         self._body, self._device = body, device
         self._save, self._undo, self._captured = save, undo, captured
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        """Once more."""
+        """Run the body once."""
         if self._device.type != "cuda":
             self._body()
             return
@@ -52,6 +52,7 @@ class Replay:
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
+            # Warm-up run on a side stream, with its effects undone.
             saved = self._save()
             self._body()
             self._undo(saved)
@@ -59,7 +60,7 @@ class Replay:
         graph = torch.cuda.CUDAGraph()
         gc.collect()
         collecting = gc.isenabled()
-        gc.disable()  # what is finalised while capturing would be recorded
+        gc.disable()  # device work of finalisers would be recorded
         try:
             with (
                 torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),

@@ -1,4 +1,4 @@
-"""The program of a learner: a trainer in a GMI of its own, which learns from what collectors send (GMI-DRL §3.1.1)."""
+"""Learner program: a trainer in its own GMI, which trains on the rollouts of collectors (GMI-DRL §3.1.1)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from rayagi.models.policy import new_policy
 
 
 class LearnerProgram:
-    """Takes experience, learns, publishes, and only then releases what it learned from.
+    """Takes experience, updates, publishes the parameters, and only then releases the experience.
 
-    Observation and reward statistics are learned here and published with the parameters. On a GPU slice the networks
-    live there and take what the Batcher put into page-locked memory. [unverified on GPU]
+    Observation and reward statistics are updated here and published with the parameters. On a GPU slice the networks are
+    on the GPU and read batches from the Batcher's page-locked memory. [unverified on GPU]
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
-        """Open the inboxes and announce them. Parameters are published once it is known which the run goes on from.
+        """Open the consumer endpoints and announce them. Parameters are first published by ``iterate`` or a restore.
 
         Raises:
-            ChannelError: there is no memory for it.
+            ChannelError: no shared memory for the channels.
         """
         self.spec, self.context = spec, context
         self.dataflow = dataflow = DataflowTopology.for_gmi(spec, context.identity)
@@ -56,21 +56,21 @@ class LearnerProgram:
         self.batcher = self._open_channels()
         self._own = [dataflow.producer_of(collector) for collector in dataflow.served_simulators(number)]
         self.lags: Counter[int] = Counter()
-        """Rollout rows that were learned from, by the updates that their policy was behind."""
+        """Number of trained rollout rows by policy lag, in updates."""
         self._publisher = ParameterPublisher(policy, context.directory, number, node=context.node)
         self._stale_rows = 0
 
     def _open_channels(self) -> Batcher:
-        """Inboxes, where collectors find them."""
+        """Open consumer endpoints, and announce them to collectors."""
         batcher = Batcher(self._plan, rows=self.dataflow.rows(self.number))
         batcher.announce(self.context.directory, EXPERIENCE_CHANNEL, self.number, node=self.context.node)
         return batcher
 
     def iterate(self) -> IterationResult:
-        """One update; where GMIs are asked one by one and no experience comes, nothing after half a second.
+        """One update. If free-running, returns an empty result when no experience arrives within POLL_TIMEOUT_S.
 
         Raises:
-            NonFiniteError: experience or the update holds NaN or infinity.
+            NonFiniteError: experience or the update contains NaN or infinity.
             ChannelTimeoutError: too little experience came within the time limit of collectives.
             CommunicatorError: another learner is lost.
         """
@@ -103,7 +103,7 @@ class LearnerProgram:
         )
 
     def _next(self) -> Experience | None:
-        """What the next update learns from."""
+        """The experience of the next update; None if free-running and none arrived in time."""
         dataflow, batcher = self.dataflow, self.batcher
         limit_s = POLL_TIMEOUT_S if dataflow.free_running else self.spec.gmi.collective_timeout_s
         oldest = -1 if dataflow.max_lag is None else self.trainer.iteration - dataflow.max_lag
@@ -111,7 +111,7 @@ class LearnerProgram:
             if not dataflow.lockstep:
                 return batcher.next(limit_s, lambda version: version >= oldest)
             here = {*batcher.producers, *batcher.waiting}
-            lost = set(batcher.lost) - here  # the others go on without them, until they come back
+            lost = set(batcher.lost) - here  # training continues without lost collectors until they rejoin
             expected = [producer for producer in self._own if producer not in lost]
             return batcher.round(expected or self._own, limit_s, lambda version: version >= oldest)
         except ChannelTimeoutError:
@@ -120,7 +120,7 @@ class LearnerProgram:
             raise
 
     def _stale_samples(self) -> float:
-        """Steps that were too old to be learned from, since the last call."""
+        """Steps dropped as stale since the last call."""
         rows, self._stale_rows = self.batcher.stale_rows - self._stale_rows, self.batcher.stale_rows
         return float(rows * self.spec.learning.rollout_length)
 
@@ -138,17 +138,17 @@ class LearnerProgram:
         raise RuntimeError("a learner has no agent: ask collectors")
 
     def state_dict(self) -> StateDict:
-        """Shared: model, optimiser, statistics, iteration. Local: ages of what was learned from."""
+        """Shared: model, optimiser, statistics, iteration. Local: histogram of policy lags, and sample accounting."""
         return {
             "shared": self.trainer.shared_state(),
             "local": {"lags": dict(self.lags), "books": self._books()},
         }
 
     def _books(self) -> dict[str, Any]:
-        """Rows that this process learned from or dropped; and by who sent them, those that came and were released.
+        """Sample accounting: rows trained on and dropped; and by sender, rows received and released.
 
-        Where an update takes a part of a collector's rollout, that counts once the whole rollout is released: until then it
-        is in flight, and comes again should this process end.
+        Where an update takes part of a rollout, the part counts once the whole rollout is released. Until then it is
+        outstanding, and is sent again if this process ends.
         """
         batcher = self.batcher
         released = sum(done for _, done in batcher.received.values())
@@ -156,7 +156,7 @@ class LearnerProgram:
         return {"taken": taken, "dropped": batcher.stale_rows, "received": batcher.received}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state, and publish its parameters. What came before is given up."""
+        """Restore a saved state and publish its parameters. Experience received earlier is discarded."""
         self.trainer.load_state(state["shared"], None)
         if "local" in state:
             self.lags = Counter(state["local"]["lags"])
@@ -166,6 +166,6 @@ class LearnerProgram:
         self._publisher.publish(self.trainer.iteration)
 
     def close(self) -> None:
-        """Take nothing any more, and tell collectors that no more will come."""
+        """Close the channels, and mark the parameters as finished."""
         self.batcher.close()
         self._publisher.close()

@@ -1,8 +1,8 @@
-"""One copy of parameters and of Adam's moments for all trainers of a host, each of which steps a share of it.
+"""Sharded optimiser: one copy of parameters and of Adam's moments per host; each trainer steps one shard.
 
-Replicas reduce a whole gradient to everyone, and then all of them clip the same gradient and make the same step. Where they
-share memory, each reduces, clips and steps its share alone, and sees what the others stepped (the partition of ZeRO's first
-stage, Rajbhandari et al. 2020, §5.1, without its gathering): a step takes world_size times less of each.
+Replicas all-reduce the gradient, and each repeats the same clipping and step. With shared memory, each trainer
+reduce-scatters, clips and steps its own shard, and reads the shards of the others. This is the partition of ZeRO stage 1
+(Rajbhandari et al. 2020, §5.1) without the all-gather: each trainer does 1 / world_size of a step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rayagi.native.optimizer_step import SHARE_STRIDE
 
 @dataclass(frozen=True, slots=True)
 class ShardedOptimizer:
-    """Memory that all trainers read.
+    """Shared memory of all trainers of a host.
 
     Attributes:
         parameters: flat                                             (S,) float32
         exp_avg, exp_avg_sq: Adam's moments, zero to begin with      (S,) float32 each
-        share_sums: each share's part of the gradient's norm          (world_size, SHARE_STRIDE) float64
-        share: of the elements, what this trainer writes; as ``Communicator.reduce_scatter`` shares them
+        share_sums: each shard's sum of squared gradients             (world_size, SHARE_STRIDE) float64
+        share: shard that this trainer writes; partitioned as in ``Communicator.reduce_scatter``
     """
 
     parameters: Tensor
@@ -38,10 +38,10 @@ class ShardedOptimizer:
 
     @classmethod
     def create(cls, model: nn.Module, communicator: Communicator) -> Self | None:
-        """Begins with rank 0's parameters. None where trainers share no memory.
+        """Starts with rank 0's parameters. None if trainers share no memory.
 
-        All trainers call it alike. What was there before a loss of one of them is of no use: some shares may have been
-        stepped and others not.
+        Collective: all trainers call it. After the loss of a trainer, the old contents are unusable: some shards may have
+        been stepped and others not.
         """
         size = padded_size(model)
         memory = communicator.common(3 * size, torch.float32)

@@ -1,4 +1,4 @@
-"""IMPALA (Espeholt et al. 2018), and A3C (Mnih et al. 2016) without its correction: definitions and settings."""
+"""IMPALA (Espeholt et al. 2018) and A3C (Mnih et al. 2016), which has no V-trace: definitions and settings."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rayagi.config.learning import AsynchronousSpec, positive
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImpalaSpec(AsynchronousSpec):
-    """The asynchronous algorithms: IMPALA (Espeholt et al. 2018), and A3C (Mnih et al. 2016) without its correction."""
+    """Settings of the asynchronous algorithms: IMPALA (Espeholt et al. 2018) and A3C (Mnih et al. 2016)."""
 
     rho_bar: float = 1.0
-    """Upper bound of the importance ratios in the temporal differences: which policy the values converge to. IMPALA's."""
+    """IMPALA: upper bound of the importance ratios in the TD errors. It sets the policy that the values converge to."""
     c_bar: float = 1.0
-    """Upper bound of those in the trace: how fast they do. IMPALA's."""
+    """IMPALA: upper bound of the importance ratios in the trace. It sets the speed of convergence."""
     clip_ratio: float | None = 0.2
-    """Bound on what one update changes, as in PPO (IMPALA with it is known as APPO); None: the papers' plain gradient."""
+    """Clip range of the ratio, as in PPO (IMPALA with it is known as APPO); None: the papers' plain policy gradient."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
-        """Those of every asynchronous algorithm, and of the bounds."""
+        """Rules of every asynchronous algorithm, and of the bounds."""
         yield from AsynchronousSpec.broken_rules(self, section)
         for name in ("clip_ratio", "rho_bar", "c_bar"):
             yield from positive(f"{section}.{name}", getattr(self, name))

@@ -12,14 +12,14 @@ from rayagi.config.learning import LearningSpec, positive
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PPOSpec(LearningSpec):
-    """PPO as the field knows it (Schulman et al. 2017)."""
+    """Settings of PPO (Schulman et al. 2017)."""
 
     clip_ratio: float = 0.2
     value_clip: float | None = None
     """Clip range of the value loss; None: unclipped."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
-        """Those of every algorithm, and of the clip ranges."""
+        """Rules of every algorithm, and of the clip ranges."""
         yield from LearningSpec.broken_rules(self, section)
         for name in ("clip_ratio", "value_clip"):
             yield from positive(f"{section}.{name}", getattr(self, name))

@@ -20,16 +20,16 @@ class TRPOSpec(LearningSpec):
     max_kl: float = 0.01
     """delta: bound on the mean KL divergence between the policies before and after an update, nats."""
     cg_iterations: int = 10
-    """Of conjugate gradient, each with one product of the Fisher matrix and a vector."""
+    """Iterations of conjugate gradient; each computes one Fisher-vector product."""
     cg_damping: float = 0.1
-    """Multiple of the identity that is added to the Fisher matrix."""
+    """Multiple of the identity added to the Fisher matrix."""
     line_search_steps: int = 10
-    """Step sizes that are tried before the update is given up."""
+    """Step sizes that the line search tries before it rejects the update."""
     backtrack_ratio: float = 0.8
-    """Each tried step is so many times the one before."""
+    """Factor from one tried step size to the next."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
-        """Those of every algorithm, and of the trust region."""
+        """Rules of every algorithm, and of the trust region."""
         yield from LearningSpec.broken_rules(self, section)
         for name in ("max_kl", "cg_damping"):
             yield from positive(f"{section}.{name}", getattr(self, name), zero=name == "cg_damping")
@@ -59,7 +59,7 @@ TRPO = AlgorithmDefinition(
         LearningMetric(
             name="backtracks",
             unit="steps",
-            help="step sizes that the line search gave up; as many as it may try: the policy stayed as it was",
+            help="step sizes that the line search rejected; line_search_steps of them: the policy did not change",
         ),
     ),
     rllib=RllibFace(

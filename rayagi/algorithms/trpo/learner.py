@@ -37,7 +37,7 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
         """Returns the surrogate loss, the entropy, the KL divergence of the step, the gradient's norm, and backtracks."""
         model, spec = self.model, self.spec
         names, parameters = _policy_parameters(model)
-        # Trainers of a host share one copy of the parameters: it is not read again, since others may be done first.
+        # Trainers of a host share one copy of the parameters. It is read once: another trainer may write it earlier.
         start = _flat(parameters).detach().clone()
         old = _distribution(model, dict(zip(names, _like(start, parameters), strict=True)), batch.obs)
 
@@ -85,7 +85,8 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
         step: Tensor,
         start_gain: Tensor,
     ) -> tuple[Tensor, int]:
-        """The first of ever shorter steps that gains and keeps the bound, over all trainers' samples; none: no step."""
+        """The longest tried step that improves the surrogate within the KL bound, over all trainers' samples; or no step."""
+        # Backtracking: theta = theta_old + ratio^j s, for j = 0, 1, ... (appendix C).
         for backtracks in range(self.spec.line_search_steps):
             candidate = start + self.spec.backtrack_ratio**backtracks * step
             gain, kl, _ = measured(candidate)
@@ -95,14 +96,14 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
         return start, self.spec.line_search_steps
 
     def _step_value(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
-        """One step of Adam on the value loss of the samples in ``order``; the policy's gradients are zero, and it stays."""
+        """One step of Adam on the value loss of the samples in ``order``. The policy has zero gradients and stays."""
         values = self.model.values(batch.obs[order])
         loss = losses.value_loss(values, batch.values[order], batch.targets[order], None)
         self.step(self.spec.value_coef * loss)
         return loss.detach()
 
     def _mean(self, tensor: Tensor) -> Tensor:
-        """The mean over all trainers' samples, alike to the last bit on all of them."""
+        """The mean over all trainers' samples, bitwise equal on all trainers."""
         tensor = self.weight * tensor.detach()
         if self.communicator.world_size > 1:
             started = time.perf_counter()
@@ -139,7 +140,7 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, iter
 
 
 def _policy_parameters(model: ActorCritic) -> tuple[list[str], list[Tensor]]:
-    """Names and tensors of what decides about actions: everything but the value network."""
+    """Names and tensors of the policy's parameters: all but the value network's."""
     named = [(name, each) for name, each in model.named_parameters() if not name.startswith("value.")]
     return [name for name, _ in named], [each for _, each in named]
 
@@ -154,7 +155,7 @@ def _like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _distribution(model: ActorCritic, parameters: dict[str, Tensor], obs: Tensor) -> Distribution:
-    """Of actions in each state, by these parameters in place of the model's."""
+    """The action distribution in each state, with these parameters in place of the model's."""
     policy = {
         name.removeprefix("policy."): each for name, each in parameters.items() if name.startswith("policy.")
     }
@@ -163,7 +164,7 @@ def _distribution(model: ActorCritic, parameters: dict[str, Tensor], obs: Tensor
         std = parameters["head.log_std"].exp().expand_as(outputs)
         return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
     if isinstance(model.head, MultiCategoricalHead):
-        # All choices get as many logits as the largest; a logit of -1e9 has probability 0, and no influence on the KL.
+        # Pad all choices to the largest number of logits; a logit of -1e9 has probability 0 and no effect on the KL.
         parts = outputs.split(model.head.choices, -1)
         most = max(model.head.choices)
         padded = torch.stack([pad(part, (0, most - part.shape[-1]), value=-1e9) for part in parts], -2)
