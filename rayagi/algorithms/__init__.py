@@ -1,1 +1,1 @@
-"""Learning algorithms: pure functions for estimates and losses, networks, the PPO learner, and the program of a GMI."""
+"""Learning algorithms: estimates and losses as pure functions, learners, updaters, and the programs that GMIs run."""

@@ -1,4 +1,4 @@
-"""How experience flows where collectors and learners are apart: who sends to whom, and how much an update takes."""
+"""Dataflow topology of separate collectors and learners: routes, channel slots, and samples per update."""
 
 from __future__ import annotations
 
@@ -15,36 +15,34 @@ from rayagi.config.spec import RunSpec
 EXPERIENCE_CHANNEL = "experience"
 """Name of the channel set between collectors and learners."""
 POLL_TIMEOUT_S = 0.5
-"""How long a GMI that is asked on its own waits for another before it comes back with nothing, so that it can be asked
-something else."""
+"""Longest wait of a free-running GMI before ``iterate`` returns an empty result, so that it can serve other calls."""
 MAX_SLOTS = 3
-"""Rollouts that a collector may have under way: one is filled, one learned from, one between them evens out their paces.
-More would only be older when their turn comes."""
+"""Most slots per collector: one is filled, one is trained on, one buffers between them. More would only add policy lag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataflowTopology:
-    """Between the collectors and the learners of a run, each counted from 0."""
+    """Collectors and learners of a run, each counted from 0, and how rollouts flow between them."""
 
     collectors: tuple[int, ...]
     """Indices of the GMIs with an agent."""
     learners: tuple[int, ...]
     """Indices of the GMIs with a trainer."""
     envs: tuple[int, ...]
-    """Environments of each collector: its own, or of the GMIs whose simulators it acts for (dp_mp)."""
+    """Environments of each collector: its own, or those of the simulators that it acts for (dp_mp)."""
     lockstep: bool
-    """Whether an update takes one rollout of every collector: the synchronous templates, and those that wait."""
+    """Whether an update takes one rollout of every collector: synchronous templates, and ``on_stale = "wait"``."""
     free_running: bool
-    """Whether GMIs are asked one by one, and come back when they would wait: ``decoupled``."""
+    """Whether GMIs iterate independently and return when they would block: ``decoupled``."""
     slots: int
-    """Rollouts that a collector may have under way, the one that it is filling included."""
+    """Outstanding rollouts per collector, including the one being filled."""
     max_lag: int | None
-    """Updates that experience may be behind to be learned from; None: whatever its age."""
+    """Largest policy lag of experience that is trained on, in updates; None: no bound."""
     rollouts_per_update: int
 
     @classmethod
     def for_gmi(cls, spec: RunSpec, identity: GmiIdentity) -> Self:
-        """That of the run that a GMI belongs to."""
+        """The topology of the run of this GMI."""
         collectors, assignment = identity.hosting("agent"), RoleAssignment.for_gmi(identity, spec.gmi)
         learning, free_running = spec.learning, spec.gmi.template in OVERLAPPED_TEMPLATES
         bound, stale, rollouts = 0, "wait", None
@@ -63,22 +61,22 @@ class DataflowTopology:
         )
 
     def served_simulators(self, learner: int) -> range:
-        """Collectors whose parameters come from a learner and, in step, whose rollouts go there."""
+        """Collectors that take parameters from a learner and, in lockstep, send their rollouts to it."""
         return served_simulators(learner, len(self.learners), len(self.collectors))
 
     def learner_of(self, collector: int) -> int:
-        """The inverse."""
+        """The learner of a collector: the inverse of ``served_simulators``."""
         return next(
             index for index in range(len(self.learners)) if collector in self.served_simulators(index)
         )
 
     def producer_of(self, collector: int) -> int:
-        """Its number in the channels: modulo the number of learners, that of its learner, as a Migrator routes."""
+        """Producer number of a collector. Modulo the number of learners it is its learner: the Migrator's routing rule."""
         learner = self.learner_of(collector)
         return (collector - self.served_simulators(learner).start) * len(self.learners) + learner
 
     def rows(self, learner: int) -> int:
-        """Environments whose steps a learner takes in an update: of its collectors, or its share of what an update takes."""
+        """Rows (environments) that a learner trains on per update: its collectors', or its share of all."""
         if self.lockstep:
             return sum(self.envs[collector] for collector in self.served_simulators(learner))
         total = self.rollouts_per_update * sum(self.envs) // len(self.collectors)
@@ -86,16 +84,16 @@ class DataflowTopology:
 
     @property
     def total_rows(self) -> int:
-        """Of all learners."""
+        """Rows per update of all learners."""
         return sum(map(self.rows, range(len(self.learners))))
 
     def first_env(self, collector: int) -> int:
-        """Environments before a collector's own; at the end, how many there are."""
+        """Global index of a collector's first environment; for the number of collectors, the total."""
         return sum(self.envs[:collector])
 
     def learner_group(self, communicator: Communicator) -> Communicator | None:
-        """The group that reduces gradients: what learners alone were given, or one within that of all GMIs.
+        """The communicator that reduces gradients: the given one if only learners share it, else a subgroup of it.
 
-        Every GMI calls it; None for those that are not in it.
+        Collective: every GMI calls it. None for GMIs that are not learners.
         """
         return communicator if self.free_running else communicator.group(self.learners)

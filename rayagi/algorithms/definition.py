@@ -1,4 +1,4 @@
-"""What an algorithm declares of itself; everything else that names algorithms is derived from it (registry.py)."""
+"""Declaration of an algorithm. Config sections, CLI choices and the RLlib interface are derived from it (registry.py)."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ASYNCHRONOUS_NAMES = {
 """The same for the fields of AsynchronousSpec."""
 
 RLLIB_ACTIONS: dict[str, Any] = {"normalize_actions": False, "clip_actions": False}
-"""Settings of RLlib's that say what rayagi does with actions."""
+"""RLlib's action settings, at the only values that rayagi supports."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RllibFace:
-    """An algorithm in RLlib's words."""
+    """Mapping of an algorithm to RLlib's names and settings."""
 
     config: str
     """Name of its config class, such as PPOConfig."""
@@ -53,16 +53,16 @@ class RllibFace:
     names: Mapping[str, str] = field(default_factory=lambda: RLLIB_NAMES)
     """Setting of ``training()`` -> field of the algorithm's settings."""
     fixed: Mapping[str, Any] = field(default_factory=lambda: RLLIB_ACTIONS)
-    """Settings whose RLlib default does not say what rayagi does: unset, or exactly this value."""
+    """Settings whose RLlib default differs from rayagi's behaviour: they must be unset, or have this value."""
     takes_batch_sizes: bool = False
-    """Whether RLlib's batch sizes become a rollout length and minibatches."""
+    """Whether RLlib's batch sizes are converted to a rollout length and minibatches."""
     instead: tuple[tuple[str, str], ...] = ()
-    """Pattern of an RLlib setting that is not honoured: what to use for it. Comes before the common ones."""
+    """(pattern of an unsupported RLlib setting, what to use instead). Matched before the common patterns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningMetric:
-    """What an algorithm measures beside what all do; the mean over GMIs is the run's value."""
+    """A metric of one algorithm. The run's value is the mean over GMIs."""
 
     name: str
     unit: str
@@ -78,24 +78,24 @@ class AlgorithmDefinition:
     """One learning algorithm. Importing it imports neither torch nor Ray."""
 
     name: str
-    """In a RunSpec, on the command line."""
+    """Its name in a RunSpec and on the command line."""
     summary: str
-    """One line: what it is, and the source."""
+    """One line: the algorithm and its source."""
     settings: type[LearningSpec]
     section: str
-    """What its settings are called in config files and ``--set``."""
+    """Name of its settings in config files and ``--set``."""
     templates: tuple[Template, ...]
-    """Which templates it trains on; its usual one first."""
+    """Supported templates; the default first."""
     learner: str
-    """``module:Class`` of the RolloutLearner that learns from its rollouts, imported where a trainer is."""
+    """``module:Class`` of its RolloutLearner, imported only in a trainer's process."""
     captured_learner: str | None = None
-    """The same for rollouts that never leave a GPU, where one launch makes the whole update."""
+    """The learner for rollouts on the GPU, whose whole update is one CUDA graph."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the training class that tell algorithms apart which share one."""
+    """Extra keyword arguments of the learner, for algorithms that share a class."""
     rules: Callable[[Any, str], Iterator[ConfigError]] = _no_rules
-    """Rules on its settings beside those that the settings have themselves: (settings, section) -> what is broken."""
+    """Extra rules on its settings, beside their own: (settings, section) -> violations."""
     preset: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of its settings that it has on every task, whatever the task's preset says."""
+    """Settings that hold on every task; they override the task's preset."""
     metrics: tuple[LearningMetric, ...] = ()
-    """What it measures beside what all algorithms do (rayagi.monitoring.catalogue)."""
+    """Metrics beside those of all algorithms (rayagi.monitoring.catalogue)."""
     rllib: RllibFace

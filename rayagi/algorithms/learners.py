@@ -1,4 +1,4 @@
-"""Makes what learns from the rollouts of a run, by its algorithm's definition."""
+"""Factory of learners: from an algorithm's definition to the learner of a run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def make_learner(
 
     Args:
         spec: the run
-        policy: acts where agent and trainer share a GMI; its model learns
-        captured: whether rollouts are those of DeviceRollouts, on the policy's GPU, and the trainer is alone
+        policy: its model is trained; it also acts if agent and trainer share a GMI
+        captured: whether rollouts come from DeviceRollouts on the policy's GPU, and there is a single trainer
         whose: ``communicator, num_envs, first_env_index, total_envs``, as RolloutLearner takes them
     """
     definition = DEFINITIONS[spec.algorithm]

@@ -1,4 +1,4 @@
-"""The synchronous program of a GMI whose template is ``dp_only``: simulator, agent and trainer in one process."""
+"""Program of the ``dp_only`` template: synchronous training, with simulator, agent and trainer in one process."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
 
 
 class DpOnlyProgram:
-    """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b): tensors pass by reference, only gradients travel.
+    """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b). Only gradients are exchanged between GMIs.
 
-    On a GPU slice the networks live there; physics stays on the host, or, with an engine that has it on the GPU, whole
-    rollouts are one launch there. [unverified on GPU]
+    On a GPU slice the networks are on the GPU and physics stays on the host. With a GPU engine, a whole rollout is one
+    CUDA graph launch. [unverified on GPU]
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
@@ -119,10 +119,10 @@ class DpOnlyProgram:
         )
 
     def _wait_at_barrier(self) -> float:
-        """Wait until all have their rollouts, if this GMI's cores are of use to them; seconds.
+        """Wait at a barrier until all GMIs have their rollouts, if they share idle cores. Returns seconds.
 
-        What comes before the update's first collective would otherwise be done by the last one alone, while the others
-        have done theirs before they lent.
+        Without the barrier, the slowest GMI would run the part of the update before the first collective while its peers,
+        which are past it, are idle.
         """
         started = time.perf_counter()
         if self._shares_idle_cores:
@@ -130,7 +130,7 @@ class DpOnlyProgram:
         return time.perf_counter() - started
 
     def _collect(self, iteration: int) -> CollectTimes:
-        """In one launch on a GPU; in one call where environments on the host act, too; else step by step."""
+        """Collect a rollout: one CUDA graph on a GPU, one call to a compiled RolloutEnv on the host, or step by step."""
         if self._device_rollouts is not None:
             return self._device_rollouts.collect(iteration)
         if isinstance(self.simulator.env, RolloutEnv) and self.context.device.type == "cpu":
@@ -150,7 +150,7 @@ class DpOnlyProgram:
         return memory_metrics(self.context.device)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Whole episodes with the policy's mode, in environments apart from the training ones."""
+        """Whole episodes with the policy's mode, in separate environments."""
         return evaluate_in_new_envs(
             self._make_env, self.agent, num_episodes, seed=seed, num_threads=self._num_threads
         )
@@ -161,9 +161,9 @@ class DpOnlyProgram:
         return {"shared": self.trainer.shared_state(), "local": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; without ``local``, environments start anew."""
+        """Restore a saved state; without ``local``, environments restart."""
         local = state.get("local")
-        # The trainer's part are sums over running episodes, which end here where the environments start new ones.
+        # The trainer's local state sums over running episodes: it is dropped if the environments start new ones.
         resumes = self.simulator.env.resumes_episodes
         self.trainer.load_state(state["shared"], local["training"] if local is not None and resumes else None)
         if local is not None:
@@ -175,7 +175,7 @@ class DpOnlyProgram:
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Resident memory, and what torch holds of the GPU: without the CUDA context. [unverified on GPU]"""
+    """Resident memory, and torch's peak reserved GPU memory, without the CUDA context. [unverified on GPU]"""
     held = {"resident_bytes": float(resident_bytes())}
     if device.type == "cuda":
         held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))

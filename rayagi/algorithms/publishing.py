@@ -1,4 +1,4 @@
-"""Parameters on their way from a learner to its collectors: what is published, and who follows it."""
+"""Parameter publishing: a learner writes versions of its parameters to a store; collectors subscribe to it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _MODEL, _STATISTICS = "model.", "obs_normaliser."
 
 
 def parameter_store_key(learner: int) -> str:
-    """Under which a learner's board is announced; learners count from 0."""
+    """Directory key of a learner's parameter store; learners count from 0."""
     return f"parameters/{learner}"
 
 
 def published_tensors(policy: NetworkPolicy) -> dict[str, Tensor]:
-    """All that one acts with: the model, and the observation statistics that belong to it."""
+    """All tensors needed for acting: the model, and its observation statistics."""
     tensors = {f"{_MODEL}{name}": tensor for name, tensor in policy.model.state_dict().items()}
     if policy.normaliser is not None:
         state = moments_state(policy.normaliser.moments)
@@ -36,13 +36,13 @@ def published_tensors(policy: NetworkPolicy) -> dict[str, Tensor]:
 
 
 class ParameterPublisher:
-    """A learner's side: a board on its host, announced to collectors."""
+    """Learner's end: a parameter store in the host's shared memory, announced to collectors."""
 
     def __init__(self, policy: NetworkPolicy, directory: Directory, learner: int, *, node: str = "") -> None:
-        """Nothing is published yet. ``node``: by which collectors on other hosts name this one.
+        """Nothing is published yet. ``node``: id of this node, by which collectors on other hosts address it.
 
         Raises:
-            ChannelError: there is no memory for it, or this host cannot.
+            ChannelError: no shared memory, or not supported on this host.
         """
         self._policy, self._directory, self._key = policy, directory, parameter_store_key(learner)
         self._node = node
@@ -50,11 +50,11 @@ class ParameterPublisher:
 
     @property
     def version(self) -> int:
-        """Of what was published last; -1 before the first time."""
+        """Version published last; -1 before the first."""
         return -1 if self._parameter_store is None else self._parameter_store.version
 
     def publish(self, version: int) -> None:
-        """Show the policy as it is. A version that is not newer than the last, as of a restored run, begins a new board."""
+        """Publish the policy's current tensors. A version that is not newer, as after a restore, opens a new store."""
         if self._parameter_store is not None and version <= self._parameter_store.version:
             self._parameter_store.close()
             self._parameter_store = None
@@ -68,13 +68,13 @@ class ParameterPublisher:
             self._directory.announce(self._key, json.dumps(place))
 
     def close(self) -> None:
-        """Tell collectors that no more will come."""
+        """Mark the store as finished: no version follows."""
         if self._parameter_store is not None:
             self._parameter_store.close()
 
 
 class ParameterSubscriber:
-    """A collector's side: keeps a policy as its learner published it last."""
+    """Collector's end: keeps a policy at the newest version that its learner published."""
 
     def __init__(
         self,
@@ -84,41 +84,41 @@ class ParameterSubscriber:
         *,
         remote_transport: RemoteTransport | None = None,
     ) -> None:
-        """Nothing is read yet. ``remote_transport``: how a learner on another host is followed; None: it cannot be."""
+        """Nothing is read yet. ``remote_transport``: for a learner on another host; None: not supported."""
         self._policy, self._directory, self._key = policy, directory, parameter_store_key(learner)
         self._remote_transport = remote_transport
         self._parameter_store: ReadableParameterStore | None = None
         self._announcement = ""
-        """What was announced of the board."""
+        """Directory entry of the store that is attached."""
         self._own = {name: tensor.clone() for name, tensor in published_tensors(policy).items()}
         self.version = -1
-        """Of the policy; -1 before the first reading."""
+        """Version of the policy; -1 before the first read."""
 
     def read(self, timeout_s: float) -> int:
-        """Make the policy the one that is published now; returns its version.
+        """Update the policy to the newest published version; returns that version.
 
-        Where the learner's process has ended, the policy stays as it published it last, until another has announced a board.
+        If the learner's process has ended, the policy keeps its last version until a successor announces a store.
 
         Raises:
-            ChannelTimeoutError: no learner has announced a board within the time limit.
-            ChannelError: the learner is on another host, and there is no way to it.
+            ChannelTimeoutError: no learner announced a store within the time limit.
+            ChannelError: the learner is on another host without a transport to it.
         """
         if self._has_successor():
             self._find_store(timeout_s)
         self._read_newest()
-        if self._has_successor():  # a board on another host says only when it is read that it is over
+        if self._has_successor():  # a remote store reports that it is finished only on a read
             self._find_store(timeout_s)
             self._read_newest()
         return self.version
 
     def _has_successor(self) -> bool:
-        """Whether another board is to be looked for than the one that is read."""
+        """Whether to attach another store: none is attached, or the attached one is finished and replaced."""
         return self._parameter_store is None or (
             self._parameter_store.is_finished and self._announced_endpoint() != self._announcement
         )
 
     def _read_newest(self) -> None:
-        """Make what the board shows the policy, if it is another version."""
+        """Copy the store's tensors into the policy if their version differs."""
         assert self._parameter_store is not None
         version = self._parameter_store.read_newer(self._own, self.version)
         if version != self.version:
@@ -137,13 +137,13 @@ class ParameterSubscriber:
             raise ChannelTimeoutError("parameters", f"learner {self._key!r} has not published any", waited_s)
 
     def forget(self) -> None:
-        """Look for the board anew before the next reading: the learner may have begun another."""
+        """Detach the store; the next read resolves it again, since the learner may have opened another."""
         if self._parameter_store is not None:
             self._parameter_store.close()
         self._parameter_store, self._announcement = None, ""
 
     def state_dict(self) -> StateDict:
-        """What of a run's shared state is known here: the newest model and statistics, and the number of updates."""
+        """The collector's view of the run's shared state: newest model and statistics, and the number of updates."""
         with suppress(ChannelTimeoutError):
             self.read(0.0)
         state: StateDict = {
@@ -155,31 +155,31 @@ class ParameterSubscriber:
         return state
 
     def close(self) -> None:
-        """Let go of the board."""
+        """Detach the store."""
         self.forget()
 
     def _announced_endpoint(self) -> str:
         return self._directory.announced(self._key).get(self._key, "")
 
     def _open_announced(self) -> ReadableParameterStore | None:
-        said = self._announced_endpoint()
-        if not said:
+        announcement = self._announced_endpoint()
+        if not announcement:
             return None
-        host, node, endpoint = json.loads(said)
+        host, node, endpoint = json.loads(announcement)
         if host != host_identity() and node and self._remote_transport is not None:
-            self._announcement = said
+            self._announcement = announcement
             return self._remote_transport.parameter_store(node, endpoint)
         if host != host_identity():
             raise ChannelError(
                 "parameters",
-                "the learner is on another host, and nothing was given to bring parameters from there: give every host a "
-                "learner of its own (gmi.num_learners), or use fewer GMIs",
+                "the learner is on another host, and no remote transport is available: place one learner on every host "
+                "(gmi.num_learners), or use fewer GMIs",
             )
         try:
             parameter_store = ParameterStore.attach(endpoint)
-        except ChannelError:  # of a learner that has ended; another will announce its own
+        except ChannelError:  # its learner has ended; a successor will announce its own store
             return None
-        self._announcement = said
+        self._announcement = announcement
         return parameter_store
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The algorithms there are. To add one, write its folder and name its definition here."""
+"""Registry of the algorithms. To add one, write its package and list its definition here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayagi.algorithms.trpo import TRPO
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
     definition.name: definition for definition in (PPO, TRPO, IMPALA, A3C)
 }
-"""By name; the first is what a run has where nobody says."""
+"""Definitions by name; the first is the default."""
 
 SECTIONS = {definition.section: definition.settings for definition in DEFINITIONS.values()}
 """Name of each section of settings -> its class. Algorithms may share one."""

@@ -1,4 +1,4 @@
-"""Which agent acts for which simulators, and how they are connected where they are in different GMIs."""
+"""Role assignment: which agent acts for which simulators, and the step channels between their GMIs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rayagi.config.spec import GmiSpec
 
 @dataclass(frozen=True, slots=True)
 class RoleAssignment:
-    """Simulators and agents of a run, in the same GMI or not: what each GMI hosts, and how many environments."""
+    """Roles and environment count of each GMI of a run."""
 
     kinds: tuple[Roles, ...]
     """Roles of each GMI."""
     envs: tuple[int, ...]
-    """Environments of each GMI; 0 of those without a simulator."""
+    """Environments of each GMI; 0 without a simulator."""
 
     @classmethod
     def for_gmi(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
-        """The crew of the run that a GMI belongs to."""
+        """The role assignment of the run of this GMI."""
         return cls(identity.kinds, envs_per_gmi(identity.kinds, gmi.envs, gmi.slices or ()))
 
     @property
@@ -40,7 +40,7 @@ class RoleAssignment:
         return self._gmis_hosting("agent")
 
     def simulators_of(self, agent: int) -> tuple[int, ...]:
-        """GMIs whose simulators the agent of GMI ``agent`` acts for: an even run of them."""
+        """GMIs whose simulators the agent of GMI ``agent`` acts for: a contiguous, evenly sized range."""
         served = served_simulators(self.agents.index(agent), len(self.agents), len(self.simulators))
         return tuple(self.simulators[place] for place in served)
 
@@ -61,7 +61,7 @@ class RoleAssignment:
         return self.first_env_index(self.simulators_of(agent)[0])
 
     def names(self, gmis: Sequence[int]) -> dict[int, str]:
-        """GMIs as errors call them, by index."""
+        """Names of GMIs for error messages, by index."""
         return {gmi: f"GMI {gmi} ({'+'.join(self.kinds[gmi])})" for gmi in gmis}
 
     def _gmis_hosting(self, role: str) -> tuple[int, ...]:
@@ -71,10 +71,10 @@ class RoleAssignment:
 def connect_step_server(
     simulator: StepSource, info: EnvInfo, context: GmiContext, assignment: RoleAssignment, limit_s: float
 ) -> StepServer:
-    """This GMI's simulator at the service of its agent, which attaches at the same time.
+    """Make this GMI's step server and connect it to its agent. Both ends call it at the same time.
 
     Raises:
-        ChannelError: the agent does not come, or is on another host.
+        ChannelError: the agent does not attach in time, or is on another host.
     """
     index = context.identity.index
     agent = assignment.agent_of(index)
@@ -102,12 +102,12 @@ def connect_step_server(
 def connect_simulators(
     make_env: EnvFactory, context: GmiContext, assignment: RoleAssignment, limit_s: float
 ) -> RemoteSimulators:
-    """The simulators that this GMI's agent acts for, which attach at the same time.
+    """Connect this GMI's agent to its simulators. All ends call it at the same time.
 
-    What their environments are is asked of one that is made here, and closed again.
+    One sample environment is made here, and closed again, for its EnvInfo.
 
     Raises:
-        ChannelError: a simulator does not come, or is on another host.
+        ChannelError: a simulator does not attach in time, or is on another host.
     """
     index = context.identity.index
     served = assignment.simulators_of(index)

@@ -1,7 +1,7 @@
-"""Programs of templates whose simulators are apart from their agents: ``e_at`` and ``dp_mp`` (GMI-DRL §3.1.1).
+"""Programs of the templates with simulators and agents in separate GMIs: ``e_at`` and ``dp_mp`` (GMI-DRL §3.1.1).
 
-The algorithm is that of ``dp_only``: an agent with its simulators elsewhere runs the same loop on the same noise, which is
-keyed by each environment's number among all.
+The algorithm is that of ``dp_only``: the agent runs the same loop with the same noise, which is keyed by each
+environment's global index.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class StepwiseFactory:
 
 
 def stepwise_factory(spec: RunSpec) -> StepwiseFactory:
-    """The programs of a run whose simulators are apart, on the spec's own environment."""
+    """The programs of a run with separate simulators, on the spec's own environment."""
     env = spec.env
     return StepwiseFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))
 
 
 class SimulatorProgram:
-    """Steps its environments as the agent of another GMI asks: T steps an iteration."""
+    """Steps its environments with the actions of another GMI's agent, T steps per iteration."""
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context = spec, context
@@ -73,7 +73,7 @@ class SimulatorProgram:
         """T steps of every environment, with the agent's actions.
 
         Raises:
-            PartnerLostError, ChannelTimeoutError: the agent is gone or silent.
+            PartnerLostError, ChannelTimeoutError: the agent is lost or does not answer.
         """
         started = time.perf_counter()
         num_steps = self.spec.learning.rollout_length
@@ -100,7 +100,7 @@ class SimulatorProgram:
         )
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Nothing: there is no policy here, and a session asks those that have one."""
+        """An empty result: this GMI has no policy; the session evaluates on GMIs with an agent."""
         return EvaluationResult([], [])
 
     def state_dict(self) -> StateDict:
@@ -108,21 +108,21 @@ class SimulatorProgram:
         return {"shared": {"iteration": self.iteration}, "local": {"simulator": self.simulator.state_dict()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; without ``local``, environments start anew."""
+        """Restore a saved state; without ``local``, environments restart."""
         self.iteration = int(state["shared"]["iteration"])
         if "local" in state:
             self.simulator.load_state_dict(state["local"]["simulator"])
 
     def close(self) -> None:
-        """Leave the agent, and release the environments."""
+        """Disconnect from the agent, and release the environments."""
         self.server.close()
         self.simulator.env.close()
 
 
 class AgentTrainerProgram:
-    """Acts for the simulators of other GMIs, and learns: with gradients reduced among its like.
+    """Acts for the simulators of other GMIs, and trains: gradients are reduced over all GMIs of this kind.
 
-    On a GPU slice the networks live there; observations and actions pass through the host. [unverified on GPU]
+    On a GPU slice the networks are on the GPU; observations and actions pass through the host. [unverified on GPU]
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
@@ -152,7 +152,7 @@ class AgentTrainerProgram:
 
         Raises:
             NonFiniteError: a simulator or the update produced NaN or infinity.
-            PartnerLostError, ChannelTimeoutError: a simulator is gone or silent.
+            PartnerLostError, ChannelTimeoutError: a simulator is lost or does not answer.
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
@@ -181,7 +181,7 @@ class AgentTrainerProgram:
         )
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Whole episodes with the policy's mode, in environments of this GMI's own."""
+        """Whole episodes with the policy's mode, in environments made in this GMI."""
         threads = self.context.identity.slice.num_threads
         return evaluate_in_new_envs(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
 
@@ -193,12 +193,12 @@ class AgentTrainerProgram:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; without ``local``, environments start anew."""
+        """Restore a saved state; without ``local``, environments restart."""
         local = state.get("local") if self.simulators.resumes_episodes else None
         self.trainer.load_state(state["shared"], None if local is None else local["training"])
 
     def close(self) -> None:
-        """Leave the simulators."""
+        """Disconnect from the simulators."""
         self.simulators.close()
 
 
@@ -214,12 +214,12 @@ class AgentProgram(CollectorProgram):
         )
 
     def iterate(self) -> IterationResult:
-        """One rollout, sent. The simulators count its steps.
+        """Collect and send one rollout. The simulators' GMIs report its steps and episodes.
 
         Raises:
             NonFiniteError: a simulator returned NaN or infinity.
             ChannelTimeoutError: no learner took a rollout within the time limit of collectives.
-            PartnerLostError, ChannelTimeoutError: a simulator is gone or silent.
+            PartnerLostError, ChannelTimeoutError: a simulator is lost or does not answer.
         """
         with close_on_error(self.simulator):
             result = super().iterate()
@@ -235,4 +235,4 @@ _PROGRAMS: dict[tuple[str, ...], Callable[[RunSpec, EnvFactory, GmiContext], Pro
     ("agent",): AgentProgram,
     ("trainer",): LearnerProgram,
 }
-"""By the roles of a GMI."""
+"""Program class by the roles of a GMI."""

@@ -1,6 +1,6 @@
-"""Rollouts as experience: which fields travel from collectors to learners, and rollouts as views of them.
+"""Experience schema of rollouts: the fields that collectors send to learners, and rollouts as views of them.
 
-A row is one environment's T steps, so that rows can be sliced, stacked and routed freely; a rollout is time first.
+A row is one environment's T steps, so rows can be sliced, stacked and routed independently; a rollout is time first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collectives.experience.packer import ROW_FIELD, ChannelPlan, pack
 from collectives.experience.schema import ExperienceSchema, Field
 
 TRAJECTORIES, FINALS = "trajectory", "finals"
-"""What every row has; and the true last observations of episodes that ended, as many as there were."""
+"""Names of the schemas: dense fields of every row; and final observations of ended episodes, as ragged rows."""
 
 _FLAGS = ("terminated", "truncated")
 
 
 def channel_plan(info: EnvInfo, num_steps: int) -> ChannelPlan:
-    """Channels of rollouts of ``num_steps`` steps, grouped by eq. 5-8. Observations travel as simulators give them."""
+    """Channels of rollouts of ``num_steps`` steps, grouped by eq. 5-8. Observations are sent raw, not normalised."""
     steps = (num_steps,)
     dtype = torch.int64 if info.action.is_discrete else torch.float32
     actions = Field(name="actions", dtype=dtype, shape=(*steps, *info.action.shape))
@@ -50,12 +50,12 @@ def channel_plan(info: EnvInfo, num_steps: int) -> ChannelPlan:
 
 
 def rollout_over(rows: Mapping[str, Tensor], obs: Tensor, outputs: Tensor) -> Rollout:
-    """A rollout whose storage are these rows, where consumers will read them.
+    """A rollout whose storage is these rows in channel memory: consumers read it without a copy.
 
     Args:
         rows: fields of ``channel_plan``, (N, ...)
-        obs: what the networks saw, which does not travel      (T, N, obs_dim)
-        outputs: distribution parameters, which do not either  (T, N, output_dim)
+        obs: normalised observations; not sent      (T, N, obs_dim)
+        outputs: distribution parameters; not sent  (T, N, output_dim)
     """
     return Rollout(
         raw_obs=rows["raw_obs"].transpose(0, 1),
@@ -72,7 +72,7 @@ def rollout_over(rows: Mapping[str, Tensor], obs: Tensor, outputs: Tensor) -> Ro
 
 
 def finals_of(rollout: Rollout) -> dict[str, dict[str, Tensor]]:
-    """The true last observations as ragged rows."""
+    """The final observations of ended episodes as ragged rows."""
     if not rollout.finals:
         return {}
     steps = [torch.full((len(ids),), step) for step, ids, _ in rollout.finals]
@@ -86,7 +86,7 @@ def finals_of(rollout: Rollout) -> dict[str, dict[str, Tensor]]:
 
 
 def rollout_of(rows: Mapping[str, Tensor], ragged: Mapping[str, Mapping[str, Tensor]]) -> Rollout:
-    """A rollout that a learner gets: views of rows (N, ...) in its channel's memory, and their ragged rows."""
+    """A learner's rollout: views of rows (N, ...) in channel memory, and their ragged rows."""
     raw_obs = rows["raw_obs"].transpose(0, 1)
     rollout = rollout_over(rows, obs=raw_obs, outputs=raw_obs.new_empty(0))
     finals = ragged.get(FINALS)

@@ -1,1 +1,1 @@
-"""Models: encoders of observations, networks, heads for actions, and the policy that holds them."""
+"""Models: observation encoders, networks, action heads, and the policy that combines them."""

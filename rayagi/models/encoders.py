@@ -1,4 +1,4 @@
-"""Encoders: from the flat observation of an environment with images to features, by convolutions."""
+"""Encoders: CNNs that turn a flat observation with images into features."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LayerT = TypeVar("LayerT", nn.Conv2d, nn.Linear)
 
 
 class PartsEncoder(nn.Module):
-    """Takes a flat observation apart, sends each image through a CNN of its own, and joins all features.
+    """Splits a flat observation, encodes each image with its own CNN, and concatenates all features.
 
-    Vectors go through as they are.
+    Vectors pass through unchanged.
     """
 
     def __init__(self, parts: Sequence[ObsPart], cnn: Cnn, generator: torch.Generator) -> None:
-        """``parts``: of the flat observation, in order."""
+        """``parts``: layout of the flat observation, in order."""
         super().__init__()
         self.parts = tuple(parts)
         make = {"nature": nature_cnn, "impala": impala_cnn}[cnn]
@@ -82,7 +82,7 @@ def impala_cnn(channels: int, height: int, width: int, generator: torch.Generato
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(relu(conv(relu(x)))) (Espeholt et al. 2018, Figure 3). Begins as the identity: its last weights are zero."""
+    """x + conv(relu(conv(relu(x)))) (Espeholt et al. 2018, Figure 3). Initially the identity: the last weights are zero."""
 
     def __init__(self, depth: int, generator: torch.Generator) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Action distributions as functions of network outputs; randomness comes in as noise, so that layouts agree.
+"""Action distributions as functions of network outputs and noise (reparameterised), so that all layouts agree.
 
-A head takes outputs (B, output_dim) and noise of the same shape: normal, or Gumbel where ``gumbel_noise`` says so. Its
-actions are (B, dim), or (B,) for one choice; log probabilities are (B,), the entropy in nats is a scalar.
+A head takes outputs (B, output_dim) and noise of the same shape: Gumbel if ``gumbel_noise``, else standard normal. Actions
+are (B, dim), or (B,) for one choice; log probabilities are (B,); the entropy in nats is a scalar.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ class CategoricalHead(nn.Module):
 
 
 class MultiCategoricalHead(nn.Module):
-    """Several independent choices at once, (B, dim); the logits of their options lie one after the other in the outputs."""
+    """Several independent choices at once, (B, dim). The outputs are the logits of all options, concatenated."""
 
     gumbel_noise = True
 
     def __init__(self, choices: tuple[int, ...]) -> None:
-        """``choices``: options of each."""
+        """``choices``: number of options of each choice."""
         super().__init__()
         self.choices = choices
 

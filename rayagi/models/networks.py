@@ -48,7 +48,7 @@ def mlp(
 
 
 class ActorCritic(nn.Module):
-    """Separate policy and value networks over normalised observations. Starts from ``seed`` alone."""
+    """Separate policy and value networks over normalised observations. Initial weights depend on ``seed`` alone."""
 
     def __init__(self, info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class ActorCritic(nn.Module):
     def _network(
         info: EnvInfo, spec: NetworkSpec, output_dim: int, output_gain: float, generator: torch.Generator
     ) -> nn.Sequential:
-        """An MLP, behind an encoder where the observation has images."""
+        """An MLP, after an encoder if the observation has images."""
         encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
         layers = mlp(
             info.obs_dim if encoder is None else encoder.num_features,
@@ -77,7 +77,7 @@ class ActorCritic(nn.Module):
 
     @property
     def fits_kernels(self) -> bool:
-        """Whether the compiled programs that act and learn know this model: MLPs, and a Gaussian or categorical head."""
+        """Whether the compiled kernels support this model: MLPs, and a Gaussian or categorical head."""
         return isinstance(self.policy[0], nn.Linear) and isinstance(self.head, GaussianHead | CategoricalHead)
 
     def values(self, observed: Tensor) -> Tensor:
@@ -86,13 +86,13 @@ class ActorCritic(nn.Module):
 
 
 _ROW = 512
-"""Elements summed at a time for the gradient norm."""
+"""Elements per partial sum of the gradient norm."""
 
 
 class FlatParameters:
-    """A module's parameters and gradients as views of one flat tensor each, padded with zeros to whole rows.
+    """A module's parameters and gradients as views of one flat tensor each, zero-padded to whole rows.
 
-    One bucket to reduce, one vector to clip and step: no copies in or out. Only float32 parameters on one device.
+    The flat tensors are reduced, clipped and stepped without copies. Only float32 parameters on one device.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class FlatParameters:
         memory: Callable[[int, torch.dtype], Tensor] | None = None,
         home: Tensor | None = None,
     ) -> None:
-        """Make the module's parameters views.
+        """Turn the module's parameters and gradients into views.
 
         Args:
-            module: whose parameters these are
-            memory: gives zeroed memory for so many gradients, as a communicator's buffer; it is used if it is on the
-                parameters' device
-            home: where the parameters are to be, with their values, (``padded_size``,); None: they keep those they have
+            module: its parameters become views
+            memory: allocates zeroed gradient memory, such as a communicator's buffer; ignored on another device than
+                the parameters'
+            home: flat parameters that replace the module's, (``padded_size``,); None: a copy of the module's own
         """
         parameters = list(module.parameters())
         size, dtype = padded_size(module), parameters[0].dtype
@@ -127,15 +127,17 @@ class FlatParameters:
             offset = end
 
     def norm(self) -> Tensor:
-        """Of all gradients, (): row by row, each summed by one thread: replicas with other thread counts find the same."""
+        """L2 norm of all gradients, (): bitwise equal on replicas with different thread counts."""
+        # Partial sums of rows, each computed by one thread, fix the order of summation.
         return self.gradients.view(-1, _ROW).square().sum(1).sum().sqrt()
 
     def clip(self, norm: Tensor, max_norm: float) -> None:
-        """Scale the gradients so that their norm, this one, becomes at most ``max_norm`` (0: leave them)."""
+        """Clip the gradients, whose norm is ``norm``, to ``max_norm``; 0: no clipping."""
+        # g *= min(1, max_norm / (|g| + eps)).
         if max_norm > 0:
             self.gradients.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def padded_size(module: nn.Module) -> int:
-    """Elements of ``FlatParameters``: all parameters in whole rows."""
+    """Elements of ``FlatParameters``: the number of parameters, rounded up to whole rows."""
     return -(-sum(p.numel() for p in module.parameters()) // _ROW) * _ROW

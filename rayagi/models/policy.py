@@ -1,4 +1,4 @@
-"""A policy to act with: networks and the observation normaliser that belongs to them."""
+"""The policy of an agent: networks and their observation normaliser."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NetworkPolicy:
         return self.normaliser(obs)
 
     def outputs(self, observed: Tensor) -> Tensor:
-        """Means or logits. Denormals are zeros meanwhile."""
+        """Means or logits. Denormals are flushed to zero meanwhile."""
         with flushed_denormals():
             return self.model.policy(observed)
 
@@ -50,14 +50,14 @@ class NetworkPolicy:
         return self.model.head.sample(outputs, noise)
 
     def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
-        """What to ``sample`` with, (T, N, output_dim) float32, on the policy's device.
+        """Noise for ``sample``, (T, N, output_dim) float32, on the policy's device.
 
         Args:
             num_steps: T
             num_envs: N
             seed: of the run
-            first_env_index: of these environments, among those of all GMIs
-            number: of the rollout, or block of steps, that it is for: each has its own
+            first_env_index: global index of the first environment
+            number: number of the rollout, or of the block of steps: each has its own noise
         """
         return exploration_noise(
             seed=seed,
@@ -74,27 +74,27 @@ class NetworkPolicy:
         return self.model.head.mode(outputs)
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
-        """In a compiled program: on the host, for a model that it knows, and where there is a compiler."""
+        """A compiled acting kernel; None on a GPU, for a model that it does not support, or without a compiler."""
         fits = self.device.type == "cpu" and self.model.fits_kernels
         return None if not fits else compiled_acting(self.tensors(), rollout, noise)
 
     def tensors(self) -> PolicyTensors:
-        """Its numbers, for programs other than torch's."""
+        """Views of the policy's tensors, for compiled kernels."""
         layers = [layer for layer in self.model.policy if isinstance(layer, nn.Linear)]
-        head, seen = self.model.head, self.normaliser
+        head, normaliser = self.model.head, self.normaliser
         return PolicyTensors(
             weights=tuple(layer.weight.detach() for layer in layers),
             biases=tuple(layer.bias.detach() for layer in layers),
             activation=self.model.activation,
-            shift=None if seen is None else seen.shift,
-            scale=None if seen is None else seen.scale,
-            clip=math.inf if seen is None else seen.clip,
+            shift=None if normaliser is None else normaliser.shift,
+            scale=None if normaliser is None else normaliser.scale,
+            clip=math.inf if normaliser is None else normaliser.clip,
             std=head.log_std.detach().exp() if isinstance(head, GaussianHead) else None,
         )
 
 
 def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:
-    """The policy that a run begins with: the same weights wherever it is made. [unverified on GPU]"""
+    """The initial policy of a run: the same weights in every process. [unverified on GPU]"""
     learning = spec.learning
     model = ActorCritic(info, spec.network, spec.seed).to(device)
     columns = vector_columns(info)
@@ -107,7 +107,7 @@ def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPol
 
 
 def vector_columns(info: EnvInfo) -> tuple[int, ...] | None:
-    """Columns of the flat observation that are no pixels, whose statistics are kept; None: all."""
+    """Columns of the flat observation that are normalised: those that are not pixels; None: all."""
     if not info.obs_parts:
         return None
     first, columns = 0, []
