@@ -1,1 +1,1 @@
-"""The roles and the GMI that hosts them. Plain classes; Ray only in groups and rendezvous."""
+"""Roles (simulator, agent, trainer) and the GMI that hosts them. Plain classes; only groups and rendezvous use Ray."""

@@ -1,4 +1,4 @@
-"""The agent role: policy inference and sampling."""
+"""Agent role: policy inference and action sampling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actors.rollout import Rollout
 
 
 class Agent:
-    """Turns observations into actions with a policy; keeps nothing of its own."""
+    """Turns observations into actions with a policy. Stateless."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -24,14 +24,14 @@ class Agent:
             noise: exploration noise of this step   (N, output_dim)
 
         Returns:
-            what the networks saw (N, obs_dim), distribution parameters (N, output_dim), actions (N, dim) or (N,).
+            normalised observations (N, obs_dim), distribution parameters (N, output_dim), actions (N, dim) or (N,).
         """
         observed = self.policy.observe(obs)
         outputs = self.policy.outputs(observed)
         return observed, outputs, self.policy.sample(outputs, noise)
 
     def through(self, rollout: Rollout, noise: Tensor) -> Acting:
-        """Act through ``rollout`` with the policy as it is now; ``noise`` (T, N, output_dim) is on the policy's device."""
+        """Act through ``rollout`` with the current policy; ``noise`` (T, N, output_dim) is on the policy's device."""
         return self.policy.acting(rollout, noise) or ActingByOperations(self, rollout, noise)
 
     @torch.inference_mode()
@@ -41,7 +41,7 @@ class Agent:
 
 
 class ActingByOperations:
-    """Implements Acting with the policy's own operations."""
+    """Implements Acting with the policy's torch operations."""
 
     def __init__(self, agent: Agent, rollout: Rollout, noise: Tensor) -> None:
         self._agent = agent

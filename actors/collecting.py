@@ -1,4 +1,4 @@
-"""The loop of simulator and agent: in one process, tensors by reference (GMI-DRL §3.1.1, DP-only), or apart."""
+"""Rollout collection and evaluation: the loop of simulator and agent, local or remote (GMI-DRL §3.1.1)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from actors.protocols import EnvFactory, EvaluationResult, StepResult, VecEnv
 from actors.rollout import Rollout
 
 _MOST_ENVS = 64
-"""That an evaluation steps at once."""
+"""Most environments that an evaluation steps in parallel."""
 LONGEST_EPISODE_STEPS = 10_000
-"""Of an evaluation's episode, where the task sets no limit of its own: ten times the field's usual one."""
+"""Time limit of an evaluation episode on a task without one: ten times the usual 1000."""
 
 
 class StepSource(Protocol):
-    """What is stepped: a simulator here, or those of other GMIs (actors.stepping)."""
+    """A local simulator, or the simulators of other GMIs (actors.stepping)."""
 
     @property
     def obs(self) -> Tensor:
-        """What to act on next, (N, obs_dim)."""
+        """Observations to act on next, (N, obs_dim)."""
         ...
 
     def step(self, actions: Tensor) -> StepResult:
-        """Advance every environment; ``actions`` on the host. What is returned is valid until the next step."""
+        """Advance every environment; ``actions`` on the host. The result is valid until the next step."""
         ...
 
 
@@ -49,7 +49,7 @@ def collect(simulator: StepSource, agent: Agent, rollout: Rollout, noise: Tensor
     act = agent.through(rollout, noise)
     for t, row in enumerate(rollout.steps()):
         started = clock()
-        actions = act(t, simulator.obs)
+        actions = act(t, simulator.obs)  # fills the agent's part of the row: obs, outputs, actions
         acted = clock()
         step = simulator.step(actions)
         times.simulate_s += clock() - acted
@@ -70,7 +70,7 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
         NonFiniteError: with the quantity, the step within the rollout and the environment's number in this GMI.
     """
     for quantity, values in (("an observation", rollout.raw_obs), ("a reward", rollout.rewards)):
-        # One cheap sum finds any; should finite values overflow it, the exact look below finds nothing.
+        # One cheap sum detects any; if finite values overflow it, the exact check below finds none.
         if not torch.isfinite(values.sum()):
             bad = (~torch.isfinite(values)).nonzero()
             if len(bad):
@@ -81,7 +81,7 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
 def evaluate_in_new_envs(
     make_env: EnvFactory, agent: Agent, num_episodes: int, *, seed: int, num_threads: int
 ) -> EvaluationResult:
-    """``evaluate`` in environments made for it, apart from those of training."""
+    """``evaluate`` in new environments, separate from those of training."""
     env = make_env(
         num_envs=min(num_episodes, _MOST_ENVS), first_env_index=0, seed=seed, num_threads=num_threads
     )
@@ -94,8 +94,8 @@ def evaluate_in_new_envs(
 def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:
     """Whole episodes with the policy's mode.
 
-    Environment ``i`` contributes its first episodes in order until ``num_episodes`` are assigned round-robin, so that
-    short episodes are not over-represented. Without a time limit, an episode is cut after LONGEST_EPISODE_STEPS.
+    Each environment contributes a fixed number of its first episodes, so that short episodes are not over-represented.
+    Without a time limit, an episode is truncated after LONGEST_EPISODE_STEPS.
     """
     limit = env.info.max_episode_steps
     longest = LONGEST_EPISODE_STEPS if limit is None else limit
@@ -109,7 +109,7 @@ def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:
         simulator_obs = step.obs
         running += step.rewards
         lengths += 1
-        # Where a task has no time limit, an endless episode is counted as it stands.
+        # On a task without a time limit, an endless episode counts with its return so far.
         ended = set(step.final_ids.tolist()) | set((lengths >= longest).nonzero().flatten().tolist())
         for i in sorted(ended):
             found[i].append((float(running[i]), int(lengths[i])))

@@ -1,4 +1,4 @@
-"""How GMIs that exchange steps find each other: each says in the directory where it takes messages."""
+"""Endpoint exchange: GMIs that exchange steps announce their endpoints in the directory, and attach to each other."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def exchange_endpoints(
     """Attach to all partners, and wait until they have attached to this GMI.
 
     Args:
-        directory: the one that they use too
-        channel: name of what is exchanged
+        directory: shared with the partners
+        channel: name of the channel
         index: of this GMI
-        endpoint: where this GMI takes messages
-        partners: names of the GMIs that it exchanges messages with, by index
-        attach: gets their endpoints, in this order
-        limit_s: for all of them to come
+        endpoint: where this GMI receives messages
+        partners: names of the partner GMIs, by index
+        attach: called with the partners' endpoints, in this order
+        limit_s: time limit for all partners
 
     Raises:
-        ChannelTimeoutError: one did not come.
-        ChannelError: one is on another host, with which this one shares no memory.
-        SchemaError: one has other environments in mind.
+        ChannelTimeoutError: a partner did not announce its endpoint, or attach, in time.
+        ChannelError: a partner is on another host, with which this one shares no memory.
+        SchemaError: a partner has environments with other shapes.
     """
     host, prefix = host_identity(), f"{channel}/"
     directory.announce(f"{prefix}{index}", f"{host} {endpoint}")
     keys = {f"{prefix}{partner}": name for partner, name in partners.items()}
-    said = _awaited(directory, channel, prefix, keys, "has not said where it takes messages", limit_s)
-    hosts, _, endpoints = zip(*(said[key].rpartition(" ") for key in keys), strict=True)
+    announced = _awaited(directory, channel, prefix, keys, "has not announced its endpoint", limit_s)
+    hosts, _, endpoints = zip(*(announced[key].rpartition(" ") for key in keys), strict=True)
     for name, theirs in zip(partners.values(), hosts, strict=True):
         if theirs != host:
             raise ChannelError(
@@ -57,14 +57,14 @@ def exchange_endpoints(
 def _awaited(
     directory: Directory, channel: str, prefix: str, keys: Mapping[str, str], what: str, limit_s: float
 ) -> dict[str, str]:
-    """All that was said under a prefix, once it has been said under all of these keys."""
-    said: dict[str, str] = {}
+    """All entries under a prefix, once all of these keys are announced."""
+    announced: dict[str, str] = {}
 
     def complete() -> bool | None:
-        said.update(directory.announced(prefix))
-        return True if keys.keys() <= said.keys() else None
+        announced.update(directory.announced(prefix))
+        return True if keys.keys() <= announced.keys() else None
 
     if poll(complete, limit_s) is None:
-        missing = " and ".join(name for key, name in keys.items() if key not in said)
+        missing = " and ".join(name for key, name in keys.items() if key not in announced)
         raise ChannelTimeoutError(channel, f"{missing} {what}", limit_s)
-    return said
+    return announced

@@ -1,4 +1,4 @@
-"""Errors of the roles. Each replays from its fields, so that it arrives as itself through Ray."""
+"""Errors of the roles. Each pickles by its fields, so that Ray delivers it as the same class."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collectives.experience.errors import ChannelError
 
 
 class NonFiniteError(RuntimeError):
-    """A NaN or infinity appeared where training cannot go on: in an observation, a reward, a loss or a gradient.
+    """NaN or infinity in an observation, a reward, a loss or a gradient. Training stops.
 
-    ``iteration`` counts from 1, as progress and CSV do.
+    ``iteration`` counts from 1, as in the progress output and the CSV.
     """
 
     def __init__(self, quantity: str, iteration: int, where: str) -> None:
@@ -19,24 +19,24 @@ class NonFiniteError(RuntimeError):
         return (
             f"{self.quantity} became NaN or infinite in iteration {self.iteration} ({self.where}); training stopped. "
             "A lower learning_rate, max_grad_norm or initial_log_std often helps; "
-            "if an observation or reward did it, look at the environment"
+            "if an observation or reward caused it, check the environment"
         )
 
 
 class PartnerLostError(ChannelError):
-    """A GMI that this one exchanges steps with has ended, or has left after an error of its own."""
+    """A GMI that this one exchanges steps with has ended, or has left after an error."""
 
     def __init__(self, channel: str, partner: str, asked: str, has_ended: bool) -> None:
         how = "its process has ended" if has_ended else "it has left"
         super().__init__(channel, f"{partner} was lost while this GMI waited for {asked}: {how}")
-        self.args = (channel, partner, asked, has_ended)  # what pickle replays
+        self.args = (channel, partner, asked, has_ended)  # constructor arguments for unpickling
         self.partner, self.asked = partner, asked
         self.has_ended = has_ended
-        """Its process, as far as this GMI could see; else it has left, as GMIs do after an error."""
+        """Whether its process was seen to end; else it left after an error."""
 
 
 class IterationMismatchError(RuntimeError):
-    """Two GMIs that exchange steps are in different iterations: they were asked for different things."""
+    """Two GMIs that exchange steps are in different iterations."""
 
     def __init__(self, partner: str, theirs: int, own: int) -> None:
         super().__init__(partner, theirs, own)
@@ -50,7 +50,7 @@ class IterationMismatchError(RuntimeError):
 
 
 class GmiLostError(RuntimeError):
-    """A GMI's process ended, or its node did, while something was asked of it."""
+    """A GMI's process or node ended during a call."""
 
     def __init__(self, index: int, gmi: str, asked: str, known: str) -> None:
         super().__init__(index, gmi, asked, known)
@@ -64,11 +64,11 @@ class GmiLostError(RuntimeError):
 
 
 class GmiSilentError(RuntimeError):
-    """A GMI lives but did not answer in time."""
+    """A GMI is alive but did not answer in time."""
 
     def __init__(self, gmi: str, asked: str, waited_s: float) -> None:
         super().__init__(gmi, asked, waited_s)
         self.gmi, self.asked, self.waited_s = gmi, asked, waited_s
 
     def __str__(self) -> str:
-        return f"{self.gmi} did not answer within {self.waited_s:.0f} s; it was asked: {self.asked}"
+        return f"{self.gmi} did not answer within {self.waited_s:.0f} s; the call was: {self.asked}"

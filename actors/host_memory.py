@@ -1,4 +1,4 @@
-"""Memory of this process on its host: what is held, the most that was held, and giving back what is no longer used."""
+"""Host memory of this process: resident size, its peak, and the release of freed memory to the system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROC = Path("/proc/self")
 
 
 def resident_bytes() -> int:
-    """Resident memory; 0 where the system does not tell."""
+    """Resident memory; 0 if the system does not report it."""
     try:
         return int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -20,7 +20,7 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most that was resident since ``reset_peak``, or since the process began; 0 where the system does not tell."""
+    """Peak resident memory since ``reset_peak`` or the process start; 0 if the system does not report it."""
     with suppress(OSError):
         for line in (_PROC / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -29,7 +29,7 @@ def peak_bytes() -> int:
 
 
 def reset_peak() -> bool:
-    """Let ``peak_bytes`` begin at what is resident now; False where the system does not allow it."""
+    """Reset ``peak_bytes`` to the current resident memory; False if the system does not allow it."""
     try:
         (_PROC / "clear_refs").write_text("5")
     except OSError:
@@ -38,8 +38,8 @@ def reset_peak() -> bool:
 
 
 def release_free_memory() -> None:
-    """Collect what nothing refers to, and return freed memory to the system, so that what is resident is in use."""
+    """Run the garbage collector, and return freed memory to the system, so that resident memory is memory in use."""
     gc.collect()
-    # glibc keeps what was freed in its arenas; other C libraries have no such call.
+    # glibc keeps freed memory in its arenas; other C libraries have no malloc_trim.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

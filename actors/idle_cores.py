@@ -1,8 +1,8 @@
-"""Cores of GMIs that wait, lent to those that they wait for.
+"""Idle core sharing: GMIs blocked at a barrier let their co-located peers use their cores.
 
-GMIs that train together wait for the last of them: worlds with more contacts take longer, and whatever else runs on a core
-makes its GMI late. A GMI that has come to the next collective has nothing to do until all have, so those of its host that
-still simulate step some of their environments on its cores.
+Synchronous training waits for the slowest GMI: simulations with more contacts take longer, and so do GMIs whose cores run
+other processes. A GMI blocked in a collective leaves its cores idle. Peers on the same host that still simulate step some
+of their environments on these cores.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from actors.gmi import GmiContext
 from actors.protocols import CoreSharingEnv, VecEnv
 
 _MOST_CORES = 1024
-"""Ids of logical cores that an affinity mask has room for (cpu_set_t)."""
+"""Number of logical cores in an affinity mask (cpu_set_t)."""
 
 
 def share_idle_cores(env: VecEnv, context: GmiContext) -> bool:
-    """Let environments that can be stepped on others' cores use those of the GMIs that wait for this one.
+    """Let a CoreSharingEnv step environments on the idle cores of co-located peers.
 
-    Every GMI of the group calls it, with environments of one kind. Returns whether they are of use: the same on all of them.
+    Collective: every GMI of the group calls it, with environments of the same class. Returns whether cores are shared: the
+    same on all GMIs.
     """
     communicator = context.communicator
     barrier_progress = communicator.barrier_progress()

@@ -1,8 +1,8 @@
-"""Random numbers that do not depend on the layout: resets, exploration noise, minibatch order.
+"""Layout-independent random numbers: resets, exploration noise, minibatch order.
 
-Each environment has streams of its own, keyed by (seed, global environment index), positioned by iteration or episode.
-So N environments draw the same noise on one GMI or spread over several, and a resumed run draws what it would have drawn.
-Philox is a counter-based generator: nothing has to be stored.
+Each environment has its own streams of Philox, a counter-based generator. The key is (seed, global environment index), the
+position is the iteration or episode. So N environments draw the same noise on one GMI or on several, and a resumed run
+draws the same numbers without stored generator state.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _NUMBER: dict[Stream, int] = {"reset": 0, "exploration": 1, "order": 2}
 
 
 def environment_generator(seed: int, env_index: int, stream: Stream, position: int) -> np.random.Generator:
-    """One environment's random numbers of one purpose, from a position (iteration or episode) on.
+    """Generator of one environment and one stream, starting at a position (iteration or episode).
 
-    Streams never meet: purpose and position are the upper two of the counter's four words, and each has
-    2**128 blocks of its own.
+    Streams are disjoint: stream number and position are the upper two of the counter's four words, and each has
+    2**128 blocks.
     """
     return np.random.Generator(_philox(seed, env_index, stream, position))
 
@@ -31,9 +31,9 @@ def environment_generator(seed: int, env_index: int, stream: Stream, position: i
 def environment_generators(
     seed: int, env_indices: Iterable[int], stream: Stream, position: int
 ) -> Iterator[np.random.Generator]:
-    """Those of several environments in turn, each valid until the next is asked for.
+    """The generators of several environments in turn, each valid until the next is requested.
 
-    It is one generator that is moved: making another costs four times as much.
+    One generator is repositioned: constructing another costs four times as much.
     """
     bits = _philox(seed, 0, stream, position)
     generator, begin = np.random.Generator(bits), bits.state
@@ -76,13 +76,13 @@ def minibatch_orders(
     num_epochs: int,
     num_minibatches: int,
 ) -> Tensor:
-    """Which samples each minibatch takes: indices into a flattened (T, N) batch.
+    """Sample indices of each minibatch, into a flattened (T, N) batch.
 
     Shape (num_epochs, num_minibatches, T * N / num_minibatches), int64.
 
-    Every environment's steps are shuffled by themselves and dealt evenly: a minibatch holds T / num_minibatches steps of
-    every environment. The union over GMIs of their m-th minibatches is thus the same set for every layout of the same
-    environments, which makes 1 GMI of 2N and 2 GMIs of N the same algorithm.
+    Each environment's steps are shuffled separately, and a minibatch has T / num_minibatches steps of every environment.
+    So the union of all GMIs' m-th minibatches is the same set for every layout of the same environments: 1 GMI of 2N and
+    2 GMIs of N run the same algorithm.
 
     Raises:
         ValueError: num_minibatches does not divide num_steps.

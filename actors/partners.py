@@ -1,4 +1,4 @@
-"""What both ends of an exchange of steps have in common: waiting for a partner, and missing it."""
+"""Shared parts of both ends of a step exchange: waiting for a partner, and detecting its loss."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.schema import ExperienceSchema
 
 _LOOK_S = 0.5
-"""After which a GMI that waits looks whether those that it waits for are still there."""
+"""Interval at which a waiting GMI checks whether its partners are still attached."""
 
 
 class Closeable(Protocol):
-    """What can say goodbye."""
+    """An end that can disconnect from its partners."""
 
     def close(self) -> None:
-        """Say goodbye to the partners."""
+        """Disconnect from the partners."""
         ...
 
 
 @contextmanager
 def close_on_error(end: Closeable) -> Iterator[None]:
-    """Say goodbye to the partners when the block raises: they must not wait for what will not come."""
+    """Disconnect from the partners when the block raises, so that they fail at once instead of at their time limit."""
     try:
         yield
     except BaseException:
@@ -35,17 +35,17 @@ def close_on_error(end: Closeable) -> Iterator[None]:
 
 
 class PartnerInbox:
-    """An inbox whose producers are GMIs with names, all attached before the first take; notices when one has gone."""
+    """A consumer endpoint whose producers are named GMIs, all attached before the first take. Detects their loss."""
 
     def __init__(self, schema: ExperienceSchema, names: Sequence[str]) -> None:
         self.consumer_endpoint, self.names = ConsumerEndpoint(schema), tuple(names)
 
     def take(self, awaited: Collection[int], asked: str, limit_s: float) -> Batch:
-        """The next batch, while waiting for those of ``awaited``.
+        """The next batch of any producer; fails if a producer in ``awaited`` is lost.
 
         Raises:
-            PartnerLostError: one of these is gone.
-            ChannelTimeoutError: nothing came within the time limit.
+            PartnerLostError: a producer in ``awaited`` is lost.
+            ChannelTimeoutError: no batch arrived within the time limit.
         """
         begin = time.monotonic()
         while True:
@@ -73,12 +73,12 @@ class PartnerInbox:
 
 
 def step_name(what: str, step: int, iteration: int) -> str:
-    """What is awaited of a step, both counted from 0, as errors say it: from 1."""
+    """Name of an awaited message for errors, which count from 1; ``step`` and ``iteration`` count from 0."""
     return f"{what} of step {step + 1} of iteration {iteration + 1}"
 
 
 def check_iteration(batch: Batch, whose: str, iteration: int) -> None:
-    """Raise where a partner is elsewhere in the run.
+    """Raise if a partner's batch is of another iteration.
 
     Raises:
         IterationMismatchError: with both iterations.

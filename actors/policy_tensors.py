@@ -1,4 +1,4 @@
-"""A policy's numbers, for programs other than torch's."""
+"""A policy's tensors, for compiled kernels."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ ActivationName = Literal["elu", "relu", "tanh", "silu"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyTensors:
-    """A multilayer perceptron, what it sees, and how it samples; views of a policy's own tensors where these are.
+    """An MLP policy with its observation normalisation and its noise scale: views of the policy's own tensors.
 
     Attributes:
-        weights: of each linear map                                     (out, in) float32
-        biases: of each                                                 (out,) float32
-        activation: between maps
-        shift, scale: observed = (obs - shift) * scale; None: as it is   (obs_dim,) float32
-        clip: observed values are within +-clip, where there is a scale
-        std: standard deviation of each real; None: choices              (dim,) float32
+        weights: of each linear layer                                             (out, in) float32
+        biases: of each linear layer                                              (out,) float32
+        activation: between layers
+        shift, scale: normalised = (obs - shift) * scale; None: not normalised    (obs_dim,) float32
+        clip: normalised observations are clipped to +-clip
+        std: standard deviation of a Gaussian policy; None: categorical           (dim,) float32
     """
 
     weights: tuple[Tensor, ...]

@@ -1,4 +1,4 @@
-"""Storage of one rollout, reused from iteration to iteration."""
+"""Rollout buffer: T steps of N environments, reused in every iteration."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ class Episodes(NamedTuple):
 class Rollout:
     """T steps of N environments, time first. ``outputs`` are the policy's distribution parameters.
 
-    Where simulator and agent are elsewhere, ``log_probs`` and ``running_returns`` are given, and a learner looks at neither
-    ``obs`` nor ``outputs``. Where the simulator is on a device too, everything is there, and ``final_obs`` is given in place
-    of ``finals``, for whose size the host would have to wait.
+    A rollout of a remote collector has ``log_probs`` and ``running_returns``; the learner does not use its ``obs`` and
+    ``outputs``. With the simulator on a GPU, all tensors are there, and ``final_obs`` replaces ``finals``, whose size would
+    need a synchronization with the host.
 
     Attributes:
-        raw_obs: observations as the simulator gave them                    (T, N, obs_dim) float32, host
-        obs: what the networks saw                                          (T, N, obs_dim) float32
+        raw_obs: observations as the simulator returned them                (T, N, obs_dim) float32, host
+        obs: normalised observations, input of the networks                 (T, N, obs_dim) float32
         outputs: distribution parameters                                    (T, N, output_dim) float32
-        actions: what was done                                              (T, N, dim) float32 or int64, or (T, N) int64
-        rewards: reward after each action, as the simulator gave it         (T, N) float32, host
+        actions: actions taken                                              (T, N, dim) float32 or int64, or (T, N) int64
+        rewards: reward after each action, not scaled                       (T, N) float32, host
         terminated: the task ended on this step                             (T, N) bool, host
         truncated: the time limit cut the episode on this step              (T, N) bool, host
-        last_obs: what the next rollout will act on first                   (N, obs_dim) float32, host
-        finals: per ended episode batch: step, environment ids, true last observations
-        log_probs: log probability of each action under the policy that took it   (T, N) float32
-        running_returns: discounted return of the episode so far, at each step    (T, N) float32, host
-        final_obs: what followed each action, before any reset              (T, N, obs_dim) float32
+        last_obs: observations after the last step; the next rollout's first   (N, obs_dim) float32, host
+        finals: per step with ended episodes: step, environment ids, final observations
+        log_probs: log probability of each action under the behaviour policy   (T, N) float32
+        running_returns: discounted return of the episode so far, at each step (T, N) float32, host
+        final_obs: observation after each action, before any reset          (T, N, obs_dim) float32
     """
 
     raw_obs: Tensor
@@ -71,7 +71,7 @@ class Rollout:
     def allocate(
         cls, num_steps: int, num_envs: int, info: EnvInfo, device: torch.device, *, all_there: bool = False
     ) -> Rollout:
-        """Empty storage; device tensors on ``device``, the simulator's side on the host, or everything there."""
+        """A zeroed buffer. The simulator's tensors are on the host, the agent's on ``device``; or all on ``device``."""
         host = device if all_there else torch.device("cpu")
         shape = (num_steps, num_envs)
         action = info.action
@@ -89,18 +89,18 @@ class Rollout:
         )
 
     def steps(self) -> Iterator[StepRow]:
-        """Views of each step in turn: cut once per rollout, since indexing costs as much as copying a small row."""
+        """Views of each step in turn, unbound once per rollout: indexing costs as much as copying a small row."""
         fields = (getattr(self, name).unbind(0) for name in StepRow._fields)
         return map(StepRow, *fields)
 
     def gather_finals(self, final_obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill ``finals`` from where episodes ended.
+        """Fill ``finals`` from the steps where episodes ended.
 
         Args:
-            final_obs: true last observations, there    (T, N, obs_dim)
+            final_obs: final observations, valid at those steps    (T, N, obs_dim)
 
         Returns:
-            steps and environments where episodes ended, (K,) int64 each, in the order of steps and then environments.
+            steps and environments where episodes ended, (K,) int64 each, ordered by step, then environment.
         """
         steps, ids = (self.terminated | self.truncated).nonzero(as_tuple=True)
         at, counts = torch.unique_consecutive(steps, return_counts=True)

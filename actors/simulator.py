@@ -1,4 +1,4 @@
-"""The simulator role: owns the environments, their current observations and the episodes' books."""
+"""Simulator role: owns the environments, their current observations, and the episode returns and lengths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from actors.rollout import Rollout
 
 
 class Simulator:
-    """Steps a batch of environments and counts their episodes."""
+    """Steps a batch of environments and sums up their episodes' returns and lengths."""
 
     def __init__(self, env: VecEnv) -> None:
         self.env = env
@@ -25,22 +25,22 @@ class Simulator:
         self.finished_lengths: list[int] = []
         terms = env.info.reward_terms
         self._terms = torch.zeros((env.num_envs, len(terms)), dtype=torch.float64)
-        """Sums of the rewards' terms over the running episodes."""
+        """Sums of the reward terms over the running episodes, (N, terms)."""
         self._finished_terms: dict[str, list[float]] = {name: [] for name in terms}
         self._sim_errors: dict[str, int] = {}
 
     @property
     def info(self) -> EnvInfo:
-        """What the environments are."""
+        """Description of the environments."""
         return self.env.info
 
     @property
     def resumes_episodes(self) -> bool:
-        """Whether a saved state goes on within its episodes."""
+        """Whether restoring a saved state continues its episodes."""
         return self.env.resumes_episodes
 
     def begin(self, iteration: int) -> None:
-        """Nothing to wait for: the environments are here."""
+        """No-op: the environments are local."""
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; ``actions`` on the host."""
@@ -50,11 +50,11 @@ class Simulator:
         return result
 
     def count_step(self, rewards: Tensor, ended: Tensor, reward_terms: Tensor | None = None) -> None:
-        """Add up a step.
+        """Add a step to the episode statistics.
 
         Args:
-            rewards: of the step                                   (N,)
-            ended: environments whose episodes ended               (K,) int64
+            rewards: of the step                                     (N,)
+            ended: environments whose episodes ended                 (K,) int64
             reward_terms: of the step, by ``EnvInfo.reward_terms``   (N, terms)
         """
         self._returns += rewards
@@ -74,13 +74,14 @@ class Simulator:
             self._lengths[ended] = 0
 
     def collect_rollout(self, rollout: Rollout, policy: PolicyTensors, iteration: int) -> None:
-        """A whole rollout at once, by environments that act, too (RolloutEnv); the same books as step by step."""
+        """Collect a whole rollout in one call of a RolloutEnv. Episode statistics are the same as step by step."""
         assert isinstance(self.env, RolloutEnv)
         returns, lengths = self.env.collect_rollout(rollout, policy, iteration, self._returns)
         self.finished_returns += returns
         self.finished_lengths += lengths
         self.obs = rollout.last_obs.clone()
         ended = rollout.terminated | rollout.truncated
+        # Steps since the last episode end of each environment: index of the first True in reversed time.
         since_last = ended.flip(0).to(torch.int64).argmax(0)
         self._lengths = torch.where(ended.any(0), since_last, self._lengths + rollout.num_steps)
 
@@ -91,13 +92,13 @@ class Simulator:
         return finished
 
     def take_reward_terms(self) -> dict[str, list[float]]:
-        """Sums of the rewards' terms over the episodes that ended since the last call, by name."""
+        """Sums of the reward terms over the episodes that ended since the last call, by name."""
         finished = self._finished_terms
         self._finished_terms = {name: [] for name in finished}
         return finished
 
     def take_sim_errors(self) -> dict[str, float]:
-        """What went wrong in simulations since the last call, by metric; nothing where the environments do not count it."""
+        """Simulation errors since the last call, by metric; empty if the environments do not count them."""
         counted = dict(getattr(self.env, "sim_errors", {}))
         new = {name: count - self._sim_errors.get(name, 0) for name, count in counted.items()}
         self._sim_errors = counted
@@ -117,7 +118,7 @@ class Simulator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; episodes that the environments cannot resume count from zero."""
+        """Restore a saved state; episodes that the environments cannot resume count from zero."""
         self.obs = self.env.load_state_dict(state["env"])
         if self.env.resumes_episodes:
             self._returns = state["returns"].clone()
@@ -126,7 +127,7 @@ class Simulator:
             self._returns.zero_()
             self._lengths.zero_()
         saved = state.get("reward_terms") if self.env.resumes_episodes else None
-        if saved is not None and saved.shape == self._terms.shape:  # the task may tell other terms by now
+        if saved is not None and saved.shape == self._terms.shape:  # the task's terms may have changed
             self._terms = saved.clone()
         else:
             self._terms.zero_()

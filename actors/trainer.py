@@ -1,4 +1,4 @@
-"""The trainer role: turns a rollout into an update. The algorithm is given to it."""
+"""Trainer role: updates the policy from rollouts, with the learner of an algorithm."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from actors.rollout import Rollout
 
 
 class Learner(Protocol):
-    """An algorithm's side of the trainer: everything between a rollout and new parameters."""
+    """An algorithm's update: from a rollout to new parameters."""
 
     sync_s: float
-    """Seconds in collectives during the last ``learn``, waiting included."""
+    """Seconds in collectives during the last ``learn``, including waiting."""
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Update on one rollout. Returns metrics named in the catalogue."""
         ...
 
     def shared_state(self) -> StateDict:
-        """What all replicas hold alike."""
+        """State that is equal on all replicas."""
         ...
 
     def local_state(self) -> StateDict:
-        """What belongs to this GMI's environments."""
+        """State of this GMI's environments."""
         ...
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
-        """Go on from a saved state; without ``local``, this GMI's part starts anew."""
+        """Restore a saved state; without ``local``, this GMI's own state is reset."""
         ...
 
 
 class Trainer:
-    """Counts iterations and hands rollouts to the learner."""
+    """Passes rollouts to the learner and counts iterations."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
         self.iteration = 0
-        """Updates made so far."""
+        """Number of updates so far."""
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learn from one rollout. Returns the learner's metrics, and the seconds of updating and of collectives."""
@@ -50,10 +50,10 @@ class Trainer:
         return {"update_s": time.perf_counter() - started - sync_s, "sync_s": sync_s, **metrics}
 
     def shared_state(self) -> StateDict:
-        """What all replicas hold alike."""
+        """State that is equal on all replicas."""
         return {"iteration": self.iteration, **self.learner.shared_state()}
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self.iteration = int(shared["iteration"])
         self.learner.load_state(shared, local)

@@ -1,4 +1,4 @@
-"""Workloads that are no reinforcement learning, on GMIs: the base class of the papers' Listing 1."""
+"""Base class of user-defined workloads on GMIs, other than reinforcement learning: the papers' Listing 1."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ class GmiProgram(ABC):
 
     @property
     def gmi_id(self) -> int:
-        """This GMI, from 0; also its rank among all."""
+        """Index of this GMI, from 0; equal to its rank among all."""
         return self.context.identity.index
 
     @property
     def num_gmis(self) -> int:
-        """GMIs in all."""
+        """Number of GMIs."""
         return self.context.identity.num_gmis
 
     @property
     def device(self) -> torch.device:
-        """Where this GMI computes: its share of a GPU, or the CPU."""
+        """This GMI's device: its share of a GPU, or the CPU."""
         return self.context.device
 
     @abstractmethod
     def gmi_run(self, *args: Any, **kwargs: Any) -> Any:
-        """The main routine; all GMIs are called with the same arguments. What it returns travels to the driver."""
+        """The main routine; all GMIs are called with the same arguments. Ray returns the result to the driver."""
 
     def get_group(self, gmi_ids: Sequence[int] | None = None) -> Communicator | None:
-        """A group of GMIs for collectives, ranked as listed; None: all. Every GMI of the workload asks alike.
+        """A group of GMIs for collectives, ranked as listed; None: all. Collective: every GMI calls it alike.
 
         Returns:
-            None on GMIs that do not belong to it.
+            None on GMIs outside the group.
         """
         everyone = self.context.communicator
         return everyone if gmi_ids is None else everyone.group(gmi_ids)
@@ -65,19 +65,19 @@ class GmiProgram(ABC):
         """Reduce in place over a group of GMIs; None: all of them.
 
         Raises:
-            CommunicatorError: a GMI is lost or did not come within the time limit.
+            CommunicatorError: a GMI is lost or did not join within the time limit.
         """
         (group or self.context.communicator).all_reduce(tensors, op)
 
     def send(self, tensor: Tensor, to: int) -> WorkHandle:
-        """Start to send a tensor to another GMI and return; leave it as it is until the handle's ``wait``."""
+        """Start to send a tensor to another GMI and return; do not modify it before the handle's ``wait``."""
         return self.context.communicator.send(tensor, to)
 
     def recv(self, source: int) -> Tensor:
-        """Wait for the next tensor of another GMI; it comes as it was sent, on this GMI's device.
+        """Wait for the next tensor of another GMI; same shape and dtype as sent, on this GMI's device.
 
         Raises:
-            CommunicatorError: none came within the time limit, or the GMI is lost.
+            CommunicatorError: none arrived within the time limit, or the GMI is lost.
         """
         return self.context.communicator.recv(source).to(self.device)
 

@@ -48,7 +48,7 @@ def test_who_does_not_come_is_named():
     directory.announce("steps/0", f"{host_identity()} /proc/0/fd/0")
     with pytest.raises(
         ChannelTimeoutError,
-        match=r"'steps': GMI 1 \(simulator\) has not said where it takes messages \(waited",
+        match=r"'steps': GMI 1 \(simulator\) has not announced its endpoint \(waited",
     ):
         partner(directory, 2, [0, 1], {}, limit_s=0.05)
 
