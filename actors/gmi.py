@@ -1,4 +1,4 @@
-"""A GMI: a slice of a device and the roles that run on it, in one process."""
+"""A GMI: one process with a slice of a device and the roles that run on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from placement.types import Slice
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GmiIdentity:
-    """Who a GMI is."""
+    """Index, slice, roles and communication group of a GMI."""
 
     index: int
     num_gmis: int
@@ -38,9 +38,9 @@ class GmiIdentity:
     roles: tuple[str, ...]
     task: str
     kinds: tuple[tuple[str, ...], ...] = ()
-    """Roles of every GMI, where they differ; empty: all have these."""
+    """Roles of every GMI, if they differ; empty: all have the same."""
     group: tuple[int, ...] | None = None
-    """GMIs that its communicator connects, by rank; None: all. Where others may be lost and replaced, learners only."""
+    """GMIs that its communicator connects, by rank; None: all. Learners only, if other GMIs may be replaced."""
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ class GmiIdentity:
 
     @property
     def joins_group(self) -> bool:
-        """Whether it has others to meet."""
+        """Whether this GMI is in a group of more than one."""
         return self.index in self.members and len(self.members) > 1
 
     def hosting(self, role: str) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class GmiIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerInfo:
-    """Where a GMI really is, asked from inside its process."""
+    """Placement of a GMI as seen from inside its process."""
 
     index: int
     node_id: str
@@ -76,18 +76,18 @@ class WorkerInfo:
 
 @dataclass(slots=True)
 class GmiContext:
-    """What a program gets to build itself in a GMI's process."""
+    """What a program factory gets in a GMI's process."""
 
     identity: GmiIdentity
     communicator: Communicator
-    """Of the GMIs in the identity's group; a GMI that is not among them has one of its own."""
+    """Communicator of the identity's group; a GMI outside the group has a solo communicator."""
     device: torch.device
     directory: Directory = field(default_factory=partial(RendezvousActor, 1))
-    """Where GMIs say how experience and parameters reach them; one that is alone has its own."""
+    """Where GMIs announce the endpoints of experience channels and parameter stores; local for a single GMI."""
     node: str = ""
-    """By which GMIs on other hosts name this one's, where they can reach it."""
+    """Id of this node for GMIs on other hosts; empty: not reachable from them."""
     remote_transport: RemoteTransport | None = None
-    """How this GMI reaches other hosts; None: it cannot."""
+    """Transport to other hosts; None: not available."""
 
 
 class ProgramFactory(Protocol):
@@ -99,7 +99,7 @@ class ProgramFactory(Protocol):
 
 
 class WorkloadFactory(Protocol):
-    """Builds a workload of another kind inside a GMI's process; picklable."""
+    """Builds a user-defined workload inside a GMI's process; picklable."""
 
     def __call__(self, context: GmiContext) -> Workload:
         """Build the workload."""
@@ -107,10 +107,10 @@ class WorkloadFactory(Protocol):
 
 
 class Gmi:
-    """One GMI in one process: it enters its slice, meets the others, builds its program, and runs it when asked.
+    """One GMI in one process: enters its slice, joins its group, builds its program, and runs it on request.
 
-    Calls come in this order: ``worker_info``, ``enter``, ``join`` (where the group has others), ``build``, then the rest.
-    When the program raises, the GMI leaves the group, so that the others fail at once and not at their time limit.
+    Order of calls: ``worker_info``, ``enter``, ``join`` (in a group of more than one), ``build``, then the others. When
+    the program raises, the GMI leaves the group, so that its peers fail at once instead of at their time limit.
     """
 
     def __init__(self, identity: GmiIdentity, backend_name: str) -> None:
@@ -123,7 +123,7 @@ class Gmi:
         self.remote_transport: RemoteTransport | None = None
 
     def worker_info(self) -> WorkerInfo:
-        """Say where this process is. CUDA is not touched: which share of which GPU it enters is not known yet."""
+        """Report this process's placement. Does not initialise CUDA: the slice is not entered yet."""
         return WorkerInfo(
             index=self.identity.index,
             node_id="",
@@ -135,13 +135,13 @@ class Gmi:
         )
 
     def enter(self, gmi_slice: Slice) -> WorkerInfo:
-        """Enter the slice, and say where that is.
+        """Enter the slice, and report the placement.
 
         Args:
-            piece: on the GPU that was given, with the share that was carved there
+            gmi_slice: names the allocated GPU and the partition created there
 
         Raises:
-            SliceError: its cores or its device are not here.
+            SliceError: its cores or its device are not available here.
         """
         self.identity = replace(self.identity, slice=gmi_slice)
         self._backend.enter(gmi_slice)
@@ -157,18 +157,18 @@ class Gmi:
         address: str = "127.0.0.1",
         generation: int = 0,
     ) -> str:
-        """Meet the other GMIs of the group and connect to them. ``address``: this host's, for GMIs elsewhere.
+        """Join the group: rendezvous with the other GMIs, and connect to them. ``address``: this host's, for remote GMIs.
 
         Returns:
-            what came of it: the composition, the layout it found, and what carries each primitive.
+            the communicator's description: composition, detected layout, and transport of each primitive.
 
         Raises:
             RendezvousError: a GMI is missing, or two claim one rank.
-            CompositionError: there is no such composition, or it does not apply to where the GMIs are.
-            CommunicatorError: they met but could not connect.
-            SliceError: CUDA is not there.
+            CompositionError: unknown composition, or one that does not apply to this layout.
+            CommunicatorError: the rendezvous succeeded, but connecting failed.
+            SliceError: CUDA is not available.
         """
-        with self._needing_device() as device:  # to choose a composition is to try what the GPU can do
+        with self._needing_device() as device:  # choosing a composition probes the GPU
             self._communicator = connect(
                 rendezvous,
                 this_member(
@@ -184,11 +184,11 @@ class Gmi:
         return repr(self._communicator)
 
     def build(self, factory: ProgramFactory | WorkloadFactory) -> None:
-        """Build the program on this slice; one that was built there before is closed, and its memory given back.
+        """Build the program on this slice. A previous program is closed first, and its memory released.
 
         Raises:
-            RuntimeError: there are other GMIs and this one has not joined them.
-            SliceError: CUDA is not there, or shows that this process is not confined to its slice.
+            RuntimeError: this GMI has not joined its group.
+            SliceError: CUDA is not available, or this process is not confined to its slice.
         """
         if self._communicator is None:
             if self.identity.joins_group:
@@ -226,12 +226,12 @@ class Gmi:
             return result
 
     def state_dict(self, *, shared: bool = True) -> StateDict:
-        """``{"shared": ..., "local": ...}``; without what all GMIs hold alike where that is not asked for."""
+        """``{"shared": ..., "local": ...}``; only ``local`` if ``shared`` is False."""
         state: StateDict = self._require_program().state_dict()
         return state if shared else {"local": state["local"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; ``local`` may be missing."""
+        """Restore a saved state; ``local`` may be missing."""
         with self._leave_on_error():
             self._require_program().load_state_dict(state)
 
@@ -242,12 +242,12 @@ class Gmi:
             if program is not None:
                 program.close()
             if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # to end a process with work in flight can harm its neighbours on the GPU
+                torch.cuda.synchronize()  # ending a process with pending kernels can harm its neighbours on the GPU
         finally:
             self._leave()
 
     def _close_program(self) -> None:
-        """Close the program that is there, and leave none of its memory for the next one to find. [unverified on GPU]"""
+        """Close the current program, and release its memory before the next one is built. [unverified on GPU]"""
         if self._program is None:
             return
         program, self._program = self._program, None
@@ -258,14 +258,14 @@ class Gmi:
             torch.cuda.empty_cache()
 
     def _require_program(self) -> Any:
-        """A Program, or a Workload where it is asked to ``run``: who opened the session knows which."""
+        """The Program, or the Workload for ``run``; the session knows which one it built."""
         if self._program is None:
             raise RuntimeError(f"{self} has no program: it was not built yet, or is closed")
         return self._program
 
     @contextmanager
     def _leave_on_error(self) -> Iterator[None]:
-        """Leave the group when the block raises: the others must not wait for one that will not come."""
+        """Leave the group when the block raises, so that its peers do not wait for this GMI."""
         try:
             yield
         except BaseException:
@@ -274,12 +274,12 @@ class Gmi:
 
     @contextmanager
     def _needing_device(self) -> Iterator[torch.device]:
-        """The slice's device; says so when the block fails since CUDA is not there."""
+        """The slice's device; raises SliceError if the block fails because CUDA is not available."""
         device = torch.device(self._backend.device(self.identity.slice))
         try:
             yield device
         except (RuntimeError, AssertionError) as error:
-            # torch raises these two themselves where it finds no CUDA; errors of ours are of classes of their own.
+            # Without CUDA torch raises exactly these two classes; rayagi's own errors are subclasses.
             by_torch = type(error) in (RuntimeError, AssertionError)
             if by_torch and device.type == "cuda" and not torch.cuda.is_available():
                 raise cuda_missing_error(self.identity.slice) from error

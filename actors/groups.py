@@ -1,4 +1,4 @@
-"""GMIs as Ray actors: start them on a reservation, ask all of them at once, stop them. The edge between roles and Ray."""
+"""GMIs as Ray actors: start them in a placement group, call all of them at once, stop them."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from placement.plan import PlacementPlan, bundle_of
 from placement.ray_groups import Reservation, scheduling
 
 WATCH_S = 5.0
-"""Between two looks at what else may have failed, while no answer comes."""
+"""Interval at which ``watch`` is called while no answer arrives."""
 ROOT_CAUSE_GRACE_S = 2.0
-"""After one GMI failed, how long the others get to tell what really happened, or what they noticed of it."""
+"""After one GMI failed, how long to wait for the errors of the others, which may contain the root cause."""
 
 
 class GmiActor(Gmi):
-    """A GMI as Ray hosts it: it knows its node, and meets the others through an actor handle."""
+    """A GMI as a Ray actor: it knows its node, and joins its group through the rendezvous actor."""
 
     def __init__(self, identity: GmiIdentity, backend_name: str, collective: Any | None) -> None:
         given = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
         self._gpu_ids = tuple(str(gpu) for gpu in given)
         if self._gpu_ids and identity.slice.gpu_uuid is not None:
-            # Its name, which Ray asks for once, is to say which GPU Ray chose, not which was planned.
+            # Ray reads the actor's repr once: it must name the GPU that Ray allocated, not the planned one.
             identity = replace(identity, slice=replace(identity.slice, gpu_uuid=self._gpu_ids[0]))
         super().__init__(identity, backend_name)
         self._collective = collective
@@ -44,13 +44,13 @@ class GmiActor(Gmi):
         self.node, self.remote_transport = ray.get_runtime_context().get_node_id(), Relays()
 
     def worker_info(self) -> WorkerInfo:
-        """Say where this process is in Ray's terms."""
+        """Report this process's placement, with Ray's node and GPU ids."""
         return replace(super().worker_info(), node_id=self.node, gpu_ids=self._gpu_ids)
 
     def join_through(
         self, *, timeout_s: float, transport: TransportName, composition: str, generation: int = 0
     ) -> str:
-        """Meet the other GMIs of the group at the collective actor. Returns what came of it, as ``join``."""
+        """Join the group through the rendezvous actor. Returns the communicator's description, as ``join``."""
         with RemoteRendezvous(self._collective) as rendezvous:
             return self.join(
                 rendezvous,
@@ -62,7 +62,7 @@ class GmiActor(Gmi):
             )
 
     def close(self) -> None:
-        """Release the program, leave the group, and say nothing any more."""
+        """Release the program, leave the group, and close the transports and the directory."""
         super().close()
         if self.remote_transport is not None:
             self.remote_transport.close()
@@ -72,16 +72,16 @@ class GmiActor(Gmi):
 
 @dataclass(frozen=True, slots=True)
 class GmiGroup:
-    """Running GMIs, by index, and where they meet."""
+    """Running GMIs, by index, and their rendezvous actor."""
 
     identities: list[GmiIdentity]
     handles: list[Any]
-    """Actors; one that was started anew stands in the place of the one before."""
+    """Actor handles; a restarted actor replaces the previous handle."""
     collective: Any | None
-    """Handle of the collective actor; None for a GMI that is alone."""
+    """Handle of the rendezvous actor; None for a single GMI."""
 
     def ask(self, question: Callable[[int, Any], Any], of: Sequence[int] | None = None) -> list[Any]:
-        """Send one call to every GMI, or to some: ``question(index, handle)`` gives the reference. Does not wait."""
+        """Call every GMI, or those in ``of``: ``question(index, handle)`` returns the object ref. Does not wait."""
         return [
             question(index, self.handles[index]) for index in (range(len(self.handles)) if of is None else of)
         ]
@@ -94,19 +94,19 @@ class GmiGroup:
         of: Sequence[int] | None = None,
         watch: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """Every GMI's answer, in the order of ``refs``: by index, or those of the GMIs ``of``.
+        """Wait for the results of calls, in the order of ``refs``.
 
         Args:
-            refs: of the calls
-            asked: what they are, for errors
-            timeout_s: for all of them
-            of: who was asked; None: all
-            watch: called every few seconds without an answer; what it raises ends the wait
+            refs: object refs of the calls
+            asked: name of the call, for errors
+            timeout_s: for all calls together
+            of: called GMIs, in the order of ``refs``; None: all
+            watch: called every ``WATCH_S`` seconds without a result; an exception from it ends the wait
 
         Raises:
             GmiLostError: a process or node ended.
-            GmiSilentError: an answer did not come within ``timeout_s``.
-            Exception: what a GMI raised, as itself. Of several, the one that is not just a consequence of another.
+            GmiSilentError: a result did not arrive within ``timeout_s``.
+            Exception: the original exception of a GMI. Of several, the root cause.
         """
         begin = time.monotonic()
         waiting = list(refs)
@@ -128,7 +128,7 @@ class GmiGroup:
     def _root_cause(
         self, first: Exception, asked_of: Mapping[Any, int], waiting: list[Any], asked: str
     ) -> Exception:
-        """A lost peer makes the others raise errors of what connects them, perhaps before the loss is known here."""
+        """The root cause of a failure. A lost peer makes others raise communication errors, which may arrive first."""
         if not isinstance(first, CommunicatorError | ChannelError | GmiLostError) or not waiting:
             return first
         ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
@@ -142,7 +142,7 @@ class GmiGroup:
         return cause
 
     def failure(self, index: int, ref: Any, asked: str) -> Exception | None:
-        """What a finished call of a GMI raised, in our terms; None where it answered."""
+        """The exception of a finished call, as one of rayagi's classes; None if it succeeded."""
         try:
             ray.get(ref)
         except ray.exceptions.RayTaskError as error:
@@ -155,10 +155,10 @@ class GmiGroup:
 
 
 def start(plan: PlacementPlan, reservation: Reservation, task: str) -> GmiGroup:
-    """Start one actor per GMI, and the collective actor where there are several. Does not wait: ask them to land.
+    """Start one actor per GMI, and the rendezvous actor if there are several. Does not wait for them to be ready.
 
-    Environment variables of a slice are set before its process starts. An actor is never restarted by Ray: a
-    restarted one would come back with fresh weights and tell nobody.
+    Environment variables of a slice are set before its process starts. Ray never restarts an actor (max_restarts = 0): it
+    would silently continue with initial weights.
     """
     identities = [
         GmiIdentity(
@@ -185,7 +185,7 @@ def start(plan: PlacementPlan, reservation: Reservation, task: str) -> GmiGroup:
 
 
 def restart(group: GmiGroup, index: int, plan: PlacementPlan, reservation: Reservation) -> None:
-    """Start a GMI anew on its bundle, in place of one that is lost or to be replaced. Does not wait: ask it to land."""
+    """Kill a GMI's actor and start a new one on its bundle. Does not wait for it to be ready."""
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(group.handles[index], no_restart=True)
     group.handles[index] = _start_one(group.identities[index], plan, reservation, group.collective)
@@ -208,11 +208,11 @@ def _start_one(
 
 
 def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambda index: None) -> None:
-    """Ask every GMI to close, wait up to ``timeout_s``, then end the processes. Safe to call twice.
+    """Close every GMI, wait up to ``timeout_s``, then kill the processes. Safe to call twice.
 
     Args:
         group: the GMIs
-        timeout_s: for all of them to close; 0: they are not asked
+        timeout_s: for all of them to close; 0: kill them at once
         evict: called with the index of a GMI that did not close, before its process is killed
     """
     if not ray.is_initialized():
@@ -230,14 +230,14 @@ def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambd
 
 
 def _names_the_lost(failure: Exception) -> bool:
-    """Whether it says more of a lost GMI than its end does: who else noticed it, doing what."""
+    """Whether a peer's error names the lost GMI, and so adds who detected the loss and in which call."""
     return isinstance(failure, MemberLostError) or (
         isinstance(failure, PartnerLostError) and failure.has_ended
     )
 
 
 def _brief(error: ray.exceptions.RayError) -> str:
-    """The telling lines of Ray's text on a dead actor, as one."""
+    """The informative lines of Ray's message on a dead actor, joined."""
     lines = [line.strip() for line in str(error).splitlines()]
     kept = [
         line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))

@@ -1,6 +1,6 @@
-"""The roles' interfaces, in one file. T is time steps of a rollout, N environments of one GMI; batches are time first.
+"""Interfaces of the roles. T: steps of a rollout; N: environments of one GMI; batches are time first.
 
-The loop that a ``dp_only`` GMI runs, written against these interfaces::
+The training loop of a ``dp_only`` GMI in terms of these interfaces::
 
     obs = env.reset()
     for t in range(T):
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-if TYPE_CHECKING:  # plans, and what only watches, do not need torch; rollout needs EnvInfo
+if TYPE_CHECKING:  # planning and monitoring import this without torch; rollout imports EnvInfo
     from torch import Tensor
 
     from actors.policy_tensors import PolicyTensors
@@ -30,11 +30,11 @@ StateDict = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
-    """What a policy may do: a box of ``dim`` reals, one of ``num_choices`` choices, or ``dim`` choices at once."""
+    """Action space: a box of ``dim`` reals, one of ``num_choices`` options, or ``dim`` discrete choices at once."""
 
     kind: Literal["continuous", "discrete", "multi_discrete"]
     dim: int
-    """Size of one action: reals in the box; 1 for a discrete action; choices made at once for a multi-discrete one."""
+    """Size of one action: reals of a box; 1 for a discrete action; number of choices of a multi-discrete one."""
     num_choices: int = 0
     """Options of a discrete action; 0 for the others."""
     choices: tuple[int, ...] = ()
@@ -44,17 +44,17 @@ class ActionSpec:
 
     @property
     def is_discrete(self) -> bool:
-        """Whether actions are whole numbers, each counted from 0."""
+        """Whether actions are integers, each counted from 0."""
         return self.kind != "continuous"
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one action: () for a discrete one, else (dim,)."""
+        """Shape of one action: () for a discrete one, else (dim,)."""
         return () if self.kind == "discrete" else (self.dim,)
 
     @property
     def output_dim(self) -> int:
-        """What a policy network puts out: means, or logits of all options."""
+        """Number of outputs of a policy network: means, or logits of all options."""
         return {"continuous": self.dim, "discrete": self.num_choices, "multi_discrete": sum(self.choices)}[
             self.kind
         ]
@@ -65,28 +65,28 @@ class ObsPart:
     """A part of a flat observation: a vector, or the pixels of an image."""
 
     size: int
-    """Numbers in the flat observation."""
+    """Number of elements in the flat observation."""
     shape: tuple[int, ...]
-    """Of an image, (H, W, C) or, channels first, (C, H, W); of a vector, (size,)."""
+    """Shape of an image, (H, W, C) or, channels first, (C, H, W); of a vector, (size,)."""
     channels_last: bool = True
     scale: float = 1.0
     """Factor that brings pixels to [0, 1]."""
 
     @property
     def is_image(self) -> bool:
-        """Whether convolutions encode it."""
+        """Whether it is an image, which a CNN encodes."""
         return len(self.shape) == 3
 
     @property
     def channels_height_width(self) -> tuple[int, int, int]:
-        """Of an image."""
+        """(C, H, W) of an image."""
         first, second, third = self.shape
         return (third, first, second) if self.channels_last else (first, second, third)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvInfo:
-    """What a policy and a report need to know of an environment."""
+    """Description of an environment, for policies and reports."""
 
     env_id: str
     engine: str
@@ -95,23 +95,23 @@ class EnvInfo:
     max_episode_steps: int | None
     """Registered time limit; None where the environment has none."""
     obs_parts: tuple[ObsPart, ...] = ()
-    """How the flat observation is made up, where images are among it; empty: it is one vector."""
+    """Layout of a flat observation with images; empty: it is one vector."""
     reward_terms: tuple[str, ...] = ()
-    """Names of what its rewards are made of; empty where it does not tell."""
+    """Names of the terms of the reward; empty if the environment does not report them."""
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step of N environments returned, after auto-reset in the same step.
+    """Result of one step of N environments, with same-step auto-reset.
 
     Attributes:
-        obs: what to act on next; first observation of the new episode where one ended   (N, obs_dim) float32
+        obs: observation to act on next; after an episode end, the new episode's first   (N, obs_dim) float32
         rewards: reward of this step                                                     (N,) float32
         terminated: the task ended (no bootstrap)                                        (N,) bool
         truncated: the time limit cut the episode (bootstrap from final_obs)             (N,) bool
         final_ids: environments whose episode ended on this step                         (K,) int64
-        final_obs: their true last observation, before the reset                         (K, obs_dim) float32
-        reward_terms: what the rewards are made of, by ``EnvInfo.reward_terms``; None where there are no terms  (N, terms)
+        final_obs: their final observation, before the reset                             (K, obs_dim) float32
+        reward_terms: terms of the rewards, by ``EnvInfo.reward_terms``; None without terms    (N, terms)
     """
 
     obs: Tensor
@@ -124,20 +124,20 @@ class StepResult:
 
 
 class VecEnv(Protocol):
-    """``obs = env.reset()``; then ``env.step(actions)`` for ever: finished environments reset themselves.
+    """Vectorized environments with auto-reset: call ``reset`` once, then only ``step``.
 
-    Environment ``i`` draws its randomness from ``(seed, first_env_index + i, episode)`` alone, so that the same
-    global environment behaves alike whichever GMI hosts it. One that counts what goes wrong in its simulations has an
-    attribute ``sim_errors``, how many times what, by name, since it was made; others raise.
+    Environment ``i`` draws its randomness from ``(seed, first_env_index + i, episode)`` alone, so it behaves the same in
+    whichever GMI it runs. An environment that counts simulation errors has an attribute ``sim_errors``: counts by name
+    since its construction. Others raise.
     """
 
     num_envs: int
     info: EnvInfo
     resumes_episodes: bool
-    """Whether ``load_state_dict`` goes on within the saved episodes; else it starts new ones."""
+    """Whether ``load_state_dict`` continues the saved episodes; else it starts new ones."""
 
     def reset(self) -> Tensor:
-        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        """Start a new episode in every environment. Returns (N, obs_dim) float32."""
         ...
 
     def step(self, actions: Tensor) -> StepResult:
@@ -145,11 +145,11 @@ class VecEnv(Protocol):
         ...
 
     def state_dict(self) -> StateDict:
-        """What a later process needs to go on from here; engines that cannot say so return episode counters only."""
+        """State for a later restore; engines that do not expose their state return episode counters only."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Go on from a saved state. Returns the observation to act on next, (N, obs_dim) float32."""
+        """Restore a saved state. Returns the observation to act on next, (N, obs_dim) float32."""
         ...
 
     def close(self) -> None:
@@ -159,35 +159,35 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class RolloutEnv(VecEnv, Protocol):
-    """Environments that act, too: a whole rollout in one call, on the host."""
+    """Environments that also evaluate the policy: a whole rollout in one call, on the host."""
 
     def collect_rollout(
         self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
     ) -> Episodes:
-        """What T steps with the policy give, whose exploration noise is at ``iteration``.
+        """Fill a rollout with T steps of the policy.
 
         Args:
-            rollout: filled but for ``log_probs`` and ``running_returns``
+            rollout: to fill, except ``log_probs`` and ``running_returns``
             policy: on the host
-            iteration: position of the noise
-            running: return of each running episode, brought forward    (N,) float64
+            iteration: position of the exploration noise
+            running: return of each running episode; updated in place    (N,) float64
 
         Returns:
-            the episodes that ended, in the order of steps and then environments.
+            the episodes that ended, ordered by step, then environment.
         """
         ...
 
 
 @runtime_checkable
 class CoreSharingEnv(VecEnv, Protocol):
-    """Environments of which some can be stepped on cores of other GMIs, while those have nothing to do."""
+    """Environments that can be stepped in part on the idle cores of other GMIs."""
 
     def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """From now on, use cores that are lent. What is computed does not depend on it. Returns whether they are of use.
+        """From now on, also use idle cores of peers. Results do not depend on it. Returns whether cores are shared.
 
         Args:
-            cores: ids of each lender's logical cores, by rank
-            barrier_progress: who waits for this member lends its cores, and does not take them back before this one comes
+            cores: ids of each peer's logical cores, by rank
+            barrier_progress: a peer that waits for this member at a barrier stays idle until this member arrives
         """
         ...
 
@@ -202,14 +202,14 @@ class EnvFactory(Protocol):
 
 @dataclass(slots=True)
 class IterationResult:
-    """What one iteration of one GMI did. Values are named in rayagi.monitoring.catalogue."""
+    """Result of one iteration of one GMI. Metrics are named in rayagi.monitoring.catalogue."""
 
     iteration: int
     metrics: dict[str, float]
     episode_returns: list[float] = field(default_factory=list)
     episode_lengths: list[int] = field(default_factory=list)
     reward_terms: dict[str, list[float]] = field(default_factory=dict)
-    """Sums over each of these episodes, by the names of ``EnvInfo.reward_terms``."""
+    """Sums of each reward term over each of these episodes, by name."""
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class EvaluationResult:
 
 
 class Program(Protocol):
-    """What a GMI runs: roles wired together. Built inside the GMI's process by a ``ProgramFactory``."""
+    """What a GMI runs: its connected roles. Built inside the GMI's process by a ``ProgramFactory``."""
 
     def iterate(self) -> IterationResult:
         """One iteration: T steps of every environment, then the update."""
@@ -236,11 +236,11 @@ class Program(Protocol):
         ...
 
     def state_dict(self) -> StateDict:
-        """``{"shared": ..., "local": ...}``: what all replicas hold alike, and what is this GMI's own."""
+        """``{"shared": ..., "local": ...}``: state that is equal on all replicas, and this GMI's own."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; ``local`` may be missing (then environments start anew)."""
+        """Restore a saved state; without ``local``, environments restart."""
         ...
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ class Program(Protocol):
 
 
 class Workload(Protocol):
-    """What a GMI runs that is no reinforcement learning (actors.workload). Built by a ``WorkloadFactory``."""
+    """A user-defined workload of a GMI, other than reinforcement learning (actors.workload)."""
 
     def gmi_run(self, *args: Any, **kwargs: Any) -> Any:
         """The main routine, called on every GMI at once."""
@@ -261,28 +261,28 @@ class Workload(Protocol):
 
 
 class Acting(Protocol):
-    """What acts through a rollout with a policy as it was when this was made."""
+    """Acts through a rollout with the policy's parameters at the time of construction."""
 
     def __call__(self, t: int, obs: Tensor) -> Tensor:
-        """Fill step ``t`` of the rollout but for its outcome.
+        """Fill the agent's fields of step ``t`` of the rollout.
 
         Args:
             t: step within the rollout
             obs: raw observations to act on   (N, obs_dim)
 
         Returns:
-            actions on the host, (N, dim) or (N,), valid until the rollout is filled anew.
+            actions on the host, (N, dim) or (N,), valid until the next rollout.
         """
         ...
 
 
 class Policy(Protocol):
-    """What an agent acts with. ``observe`` normalises; the same normalised tensor goes to the learner."""
+    """An agent's policy. ``observe`` normalises; the learner trains on the same normalised tensor."""
 
     action: ActionSpec
 
     def observe(self, obs: Tensor) -> Tensor:
-        """Raw observations (..., obs_dim) to what the networks see, on the policy's device."""
+        """Normalise raw observations (..., obs_dim), on the policy's device."""
         ...
 
     def outputs(self, observed: Tensor) -> Tensor:
@@ -298,5 +298,5 @@ class Policy(Protocol):
         ...
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
-        """A faster way through a rollout than the functions above, where there is one."""
+        """A compiled kernel that replaces the functions above for a rollout; None if there is none."""
         ...

@@ -1,13 +1,13 @@
-"""Steps between GMIs: simulators in some, the agent that they share in another (GMI-DRL §3.1.1, Figures 5a, 5b, 6a and 6c).
+"""Step exchange between GMIs: simulators and their shared agent (GMI-DRL §3.1.1, Figures 5a, 5b, 6a and 6c).
 
-One small batch each way per step. A simulator tells what it sees, and steps as often as it is told actions; the agent waits
-for all its simulators, and acts on them in one forward pass::
+Each step sends one batch each way. A simulator sends observations and steps with the received actions. The agent waits for
+all its simulators and acts on their observations in one forward pass::
 
     simulator   first observations | actions -> step | actions -> step | ...   T times, then the next iteration
     agent       first observations -> act | step -> act | ...
 
-One forward pass for all, though the first to come wait for the last: it costs least (the papers' alpha), and what is
-computed depends on no timing. To the agent's loop they are one simulator: ``actors.collecting`` sees no difference.
+One forward pass for all simulators costs least (the papers' alpha), and results do not depend on timing. The price is that
+fast simulators wait for the slowest. To ``actors.collecting`` they look like one simulator.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 CHANNEL = "steps"
-"""Under which GMIs that exchange steps find each other."""
+"""Name of the channel, and prefix of its directory keys."""
 BETWEEN_ITERATIONS_S = 3600.0
-"""For the first message of an iteration: the partner may still learn or evaluate. One that has ended is noticed at once."""
+"""Time limit for the first message of an iteration: the partner may still train or evaluate. A loss is detected at once."""
 _SLOTS = 2
-"""A step, and the first observations of the next iteration, which may be told before the step is read."""
+"""A step, and the first observations of the next iteration, which may be sent before the step is read."""
 _CLOSE_S = 0.2
 
 
 def step_schema(info: EnvInfo) -> ExperienceSchema:
-    """What a simulator tells; a row is one environment's step.
+    """Schema of a simulator's messages; a row is one environment's step.
 
-    Rows of ``final_obs`` hold something only where an episode ended. The ragged part of a step needs no channel of its own
-    here: in shared memory, rows that nobody writes cost nothing, and a step stays one batch.
+    Rows of ``final_obs`` are valid only where an episode ended. They need no ragged channel: unwritten rows of shared
+    memory cost nothing, and a step stays one batch.
     """
     obs = (info.obs_dim,)
     return ExperienceSchema(
@@ -55,15 +55,15 @@ def step_schema(info: EnvInfo) -> ExperienceSchema:
 
 
 def action_schema(info: EnvInfo) -> ExperienceSchema:
-    """What an agent tells; a row is one environment's action."""
+    """Schema of an agent's messages; a row is one environment's action."""
     dtype = torch.int64 if info.action.is_discrete else torch.float32
     return ExperienceSchema("actions", (Field(name="actions", dtype=dtype, shape=info.action.shape),))
 
 
 class StepServer:
-    """A simulator's end: tells its observations to the agent, and steps when it gets actions.
+    """A simulator's end: sends observations to the agent, and steps with the actions it receives.
 
-    ``begin`` an iteration, then ``step`` as often as the agent does.
+    Call ``begin`` once per iteration, then ``step`` as often as the agent does.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class StepServer:
         """Open it; ``attach`` it before use.
 
         Args:
-            simulator: what is stepped
+            simulator: the simulator to step
             info: of its environments
-            num_envs: how many there are
-            place: which of the agent's simulators this is, from 0
-            agent: its name, for errors
-            limit_s: for the agent to answer a step
+            num_envs: number of its environments
+            place: number of this simulator among the agent's, from 0
+            agent: the agent's name, for errors
+            limit_s: time limit for the agent's actions
         """
         self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
@@ -89,30 +89,30 @@ class StepServer:
 
     @property
     def endpoint(self) -> str:
-        """Where the agent sends actions to."""
+        """Endpoint that the agent sends actions to."""
         return self._partner_inbox.consumer_endpoint.endpoint
 
     def attach(self, endpoint: str) -> None:
         """Connect to the agent. Both ends attach before either is used.
 
         Raises:
-            ChannelError: it is not there.
-            SchemaError: it has another environment in mind.
+            ChannelError: the agent's endpoint does not exist.
+            SchemaError: the agent's schema differs: another environment.
         """
         self._ring.attach(endpoint)
 
     def begin(self, iteration: int) -> None:
-        """Tell the agent what an iteration begins with."""
+        """Send the first observations of an iteration to the agent."""
         self._iteration, self._steps = iteration, 0
         reservation = self._ring.reserve(timeout_s=self._limit_s)
         reservation["obs"].copy_(self.simulator.obs)
         reservation.commit(version=iteration)
 
     def step(self) -> tuple[float, float]:
-        """One step with the agent's actions. Returns seconds in exchanging, waiting included, and in the simulator.
+        """One step with the agent's actions. Returns seconds of exchange, including waiting, and of simulation.
 
         Raises:
-            PartnerLostError: the agent is gone.
+            PartnerLostError: the agent is lost.
             ChannelTimeoutError: it does not answer.
             IterationMismatchError: it is in another iteration.
         """
@@ -138,17 +138,16 @@ class StepServer:
         reservation.commit(version=self._iteration)
 
     def close(self) -> None:
-        """Say goodbye to the agent. Safe to call twice."""
+        """Disconnect from the agent. Safe to call twice."""
         self._ring.close(_CLOSE_S)
         self._partner_inbox.consumer_endpoint.close()
 
 
 class RemoteSimulators:
-    """An agent's end: the simulators that it shares, as one.
+    """An agent's end: all its remote simulators, with the interface of one ``actors.simulator.Simulator``.
 
-    ``begin`` an iteration, then ``step``, as ``actors.simulator.Simulator`` does; what belongs to the environments (their
-    state, their episodes' returns) stays with them. Environments are in the order of the simulators. What ``step`` returned
-    is valid until the next.
+    Environment states and episode returns stay in the simulators' GMIs. Environments are in the order of the simulators.
+    The result of ``step`` is valid until the next step.
     """
 
     def __init__(
@@ -163,23 +162,23 @@ class RemoteSimulators:
         """Open it; ``attach`` it before use.
 
         Args:
-            info: of the environments, alike in all simulators
-            num_envs: of each simulator
+            info: of the environments, equal in all simulators
+            num_envs: number of environments of each simulator
             simulators: their names, for errors
-            limit_s: for a step of all of them
-            resumes_episodes: whether a saved state goes on within its episodes
+            limit_s: time limit for a step of all of them
+            resumes_episodes: whether restoring a saved state continues its episodes
         """
         self.info, self.num_envs, self.resumes_episodes = info, sum(num_envs), resumes_episodes
         self._limit_s = limit_s
         self._partner_inbox = PartnerInbox(step_schema(info), simulators)
         self._rings = [
-            # One for each: an outbox with several consumers would post to another what one of them can take no more.
+            # One ring per simulator: a ring with several consumers would reroute a lost consumer's batches to another.
             ProducerRing(action_schema(info), rows=count, slots=_SLOTS)
             for count in num_envs
         ]
         total = self.num_envs
         self.obs = torch.zeros(total, info.obs_dim)
-        """What to act on next, (N, obs_dim)."""
+        """Observations to act on next, (N, obs_dim)."""
         self._columns = {
             "obs": self.obs,
             "rewards": torch.zeros(total),
@@ -191,28 +190,28 @@ class RemoteSimulators:
         self._spans = spans
         self._parts = [{name: whole[span] for name, whole in self._columns.items()} for span in spans]
         self._early: dict[int, Batch] = {}
-        """Of simulators that have begun the next iteration before others have ended this one."""
+        """Batches of simulators that began the next iteration before others ended this one, by simulator."""
         self._iteration = self._steps = 0
         self.exchange_s = 0.0
-        """Seconds in exchanging since the iteration began, waiting for simulators included."""
+        """Seconds of exchange since the iteration began, including waiting for simulators."""
 
     @property
     def endpoint(self) -> str:
-        """Where simulators tell their steps."""
+        """Endpoint that simulators send their steps to."""
         return self._partner_inbox.consumer_endpoint.endpoint
 
     def attach(self, endpoints: Sequence[str]) -> None:
         """Connect to the simulators, in their order. Both ends attach before either is used.
 
         Raises:
-            ChannelError: one is not there.
-            SchemaError: one has another environment in mind.
+            ChannelError: a simulator's endpoint does not exist.
+            SchemaError: a simulator's schema differs: another environment.
         """
         for ring, endpoint in zip(self._rings, endpoints, strict=True):
             ring.attach(endpoint)
 
     def begin(self, iteration: int) -> None:
-        """Wait for the observations that an iteration begins with. Raises as ``step``."""
+        """Wait for the first observations of an iteration. Raises as ``step``."""
         started = time.perf_counter()
         self._iteration, self._steps = iteration, 0
         asked = f"the first observations of iteration {iteration + 1}"
@@ -221,10 +220,10 @@ class RemoteSimulators:
         self.exchange_s = time.perf_counter() - started
 
     def step(self, actions: Tensor) -> StepResult:
-        """Have every environment stepped; ``actions`` on the host, (N, dim) or (N,).
+        """Step every environment; ``actions`` on the host, (N, dim) or (N,).
 
         Raises:
-            PartnerLostError: a simulator is gone.
+            PartnerLostError: a simulator is lost.
             ChannelTimeoutError: one does not answer.
             IterationMismatchError: one is in another iteration.
         """
@@ -253,26 +252,26 @@ class RemoteSimulators:
         )
 
     def take_finished(self) -> tuple[list[float], list[int]]:
-        """Nothing: the simulators' GMIs report the episodes that ended."""
+        """Empty: the simulators' GMIs report the episodes that ended."""
         return [], []
 
     def take_reward_terms(self) -> dict[str, list[float]]:
-        """Nothing, likewise."""
+        """Empty, likewise."""
         return {}
 
     def take_sim_errors(self) -> dict[str, float]:
-        """Nothing, likewise."""
+        """Empty, likewise."""
         return {}
 
     def state_dict(self) -> StateDict:
-        """Nothing: the simulators' GMIs save their environments."""
+        """Empty: the simulators' GMIs save their environments."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """No-op: there is nothing to restore."""
 
     def close(self) -> None:
-        """Say goodbye to the simulators. Safe to call twice."""
+        """Disconnect from the simulators. Safe to call twice."""
         while self._early:
             self._early.popitem()[1].release()
         for ring in self._rings:
@@ -280,7 +279,7 @@ class RemoteSimulators:
         self._partner_inbox.consumer_endpoint.close()
 
     def _one_batch_per_simulator(self, asked: str, limit_s: float) -> Iterator[Batch]:
-        """A batch of every simulator, as they come; each is released when the next is asked for."""
+        """One batch of every simulator, in order of arrival; each is released when the next is requested."""
         missing = set(range(len(self._partner_inbox.names)))
         while missing:
             early = next((place for place in missing if place in self._early), None)

@@ -24,7 +24,7 @@ ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
 _MOST_CHANNELS = 4
 _MOST_OPTIONS = 1024
-"""Of one whole number of a box: with more, a logit for each is no sensible policy."""
+"""Most values of one integer in a Box action space: each needs a logit."""
 
 
 def is_registered(env_id: str) -> bool:
@@ -37,11 +37,11 @@ def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """One environment with flat observations.
 
     Raises:
-        EnvironmentOptionError: its package is missing, or it refuses the options.
+        EnvironmentOptionError: its package is missing, or it rejects the options.
         UnsupportedSpaceError: an image of more than three dimensions, or actions other than a flat box or choices.
     """
     options = dict(kwargs)
-    # A policy is trained and drawn on the same task, whose checker only warns about style.
+    # The checker only warns about style; training and rendering make the same environment.
     options.setdefault("disable_env_checker", True)
     try:
         env = gymnasium.make(env_id, **options)
@@ -65,7 +65,7 @@ def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
 
 
 def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-    """What policy and report need to know; makes one environment to ask it."""
+    """The environment's EnvInfo; makes one environment for it."""
     env = make_one(env_id, kwargs)
     try:
         return _info(env_id, env)
@@ -74,7 +74,7 @@ def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:
 
 
 def _unflattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Space[Any]:
-    """The space of what ``make_one`` made flat."""
+    """The observation space before ``make_one`` flattened it."""
     return env.env.observation_space if isinstance(env, FlattenObservation) else env.observation_space
 
 
@@ -97,12 +97,13 @@ def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
 
 
 def observation_parts(env_id: str, space: gymnasium.Space[Any]) -> tuple[ObsPart, ...]:
-    """How FlattenObservation lays out an observation: images, and vectors of everything else.
+    """Layout of an observation after FlattenObservation: images, and vectors of everything else.
 
-    Boxes of three dimensions are images, and boxes of bytes of two: with the channels last where there are at most four.
+    A Box of three dimensions, or a uint8 Box of two, is an image. Channels are last if that dimension is at most four, or at
+    most the first.
 
     Raises:
-        UnsupportedSpaceError: an image of more dimensions.
+        UnsupportedSpaceError: a Box of more than three dimensions.
     """
     if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         members = space.spaces.values() if isinstance(space, gymnasium.spaces.Dict) else space.spaces
@@ -125,12 +126,12 @@ def observation_parts(env_id: str, space: gymnasium.Space[Any]) -> tuple[ObsPart
 
 
 def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
-    """What a policy may do in an action space.
+    """The ActionSpec of an action space.
 
-    A box of whole numbers is a choice of each, and so is a binary vector.
+    An integer Box and a MultiBinary are multi-discrete.
 
     Raises:
-        UnsupportedSpaceError: neither a flat box, nor choices.
+        UnsupportedSpaceError: neither a one-dimensional Box nor a discrete space.
     """
     starts = first_options(space)
     if starts is not None:
@@ -148,7 +149,7 @@ def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
 
 
 def first_options(space: gymnasium.Space[Any]) -> NDArray[np.int64] | None:
-    """The first option of each choice of an action space of several, (dim,); None for other spaces."""
+    """First option of each choice of a multi-discrete action space, (dim,); None for other spaces."""
     if isinstance(space, gymnasium.spaces.MultiDiscrete) and len(space.shape) == 1:
         return space.start.astype(np.int64)
     if isinstance(space, gymnasium.spaces.MultiBinary) and len(space.shape) == 1:
@@ -161,7 +162,7 @@ def first_options(space: gymnasium.Space[Any]) -> NDArray[np.int64] | None:
 
 
 def _options(space: gymnasium.Space[Any]) -> NDArray[np.int64]:
-    """How many options each choice has, (dim,)."""
+    """Number of options of each choice, (dim,)."""
     if isinstance(space, gymnasium.spaces.MultiDiscrete):
         return space.nvec.astype(np.int64)
     if isinstance(space, gymnasium.spaces.MultiBinary):
@@ -171,7 +172,7 @@ def _options(space: gymnasium.Space[Any]) -> NDArray[np.int64]:
 
 
 def to_space(space: gymnasium.Space[Any], actions: NDArray[Any]) -> NDArray[Any]:
-    """A policy's actions, (N, ...), as the space has them: reals clipped to the box, choices from their first option on."""
+    """Convert a policy's actions, (N, ...), to the space: reals are clipped to the Box, choices offset by ``start``."""
     if isinstance(space, gymnasium.spaces.Discrete):
         return actions.reshape(-1).astype(np.int64) + int(space.start)
     starts = first_options(space)
@@ -182,20 +183,20 @@ def to_space(space: gymnasium.Space[Any], actions: NDArray[Any]) -> NDArray[Any]
 
 
 def episode_seed(seed: int, env_index: int, episode: int) -> int:
-    """A 63-bit seed of one environment, from the run's seed, its global index and the episode at which it is seeded."""
+    """63-bit seed of one environment, from the run's seed, its global index and the episode."""
     words = [seed % 2**64, env_index, episode]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
 class GymnasiumVecEnv:
-    """Implements VecEnv on a SyncVectorEnv that resets in the same step.
+    """Implements VecEnv on a SyncVectorEnv with same-step auto-reset.
 
-    Gymnasium seeds a generator per environment, once, and later episodes draw on from there; the seed comes
-    from (seed, global index), so an environment's course does not depend on which GMI hosts it. Steps run on one
-    thread: most of these environments hold the interpreter lock.
+    Gymnasium seeds one generator per environment once; later episodes continue it. The seed depends on (seed, global
+    index), so an environment's trajectory does not depend on the GMI that hosts it. Steps run on one thread: most of these
+    environments hold the GIL.
 
-    An environment whose reward or observation is not finite ends its episode: terminated, with a reward of 0 and the last
-    finite observation. It is counted in ``sim_errors`` and begins anew.
+    A non-finite reward or observation terminates the episode, with a reward of 0 and the last finite observation. It is
+    counted in ``sim_errors``, and the environment is reset.
     """
 
     resumes_episodes = False
@@ -223,11 +224,11 @@ class GymnasiumVecEnv:
 
     @property
     def sim_errors(self) -> Mapping[str, int]:
-        """Times that an environment left the finite numbers, since the beginning."""
+        """Number of non-finite steps since the construction."""
         return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
-        """Start a new episode everywhere. Returns (N, obs_dim) float32."""
+        """Start a new episode in every environment. Returns (N, obs_dim) float32."""
         self._episode += 1
         self._elapsed[:] = 0
         seeds = [
@@ -240,7 +241,7 @@ class GymnasiumVecEnv:
         return _float32(obs)
 
     def step(self, actions: Tensor) -> StepResult:
-        """Advance every environment; real actions are clipped to the action range, choices count from 0.
+        """Advance every environment; continuous actions are clipped to the Box, choices count from 0.
 
         Raises:
             SimulationError: an action, or an episode's first observation, is not finite.
@@ -253,6 +254,7 @@ class GymnasiumVecEnv:
         final_obs = np.zeros((0, self.info.obs_dim), dtype=np.float32)
         if final_ids.size:
             final_obs = np.stack([info["final_obs"][i] for i in final_ids])
+        # State that each action led to: the final observation where an episode ended.
         reached = obs.copy()
         reached[final_ids] = final_obs
         unstable = ~(np.isfinite(rewards) & np.isfinite(reached).all(axis=1))
@@ -290,11 +292,11 @@ class GymnasiumVecEnv:
             raise SimulationError(self._first_env_index + i, int(self._elapsed[i]), quantity)
 
     def state_dict(self) -> StateDict:
-        """Episode counters: Gymnasium environments do not tell their state."""
+        """Episode counters: Gymnasium environments do not expose their state."""
         return {"episode": self._episode.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Start new episodes, seeded unlike the saved ones. Returns their first observation."""
+        """Start new episodes with other seeds than the saved ones. Returns their first observation."""
         check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
         self._episode[:] = state["episode"]
         return self.reset()

@@ -1,4 +1,4 @@
-"""Every environment of Gymnasium's registry, through its own vector environments."""
+"""Environment provider for Gymnasium's registry."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rayagi.envs.providers import VecEnvArgs
 
 
 class GymnasiumProvider:
-    """Implements Family. None is listed: there are many, and they are Gymnasium's."""
+    """Implements EnvProvider. Lists no ids: the registry belongs to Gymnasium."""
 
     engines: tuple[str, ...] = (gymnasium_adapter.ENGINE,)
 
     def ids(self) -> Iterable[str]:
-        """None."""
+        """Empty: no ids are listed."""
         return ()
 
     def knows(self, env_id: str) -> bool:
@@ -24,18 +24,18 @@ class GymnasiumProvider:
         return gymnasium_adapter.is_registered(env_id)
 
     def description(self, env_id: str) -> str:
-        """None is listed."""
+        """Empty: no ids are listed."""
         return ""
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """Gymnasium checks options when it makes an environment."""
+        """No-op: Gymnasium checks options when it makes an environment."""
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """Makes one environment to ask it."""
+        """Describe the environment; makes one instance for it."""
         return gymnasium_adapter.describe(env_id, kwargs)
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
-        """In this process, one after the other."""
+        """Make a vectorized environment that steps its environments in sequence in this process."""
         return gymnasium_adapter.GymnasiumVecEnv(
             env_id,
             kwargs,
