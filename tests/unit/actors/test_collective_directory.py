@@ -1,4 +1,4 @@
-"""The directory that the collective keeps: the latest incarnation of who says something counts."""
+"""The directory of the rendezvous actor: the latest incarnation of an announcer wins."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from actors.rendezvous_actor import RendezvousActor
 
 
-def test_announcements_are_found_by_the_begin_of_their_keys():
+def test_announcements_are_found_by_key_prefix():
     collective = RendezvousActor(1)
     collective.announce("consumers/experience/1", "b")
     collective.announce("consumers/experience/0", "a")
@@ -24,8 +24,8 @@ def test_announcements_are_found_by_the_begin_of_their_keys():
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1), st.randoms(use_true_random=False)
 )
-def test_whatever_is_repeated_in_whatever_order_the_latest_incarnation_stands(said, random):
-    """(incarnation, value) of one key; each incarnation says one value, and repeats it."""
+def test_the_latest_incarnation_wins_in_any_order(said, random):
+    """(incarnation, value) of one key; each incarnation announces one value, repeatedly."""
     values = dict(said)
     repeated = [(incarnation, values[incarnation]) for incarnation in values for _ in range(3)]
     random.shuffle(repeated)

@@ -1,4 +1,4 @@
-"""GMIs that exchange steps find each other, or say who is missing or out of reach."""
+"""Endpoint exchange: partners attach to each other, or the missing or unreachable one is named."""
 
 import threading
 
@@ -13,7 +13,7 @@ NAMES = {0: "GMI 0 (simulator)", 1: "GMI 1 (simulator)", 2: "GMI 2 (agent)"}
 
 
 def partner(directory, index, partners, attached, limit_s=20.0):
-    """A GMI that meets its partners; what it attached to."""
+    """A GMI that exchanges endpoints with its partners; the endpoints it attached to."""
     exchange_endpoints(
         directory,
         "steps",
@@ -43,7 +43,7 @@ def test_each_attaches_to_its_partners_in_their_order():
     }
 
 
-def test_who_does_not_come_is_named():
+def test_a_missing_partner_is_named():
     directory = RendezvousActor(3)
     directory.announce("steps/0", f"{host_identity()} /proc/0/fd/0")
     with pytest.raises(
@@ -53,7 +53,7 @@ def test_who_does_not_come_is_named():
         partner(directory, 2, [0, 1], {}, limit_s=0.05)
 
 
-def test_who_comes_and_does_not_attach_is_named():
+def test_a_partner_that_does_not_attach_is_named():
     directory, attached = RendezvousActor(3), {}
     directory.announce("steps/0", f"{host_identity()} /proc/0/fd/0")
     with pytest.raises(ChannelTimeoutError, match=r"GMI 0 \(simulator\) has not attached"):

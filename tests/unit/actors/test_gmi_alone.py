@@ -15,7 +15,7 @@ from placement.types import Slice
 
 
 class Counting:
-    """A program that sums its rank over the group, and fails when told to."""
+    """A program that sums its rank over the group, and fails in iteration ``fail_at``."""
 
     def __init__(self, context, fail_at=None):
         self.context, self.fail_at = context, fail_at
@@ -79,7 +79,7 @@ def joined_pair(factory, other_factory=None):
     return pair
 
 
-def test_a_program_that_is_built_again_takes_the_place_of_the_first_which_is_closed():
+def test_building_again_closes_and_replaces_the_first_program():
     made = []
 
     def factory(context):
@@ -100,7 +100,7 @@ def test_a_gmi_reads_as_its_identity():
     assert repr(alone) == f"GMI 0/1 {alone.identity.slice.label()} simulator+trainer Ant-v5"
 
 
-def test_a_gmi_that_entered_its_slice_says_where_the_process_is():
+def test_a_gmi_that_entered_its_slice_reports_its_placement():
     threads = torch.get_num_threads()
     try:
         entering = gmi()
@@ -113,7 +113,7 @@ def test_a_gmi_that_entered_its_slice_says_where_the_process_is():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_program_on_a_gpu_that_is_not_there_fails_with_one_message():
+def test_a_program_on_a_missing_gpu_fails_with_one_message():
     gmi_slice = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
     identity = GmiIdentity(index=0, num_gmis=1, slice=gmi_slice, roles=("trainer",), task="Ant-v5")
     with pytest.raises(SliceError, match=r"Wanted 0.5 of a GPU; there is no CUDA device in process"):
@@ -121,7 +121,7 @@ def test_a_program_on_a_gpu_that_is_not_there_fails_with_one_message():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_gmis_that_meet_on_a_gpu_that_is_not_there_fail_with_the_same_message():
+def test_gmis_that_join_on_a_missing_gpu_fail_with_the_same_message():
     gmi_slice = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
     meeting = RendezvousActor(2)
     pair = [

@@ -1,4 +1,4 @@
-"""What this process holds, held at most, and gives back: on Linux, which tells."""
+"""Resident memory, its peak, and releasing freed memory, on Linux."""
 
 import sys
 
@@ -14,7 +14,7 @@ def touched(size):
     return bytearray(b"\1" * size)
 
 
-def test_the_peak_outlives_what_was_held_and_can_be_forgotten():
+def test_the_peak_outlives_the_memory_and_can_be_reset():
     if not reset_peak():
         pytest.skip("this system does not let a process forget its peak")
     before = resident_bytes()
@@ -27,8 +27,8 @@ def test_the_peak_outlives_what_was_held_and_can_be_forgotten():
     assert peak_bytes() < before + 32 * MIB
 
 
-def test_freed_memory_is_given_back():
-    # Many small pieces: they lie in the arena, which the C library keeps, and not in mappings of their own.
+def test_freed_memory_is_released():
+    # Many small blocks: they are in the arena, which the C library keeps, not in separate mappings.
     pieces = [bytes(bytearray(1024)) for _ in range(64 * 1024)]
     held = resident_bytes()
     del pieces

@@ -47,16 +47,16 @@ def test_a_simulator_counts_episodes_as_they_end():
 
 
 def with_terms(env):
-    """The rewards in two parts."""
+    """The rewards as two terms."""
     step = env.step
     env.info = replace(env.info, reward_terms=("near", "effort"))
 
-    def told(actions):
+    def step_with_terms(actions):
         result = step(actions)
         effort = -actions.square().sum(-1)
         return replace(result, reward_terms=torch.stack((result.rewards - effort, effort), -1))
 
-    env.step = told
+    env.step = step_with_terms
     return env
 
 
@@ -84,7 +84,7 @@ def test_sums_saved_by_a_task_with_other_terms_are_left():
     assert simulator.take_reward_terms()["effort"] == [-2.0 * (LIMIT - 1)] * 2
 
 
-def test_a_simulator_tells_new_faults_by_metric_and_none_where_none_are_counted():
+def test_a_simulator_reports_new_sim_errors_by_metric_and_none_if_not_counted():
     env = PointEnv(2, 0, seed=1)
     simulator = Simulator(env)
     assert simulator.take_sim_errors() == {}
@@ -106,7 +106,7 @@ def test_a_restored_simulator_goes_on_in_the_middle_of_an_episode():
     assert simulator.take_finished() == restored.take_finished()
 
 
-def test_collecting_stores_what_was_seen_done_and_returned():
+def test_collecting_stores_observations_actions_and_step_results():
     simulator, agent = Simulator(PointEnv(2, 0, seed=1)), Agent(TowardsOrigin())
     rollout = Rollout.allocate(LIMIT + 2, 2, simulator.env.info, torch.device("cpu"))
     first = simulator.obs.clone()

@@ -1,4 +1,4 @@
-"""What a rollout says of the episodes that ended in it."""
+"""Rollout.finals: final observations of the episodes that ended in a rollout."""
 
 import torch
 
@@ -18,17 +18,17 @@ def rollout():
     return Rollout.allocate(3, 4, INFO, torch.device("cpu"))
 
 
-def test_ends_are_told_by_step_and_then_by_environment():
+def test_finals_are_ordered_by_step_then_environment():
     ended, final_obs = rollout(), torch.arange(24.0).view(3, 4, 2)
     ended.terminated[2, 3] = ended.truncated[2, 0] = ended.terminated[0, 1] = True
     steps, ids = ended.gather_finals(final_obs)
     assert steps.tolist() == [0, 2, 2]
     assert ids.tolist() == [1, 0, 3]
-    told = [(step, envs.tolist(), obs.tolist()) for step, envs, obs in ended.finals]
-    assert told == [(0, [1], [[2.0, 3.0]]), (2, [0, 3], [[16.0, 17.0], [22.0, 23.0]])]
+    ended_at = [(step, envs.tolist(), obs.tolist()) for step, envs, obs in ended.finals]
+    assert ended_at == [(0, [1], [[2.0, 3.0]]), (2, [0, 3], [[16.0, 17.0], [22.0, 23.0]])]
 
 
-def test_without_ends_what_was_told_before_is_gone():
+def test_without_episode_ends_finals_are_cleared():
     ended = rollout()
     ended.finals.append((0, torch.tensor([1]), torch.zeros(1, 2)))
     steps, ids = ended.gather_finals(torch.zeros(3, 4, 2))

@@ -1,4 +1,4 @@
-"""Simulators in other GMIs are to their agent what a simulator of its own is, and a partner that goes is named."""
+"""Step exchange: remote simulators equal a local one, and a lost partner is named."""
 
 import os
 import signal
@@ -74,7 +74,7 @@ def assert_same(found, expected):
 
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.integers(1, 20))
-def test_simulators_elsewhere_are_one_simulator_to_the_last_bit(num_envs, num_steps):
+def test_remote_simulators_equal_one_simulator_bitwise(num_envs, num_steps):
     remote, servers = connected(num_envs)
     serving = Serving(servers, num_steps)
     local = Simulator(PointEnv(sum(num_envs), 0, 7))
@@ -134,7 +134,7 @@ def test_steps_reuse_their_memory():
     assert servers[0]._ring._shape.slots == 2
 
 
-def test_discrete_actions_travel_as_numbers():
+def test_discrete_actions_are_sent_as_integers():
     point = PointEnv(2, 0, 7).info
     info = replace(point, action=ActionSpec(kind="discrete", dim=1, num_choices=4))
     (field,) = action_schema(info).fields
@@ -166,10 +166,10 @@ def test_a_simulator_that_leaves_is_named_with_the_step():
         remote.step(push(2, 4))
     assert raised.value.partner == "simulator 1"
     remote.close()
-    (told,) = first.join()
-    assert isinstance(told, PartnerLostError)
-    assert told.partner == "the agent"
-    assert "the actions of step 4 of iteration 1" in str(told)
+    (error,) = first.join()
+    assert isinstance(error, PartnerLostError)
+    assert error.partner == "the agent"
+    assert "the actions of step 4 of iteration 1" in str(error)
 
 
 def test_a_silent_simulator_is_named_with_the_time_limit():
@@ -180,7 +180,7 @@ def test_a_silent_simulator_is_named_with_the_time_limit():
         remote.step(push(0, 4))
 
 
-def test_gmis_in_different_iterations_notice():
+def test_gmis_in_different_iterations_raise():
     remote, servers = connected([2])
     serving = Serving(servers, num_steps=1)
     with pytest.raises(
@@ -188,8 +188,8 @@ def test_gmis_in_different_iterations_notice():
     ):
         remote.begin(5)
     remote.close()
-    (told,) = serving.join()
-    assert isinstance(told, PartnerLostError)
+    (error,) = serving.join()
+    assert isinstance(error, PartnerLostError)
 
 
 def _simulate(pipe, agent):
@@ -241,7 +241,7 @@ def received(pipe):
     return pipe.recv()
 
 
-def test_a_killed_simulator_is_named_and_a_simulator_is_told_when_its_agent_leaves(process):
+def test_a_killed_simulator_is_named_and_a_simulator_detects_that_its_agent_left(process):
     remote = RemoteSimulators(PointEnv(1, 0, 7).info, [2], simulators=["simulator 0"], limit_s=LIMIT_S)
     pipe, child = process(_simulate, remote.endpoint)
     remote.attach([received(pipe)])
@@ -268,7 +268,7 @@ def test_a_killed_agent_is_named(process):
     while received(pipe) < 5:
         pass
     os.kill(child.pid, signal.SIGKILL)
-    (told,) = serving.join()
-    assert isinstance(told, PartnerLostError)
-    assert told.partner == "GMI 0 (agent)"
-    assert "its process has ended" in str(told)
+    (error,) = serving.join()
+    assert isinstance(error, PartnerLostError)
+    assert error.partner == "GMI 0 (agent)"
+    assert "its process has ended" in str(error)

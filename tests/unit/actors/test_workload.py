@@ -1,4 +1,4 @@
-"""Workloads that are no reinforcement learning, with GMIs as threads: the non-RL example, groups and messages."""
+"""User-defined workloads with GMIs as threads: the non-RL example, groups and messages."""
 
 import threading
 
@@ -43,7 +43,7 @@ def run_gmis(num_gmis, program, *args, run=()):
 
 
 class Roles(GmiProgram):
-    """0 and 2 add up their numbers; 1 is told by 2."""
+    """GMIs 0 and 2 all-reduce their values; GMI 2 sends the result to GMI 1."""
 
     def __init__(self, context, offset):
         super().__init__(context)
@@ -83,5 +83,5 @@ def test_heat_in_strips_is_the_whole_plate_to_the_last_bit(num_gmis, size):
     assert [largest for _, largest in answers] == [change] * num_gmis
 
 
-def test_rows_are_dealt_without_gaps():
+def test_rows_are_partitioned_without_gaps():
     assert [list(rows_of(index, 3, 5)) for index in range(3)] == [[0], [1, 2], [3, 4]]

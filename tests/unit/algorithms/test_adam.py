@@ -57,7 +57,7 @@ def test_the_first_step_by_hand():
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_what_torch_saved_is_gone_on_from_in_place(number):
+def test_a_state_of_torch_is_restored_in_place(number):
     ours, reference = both()
     for seed in range(number):
         step(ours, reference, RATES[0], seed)
@@ -72,7 +72,7 @@ def test_what_torch_saved_is_gone_on_from_in_place(number):
     assert {name: tensor.data_ptr() for name, tensor in fresh.tensors().items()} == addresses
 
 
-def test_what_it_saved_it_goes_on_from():
+def test_a_saved_state_is_restored():
     ours, reference = both()
     for seed in range(2):
         step(ours, reference, RATES[0], seed)

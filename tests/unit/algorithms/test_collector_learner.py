@@ -1,4 +1,4 @@
-"""Collectors and learners apart: in step they make the updates of dp_only, whoever collects and whoever learns."""
+"""Separate collectors and learners: in lockstep their updates equal those of dp_only."""
 
 import threading
 from dataclasses import replace
@@ -116,7 +116,7 @@ def dp_only(spec, number):
 
 @pytest.mark.parametrize("num_learners", [1, 2])
 @pytest.mark.parametrize("spec", [SPEC, IMPALA], ids=["ea_t with ppo", "decoupled with impala at lag 0"])
-def test_in_step_the_updates_are_those_of_dp_only(spec, num_learners):
+def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners):
     expected, reference = dp_only(spec, 6)
     results = run_gmis(spec, 2, num_learners, after(6))
     for other, *of_learners in zip(expected, *(found for found, _ in results[2:]), strict=True):
@@ -134,7 +134,7 @@ def test_in_step_the_updates_are_those_of_dp_only(spec, num_learners):
 
 
 def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_within_the_bound():
-    """A collector that goes without a goodbye, as a killed one does, is replaced under its number."""
+    """A collector that ends without disconnecting, as a killed one does, is replaced under its producer number."""
     spec = replace(IMPALA, learning=replace(IMPALA.learning, max_lag=2))
     _, successor_of, learner_of = identities(spec, 2, 1)
     directory = RendezvousActor(3)

@@ -1,4 +1,4 @@
-"""Who sends to whom: every collector has one learner, and channels' numbers say which."""
+"""Dataflow topology: every collector has one learner, given by its producer number."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ counts = st.integers(1, 9).flatmap(lambda most: st.tuples(st.just(most), st.inte
 
 
 @given(counts)
-def test_in_step_every_collector_sends_to_the_learner_that_its_number_names(numbers):
+def test_in_lockstep_every_collector_sends_to_the_learner_that_its_number_names(numbers):
     collectors, learners = numbers
     dataflow = flow_of("ea_t", collectors, learners)
     producers = [dataflow.producer_of(collector) for collector in range(collectors)]
@@ -44,7 +44,7 @@ def test_in_step_every_collector_sends_to_the_learner_that_its_number_names(numb
 
 
 @given(counts, st.integers(1, 9))
-def test_out_of_step_learners_share_what_an_update_takes(numbers, rollouts):
+def test_without_lockstep_learners_share_what_an_update_takes(numbers, rollouts):
     collectors, learners = numbers
     dataflow = flow_of(
         "decoupled", collectors, learners, num_envs=16, on_stale="drop", rollouts_per_update=rollouts
@@ -66,7 +66,7 @@ def test_out_of_step_learners_share_what_an_update_takes(numbers, rollouts):
         ("decoupled", {"max_lag": 2, "on_stale": "correct"}, False, True, MAX_SLOTS, None),
     ],
 )
-def test_a_bound_on_lag_is_slots_in_step_and_a_limit_out_of_step(
+def test_a_bound_on_lag_is_slots_in_lockstep_and_a_limit_otherwise(
     template, impala, lockstep, free_running, slots, max_lag
 ):
     dataflow = flow_of(template, 2, 1, **impala)

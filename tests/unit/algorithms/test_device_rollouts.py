@@ -1,4 +1,4 @@
-"""Rollouts and updates as a GPU repeats them, run step by step on a CPU beside the ordinary ones."""
+"""Captured rollouts and updates, run eagerly on a CPU and compared with the ordinary ones."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_resumed_run_continues_to_the_last_bit():
 
 
 def elsewhere(program, log_probs=None):
-    """The program's rollout as a collector in another GMI sends it: without what only an agent in this one knows."""
+    """The program's rollout as a remote collector sends it: without ``obs`` and ``outputs``."""
     own = program.rollout
     head = program.learner.policy.model.head
     done = own.terminated | own.truncated
@@ -108,7 +108,7 @@ def collected(settings):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala", "a3c"])
-def test_a_rollout_from_elsewhere_is_learned_from_as_ones_own(algorithm):
+def test_a_received_rollout_gives_the_same_update_as_a_local_one(algorithm):
     here, there = collected(spec(algorithm, **{**ONE_PASS, "num_epochs": 2}))
     expected = here.learner.learn(here.rollout, 0)
     found = there.learner.learn(elsewhere(there), 0)
@@ -172,7 +172,7 @@ def test_the_gradient_on_another_policys_experience_is_the_papers(clip_ratio):
     assert ("clip_fraction" in metrics) is (clip_ratio is not None)
 
 
-def test_a3c_does_not_ask_which_policy_acted_and_impala_does():
+def test_a3c_ignores_the_behaviour_policy_and_impala_does_not():
     changed = {}
     for algorithm in ("a3c", "impala"):
         one, other = collected(spec(algorithm, **ONE_PASS))
@@ -182,13 +182,13 @@ def test_a3c_does_not_ask_which_policy_acted_and_impala_does():
     assert changed == {"a3c": False, "impala": True}
 
 
-def test_every_epoch_estimates_anew():
+def test_every_epoch_recomputes_the_estimates():
     program, _ = collected(spec("impala", **{**ONE_PASS, "num_epochs": 3}))
-    training, seen = program.learner, []
+    training, recorded = program.learner, []
     estimate = training.estimate
-    training.estimate = lambda *args, first: seen.append(estimate(*args, first=first)) or seen[-1]
+    training.estimate = lambda *args, first: recorded.append(estimate(*args, first=first)) or recorded[-1]
     training.learn(elsewhere(program), 0)
-    targets = [estimates.targets for estimates, _ in seen]
+    targets = [estimates.targets for estimates, _ in recorded]
     assert len(targets) == 3
     assert not torch.equal(targets[0], targets[1])
 
@@ -213,7 +213,7 @@ def test_the_number_of_environments_may_change_from_rollout_to_rollout():
 
 
 def test_training_improves_the_point_on_stale_experience():
-    """Every rollout is learned from two updates late."""
+    """Every rollout is trained on with a policy lag of two updates."""
     settings = spec("impala", **{**ONE_PASS, "num_epochs": 4, "learning_rate": 3e-3})
     program = build(replace(settings, gmi=GmiSpec(num_envs=16)))
     before, waiting = program.evaluate(20, seed=99).mean_return(), []

@@ -58,23 +58,23 @@ def run_gmis(spec, num_gmis, work):
     return results
 
 
-class Lending(SoloCommunicator):
-    """Remembers the memory that it lent."""
+class RecordingCommunicator(SoloCommunicator):
+    """Records the buffers that it allocated."""
 
     def __init__(self):
         super().__init__()
-        self.lent = []
+        self.buffers = []
 
     def buffer(self, numel, dtype):
-        self.lent.append(super().buffer(numel, dtype))
-        return self.lent[-1]
+        self.buffers.append(super().buffer(numel, dtype))
+        return self.buffers[-1]
 
 
 def test_back_propagation_writes_gradients_into_the_communicator_s_memory():
-    communicator = Lending()
+    communicator = RecordingCommunicator()
     program = build(communicator=communicator)
     program.iterate()
-    (memory,) = communicator.lent
+    (memory,) = communicator.buffers
     flat, model = program.learner.updater.flat, program.learner.policy.model
     assert flat.gradients.data_ptr() == memory.data_ptr()
     assert memory.abs().sum() > 0
@@ -85,7 +85,7 @@ def test_back_propagation_writes_gradients_into_the_communicator_s_memory():
 
 def gradients_of_an_update(program):
     """The reduced gradients of the first update, before clipping."""
-    seen = []
+    gradients = []
     learner = program.learner.updater
     update = learner._compiled
 
@@ -93,13 +93,13 @@ def gradients_of_an_update(program):
         rows = []
         for order in orders:
             rows.append(update(fields, order.unsqueeze(0), learning_rate)[0])
-            seen.append(learner.flat.gradients.clone())
+            gradients.append(learner.flat.gradients.clone())
         return torch.cat(rows), 0.0
 
     one_by_one.values = update.values
     learner._compiled = one_by_one
     program.iterate()
-    return seen
+    return gradients
 
 
 def test_one_gmi_of_2n_and_two_gmis_of_n_have_the_same_gradients():

@@ -41,62 +41,68 @@ def assert_alike(one, other):
     )
 
 
-def test_a_follower_acts_to_the_last_bit_as_what_was_published_last():
+def test_a_subscriber_equals_the_newest_published_policy_bitwise():
     directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
-    publisher, follower = ParameterPublisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
+    publisher, subscriber = (
+        ParameterPublisher(teacher, directory, 0),
+        ParameterSubscriber(pupil, directory, 0),
+    )
     publisher.publish(0)
-    assert follower.read(1.0) == 0
+    assert subscriber.read(1.0) == 0
     assert_alike(teacher, pupil)
     learn(teacher, 0.25)
     publisher.publish(1)
     learn(teacher, 0.5)
     publisher.publish(2)
-    assert follower.read(1.0) == 2
+    assert subscriber.read(1.0) == 2
     assert_alike(teacher, pupil)
-    state = follower.state_dict()
+    state = subscriber.state_dict()
     assert state["iteration"] == 2
     torch.testing.assert_close(state["learner"]["model"], teacher.model.state_dict(), rtol=0, atol=0)
     publisher.close()
-    follower.close()
+    subscriber.close()
 
 
 def test_what_a_learner_published_last_stays_until_its_successor_publishes():
     directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
-    first, follower = ParameterPublisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
+    first, subscriber = ParameterPublisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
     first.publish(7)
-    assert follower.read(1.0) == 7
+    assert subscriber.read(1.0) == 7
     first.close()
-    assert follower.read(1.0) == 7
+    assert subscriber.read(1.0) == 7
     assert_alike(teacher, pupil)
     successor = policy(3)
     second = ParameterPublisher(successor, directory, 0)
-    assert follower.read(1.0) == 7  # made, and nothing published
+    assert subscriber.read(1.0) == 7  # made, and nothing published
     second.publish(5)
-    assert follower.read(1.0) == 5
+    assert subscriber.read(1.0) == 5
     assert_alike(successor, pupil)
     second.close()
-    follower.close()
+    subscriber.close()
 
 
-def test_a_version_that_goes_back_begins_a_new_board():
+def test_an_older_version_opens_a_new_store():
     directory, teacher, pupil = RendezvousActor(1), policy(1), policy(2)
-    publisher, follower = ParameterPublisher(teacher, directory, 0), ParameterSubscriber(pupil, directory, 0)
+    publisher, subscriber = (
+        ParameterPublisher(teacher, directory, 0),
+        ParameterSubscriber(pupil, directory, 0),
+    )
     publisher.publish(9)
-    assert (follower.read(1.0), publisher.version) == (9, 9)
+    assert (subscriber.read(1.0), publisher.version) == (9, 9)
     learn(teacher, 1.0)
     publisher.publish(4)
-    follower.forget()
-    assert (follower.read(1.0), publisher.version) == (4, 4)
+    subscriber.forget()
+    assert (subscriber.read(1.0), publisher.version) == (4, 4)
     assert_alike(teacher, pupil)
     publisher.close()
-    follower.close()
+    subscriber.close()
 
 
-def test_before_anything_is_published_a_follower_waits_and_says_for_whom():
-    follower = ParameterSubscriber(policy(1), RendezvousActor(1), 3)
+def test_before_the_first_publish_a_subscriber_times_out_and_names_the_learner():
+    subscriber = ParameterSubscriber(policy(1), RendezvousActor(1), 3)
     with pytest.raises(ChannelTimeoutError, match="learner 'parameters/3' has not published any"):
-        follower.read(0.05)
-    assert follower.state_dict()["iteration"] == 0
+        subscriber.read(0.05)
+    assert subscriber.state_dict()["iteration"] == 0
 
 
 def test_a_learner_on_another_host_is_refused():

@@ -1,4 +1,4 @@
-"""Who works with whom, by hand."""
+"""Role assignments checked by hand."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ E, A, T, AT, EAT = (
 )
 
 
-def test_simulators_are_shared_out_in_even_runs():
+def test_agents_serve_even_contiguous_ranges_of_simulators():
     assignment = RoleAssignment((E, E, E, AT, AT), (4, 4, 2, 0, 0))
     assert (assignment.simulators, assignment.agents) == ((0, 1, 2), (3, 4))
     assert assignment.simulators_of(3) == (0, 1)

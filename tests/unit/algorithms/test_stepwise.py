@@ -217,9 +217,9 @@ def test_a_nan_of_a_simulator_stops_all_before_the_update():
     assert isinstance(agent, NonFiniteError)
     assert "a reward became NaN or infinite in iteration 3 (rollout step 3, environment 4)" in str(agent)
     assert sorted(weights) == [0, 1, 2]
-    for told in simulators:
-        assert isinstance(told, PartnerLostError)
-        assert "GMI 2 (agent+trainer) was lost" in str(told)
+    for error in simulators:
+        assert isinstance(error, PartnerLostError)
+        assert "GMI 2 (agent+trainer) was lost" in str(error)
 
 
 def test_a_simulator_that_fails_is_named():
@@ -241,7 +241,7 @@ def test_a_simulator_that_fails_is_named():
     assert first.partner == "GMI 2 (agent+trainer)"
 
 
-def test_environments_that_cannot_resume_start_anew_with_their_returns():
+def test_environments_that_cannot_resume_restart_with_zero_returns():
     class Forgetful(PointEnv):
         resumes_episodes = False
 

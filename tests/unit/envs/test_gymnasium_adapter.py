@@ -168,14 +168,14 @@ def test_spaces_that_no_policy_of_ours_serves_are_refused():
         env_info("ScriptedSequence-v0")
 
 
-def test_an_option_that_the_environment_refuses_is_named():
+def test_an_option_that_the_environment_rejects_is_named():
     with pytest.raises(
         EnvironmentOptionError, match=r"CartPole-v1: Gymnasium cannot make it with .*gravitas"
     ):
         env_info("CartPole-v1", kwargs={"gravitas": 3})
 
 
-def test_an_environment_that_leaves_the_finite_numbers_is_counted_and_begins_anew():
+def test_a_non_finite_environment_is_counted_and_reset():
     env = make("ScriptedReal-v0", first=4, nan_at=3)
     env.reset()
     for _ in range(2):
@@ -196,7 +196,7 @@ def test_an_action_that_is_not_finite_stops():
         env.step(torch.tensor([[0.0], [float("nan")]]))
 
 
-def test_a_restored_adapter_starts_episodes_that_it_has_not_seen():
+def test_a_restored_adapter_starts_new_episodes():
     env = make("CartPole-v1")
     first = env.reset()
     state = env.state_dict()

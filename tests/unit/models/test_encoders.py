@@ -138,12 +138,12 @@ def test_pixels_are_left_alone_and_vectors_are_normalised():
     policy = new_policy(RunSpec(env=EnvSpec(id=BARS)), info, torch.device("cpu"))
     obs = torch.tensor([[100.0] * 1296 + [1.0, 5.0], [200.0] * 1296 + [3.0, 5.0]])
     policy.normaliser.update(policy.normaliser.moments_of(obs))
-    seen = policy.observe(obs)
-    assert torch.equal(seen[:, :1296], obs[:, :1296])
-    torch.testing.assert_close(seen[:, 1296], torch.tensor([-1.0, 1.0]), rtol=1e-4, atol=0)
+    observed = policy.observe(obs)
+    assert torch.equal(observed[:, :1296], obs[:, :1296])
+    torch.testing.assert_close(observed[:, 1296], torch.tensor([-1.0, 1.0]), rtol=1e-4, atol=0)
     again = new_policy(RunSpec(env=EnvSpec(id=BARS)), info, torch.device("cpu"))
     again.normaliser.load_state_dict(policy.normaliser.state_dict())
-    assert torch.equal(again.observe(obs), seen)
+    assert torch.equal(again.observe(obs), observed)
     assert new_policy(RunSpec(), env_info(BARS), torch.device("cpu")).normaliser is None
 
 

@@ -37,7 +37,7 @@ def test_hidden_weights_are_orthogonal_with_gain_root_two():
     assert torch.allclose(weight @ weight.T, 2 * torch.eye(4), atol=1e-5)
 
 
-def test_gradients_land_in_the_flat_bucket_and_steps_reach_the_layers():
+def test_gradients_are_written_to_the_flat_bucket_and_steps_reach_the_layers():
     model = ActorCritic(INFO, NetworkSpec(hidden=(4,)))
     reference = ActorCritic(INFO, NetworkSpec(hidden=(4,)))
     flat = FlatParameters(model)
@@ -115,7 +115,7 @@ def test_the_gradient_norm_does_not_depend_on_the_number_of_threads():
     assert norms[0] == pytest.approx(torch.linalg.vector_norm(flat.gradients.double()).item(), rel=1e-6)
 
 
-def test_the_observation_normaliser_is_the_identity_until_it_has_seen_something():
+def test_the_observation_normaliser_is_the_identity_before_its_first_update():
     normaliser = ObservationNormaliser(2, clip=10.0, device=torch.device("cpu"))
     assert normaliser(torch.tensor([[1.0, -20.0]])).tolist() == [[1.0, -10.0]]
     # column 0: mean 2, std 1; column 1: mean 0, std 2
@@ -130,13 +130,13 @@ def test_rewards_are_divided_by_the_spread_of_the_running_return():
     scaler = RewardScaler(num_envs=1, gamma=0.5)
     rewards, done = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([[False], [True], [False]])
     # running returns: 1, then 0.5 * 1 + 2 = 2.5 (ends), then 3
-    seen = scaler.observe(rewards, done)
+    moments = scaler.observe(rewards, done)
     values = [1.0, 2.5, 3.0]
     mean = sum(values) / 3
     variance = sum((value - mean) ** 2 for value in values) / 3
-    assert seen.mean.item() == pytest.approx(mean)
-    assert seen.variance().item() == pytest.approx(variance)
-    scaler.update(seen)
+    assert moments.mean.item() == pytest.approx(mean)
+    assert moments.variance().item() == pytest.approx(variance)
+    scaler.update(moments)
     assert scaler(rewards).flatten().tolist() == pytest.approx(
         [r / variance**0.5 for r in (1.0, 2.0, 3.0)], rel=1e-5
     )
