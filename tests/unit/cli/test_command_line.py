@@ -148,7 +148,10 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
         ),
         (("train", "rayagi/Ant-v0", "--set", "env.kwargs.reset_noise=wide"), "reset_noise is 'wide'"),
         (("train", "rayagi/Ant-v0", "--set", "env.engine=nonsense"), "there is no engine 'nonsense'"),
-        (("train", "isaaclab/X", "--set", "env.kwargs.python=/no/python"), "python=/no/python is no executable here"),
+        (
+            ("train", "isaaclab/X", "--set", "env.kwargs.python=/no/python"),
+            "python=/no/python is no executable here",
+        ),
         (("policy-server", "runs/x", "--port", "0", "--token-file", "no.txt"), "no.txt: No such file"),
         (("plan", "isaacgym/Ant"), "has no package 'isaacgym'"),
     ],
