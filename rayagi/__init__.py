@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     A3C: type[GmiAlgorithm]
     IMPALA: type[GmiAlgorithm]
     PPO: type[GmiAlgorithm]
+    TRPO: type[GmiAlgorithm]
     A3CConfig: type[GmiConfig]
     ImpalaConfig: type[GmiConfig]
     PPOConfig: type[GmiConfig]
+    TRPOConfig: type[GmiConfig]
 
 __version__ = "0.1.0"
 

@@ -64,6 +64,7 @@ def cases() -> list[Case]:
             "--set",
             "gmi.threads_per_gmi=1",
         ),
+        "trpo_half_cheetah": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "trpo"),
         "impala_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala", "--template", "dp_only"),
         "a3c_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "a3c", "--template", "dp_only"),
         "impala_decoupled": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala"),

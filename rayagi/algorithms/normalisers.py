@@ -52,7 +52,8 @@ class ObservationNormaliser:
 
     def moments_of(self, obs: Tensor) -> Moments:
         """Moments of the normalised columns of raw observations (..., obs_dim)."""
-        kept = obs.reshape(-1, obs.shape[-1])[:, self._columns]
+        columns = self._columns if isinstance(self._columns, slice) else self._columns.to(obs.device)
+        kept = obs.reshape(-1, obs.shape[-1])[:, columns]
         return Moments.from_batch(kept)
 
     def update(self, batch: Moments) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from rayagi.algorithms.registry import DEFINITIONS, SECTIONS, names_of
 from rayagi.config.convert import merged, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.presets import preset
@@ -72,10 +73,29 @@ def _from_yaml(file: Path, source: str, env_id: str | None, algorithm: str | Non
             raise ConfigError("env.id", NO_VALUE, "names no task", "give env.id, or `rayagi train TASK`")
         if "algorithm" in data:
             algorithm = given.algorithm
+        _refuse_settings_of_others(data, algorithm or "ppo")
         base = preset(env_id, algorithm or "ppo")
         return checked(run_spec_from_dict(merged(run_spec_to_dict(base), data)))
     except ConfigError as error:
         raise error.at(f"{file}: {error.path}") from error
+
+
+def _refuse_settings_of_others(data: Mapping[str, Any], algorithm: str) -> None:
+    """A file that has settings, but none of the run's algorithm, forgot to name the algorithm.
+
+    A run's own config.yaml may hold sections of every algorithm.
+
+    Raises:
+        ConfigError: the section, and whose it is.
+    """
+    own = DEFINITIONS[algorithm].section if algorithm in DEFINITIONS else algorithm
+    others = [section for section in SECTIONS if section in data]
+    if others and own not in others:
+        owner = " or ".join(names_of(others[0]))
+        reason = f"holds settings of {owner}, and the run is one of {algorithm}"
+        raise ConfigError(
+            others[0], NO_VALUE, reason, f"add algorithm: {names_of(others[0])[0]}, or rename the section"
+        )
 
 
 def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

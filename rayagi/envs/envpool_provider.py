@@ -58,11 +58,14 @@ class EnvPoolProvider:
                 env_id, f"{space} of observations", "use a task whose observation is one flat Box"
             )
         limit = int(spec.config.max_episode_steps)
+        action = action_spec(env_id, actions)
+        if action.kind == "multi_discrete":
+            raise UnsupportedSpaceError(env_id, f"{actions} of actions", "use engine gymnasium")
         return EnvInfo(
             env_id=env_id,
             engine=ENGINE,
             obs_dim=int(space.shape[0]),
-            action=action_spec(env_id, actions),
+            action=action,
             max_episode_steps=None if limit == _NO_LIMIT else limit,
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from rayagi.envs.user_class import user_module
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
 _MOST_CHANNELS = 4
+_LEAST_PIXELS = 10
 _MOST_OPTIONS = 1024
 """Most values of one integer in a Box action space: each needs a logit."""
 
@@ -99,9 +99,6 @@ def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
 def observation_parts(env_id: str, space: gymnasium.Space[Any]) -> tuple[ObsPart, ...]:
     """Layout of an observation after FlattenObservation: images, and vectors of everything else.
 
-    A Box of three dimensions, or a uint8 Box of two, is an image. Channels are last if that dimension is at most four, or at
-    most the first.
-
     Raises:
         UnsupportedSpaceError: a Box of more than three dimensions.
     """
@@ -109,20 +106,42 @@ def observation_parts(env_id: str, space: gymnasium.Space[Any]) -> tuple[ObsPart
         members = space.spaces.values() if isinstance(space, gymnasium.spaces.Dict) else space.spaces
         return tuple(part for member in members for part in observation_parts(env_id, member))
     if isinstance(space, gymnasium.spaces.Box):
-        bytes_ = space.dtype == np.uint8
-        if len(space.shape) == _IMAGE_DIMS or (len(space.shape) == _IMAGE_DIMS - 1 and bytes_):
-            shape = tuple(map(int, space.shape if len(space.shape) == _IMAGE_DIMS else (*space.shape, 1)))
-            last = shape[-1] <= _MOST_CHANNELS or shape[-1] <= shape[0]
-            scale = 1 / 255 if bytes_ else 1.0
-            return (ObsPart(size=math.prod(shape), shape=shape, channels_last=last, scale=scale),)
         if len(space.shape) > _IMAGE_DIMS:
             raise UnsupportedSpaceError(
                 env_id,
                 f"Box{space.shape}",
                 "join its frames and channels to an image of three dimensions (gymnasium.wrappers)",
             )
+        image = _image_part(space)
+        if image is not None:
+            return (image,)
     size = gymnasium.spaces.flatdim(space) if space.is_np_flattenable else 0
     return (ObsPart(size=size, shape=(size,)),)
+
+
+def _image_part(space: gymnasium.spaces.Box) -> ObsPart | None:
+    """An image: a Box of three dimensions, or of two with bytes, of at least _LEAST_PIXELS in height and width.
+
+    The channels are the dimension that differs from two equal ones; else the last, if it is at most four or at most the
+    first. Smaller boxes, such as the boards of games, are vectors.
+    """
+    is_gray = len(space.shape) == _IMAGE_DIMS - 1 and space.dtype == np.uint8
+    if len(space.shape) != _IMAGE_DIMS and not is_gray:
+        return None
+    first, second, third = map(int, (*space.shape, 1) if is_gray else space.shape)
+    has_equal_pair = first == second or second == third
+    channels_last = first == second if has_equal_pair else third <= _MOST_CHANNELS or third <= first
+    bounded = (
+        bool(np.isfinite(space.high).all()) and float(space.low.min()) >= 0 and float(space.high.max()) > 0
+    )
+    part = ObsPart(
+        size=first * second * third,
+        shape=(first, second, third),
+        channels_last=channels_last,
+        scale=1 / float(space.high.max()) if bounded else 1.0,
+    )
+    _, height, width = part.channels_height_width
+    return part if min(height, width) >= _LEAST_PIXELS else None
 
 
 def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:

@@ -67,7 +67,8 @@ class PolicyClient:
             obs: one (obs_dim,), or several (rows, obs_dim)
 
         Returns:
-            (dim,) or (rows, dim) float32; for discrete actions () or (rows,) int64, counted from 0.
+            (dim,) or (rows, dim) float32; for discrete actions () or (rows,) int64; for several choices (dim,) or
+            (rows, dim) int64. Choices count from 0.
 
         Raises:
             PolicyRefusedError: the server rejected them, with the reason.
@@ -203,9 +204,7 @@ class _SocketConnection:
             raise PolicyRefusedError(body.decode(errors="replace"))
         if kind != Kind.ACTIONS or request != self._request:
             raise FrameError(f"{kind.name} of request {request} came where {self._request} was asked")
-        if self._info["action"]["kind"] == "discrete":
-            return np.frombuffer(body, dtype="<i8")
-        return np.frombuffer(body, dtype="<f4").reshape(len(rows), -1)
+        return decoded_actions(body, self._info["action"]["kind"], len(rows))
 
     def info(self, timeout_s: float) -> dict[str, Any]:
         self._connected(timeout_s)
@@ -250,3 +249,17 @@ def _reason(content: bytes) -> str:
         return str(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
         return content.decode(errors="replace")[:500]
+
+
+def decoded_actions(body: bytes, kind: str, num_rows: int) -> NDArray[Any]:
+    """Actions of a frame, whose bytes are little-endian float32, or int64 for whole numbers.
+
+    Args:
+        body: of the frame
+        kind: of the server's ActionSpec
+        num_rows: of the request
+    """
+    if kind == "continuous":
+        return np.frombuffer(body, dtype="<f4").reshape(num_rows, -1)
+    choices = np.frombuffer(body, dtype="<i8")
+    return choices if kind == "discrete" else choices.reshape(num_rows, -1)

@@ -37,6 +37,9 @@ class TRPOSpec(LearningSpec):
             yield from at_least_one(f"{section}.{name}", getattr(self, name))
         if not 0 < self.backtrack_ratio < 1:
             yield ConfigError(f"{section}.backtrack_ratio", self.backtrack_ratio, "must be between 0 and 1")
+        if self.target_kl != LearningSpec().target_kl:
+            reason = "is for a step size that adapts, and TRPO has none"
+            yield ConfigError(f"{section}.target_kl", self.target_kl, reason, f"use {section}.max_kl")
         if self.entropy_coef:
             reason = "has no place in TRPO, whose surrogate is the gain alone"
             yield ConfigError(f"{section}.entropy_coef", self.entropy_coef, reason, "leave it at 0")
@@ -54,7 +57,7 @@ TRPO = AlgorithmDefinition(
     section="trpo",
     templates=("dp_only", "ea_t", "e_at", "dp_mp"),
     learner="rayagi.algorithms.trpo.learner:TRPOLearner",
-    preset={"lr_schedule": "constant", "learning_rate": 1e-3},
+    preset={"lr_schedule": "constant", "learning_rate": 1e-3, "target_kl": LearningSpec().target_kl},
     metrics=(
         LearningMetric(
             name="backtracks",

@@ -61,8 +61,8 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
 
         direction = conjugate_gradient(fisher_product, gradient, spec.cg_iterations)
         # The longest step within the bound: beta = sqrt(2 delta / s^T F s) (appendix C).
-        curvature = direction @ fisher_product(direction)
-        step = (2 * spec.max_kl / curvature.clamp(min=1e-12)).sqrt() * direction
+        curvature = dot(direction, fisher_product(direction))
+        step = (2 * spec.max_kl / curvature.clamp(min=torch.finfo(curvature.dtype).tiny)).sqrt() * direction
         accepted, backtracks = self._line_search(measured, start, step, gain.detach())
         with torch.no_grad():
             for parameter, values in zip(parameters, _like(accepted, parameters), strict=True):
@@ -125,18 +125,33 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, iter
     """
     x, residual = torch.zeros_like(target), target.clone()
     search = residual.clone()
-    squared = residual @ residual
+    squared = dot(residual, residual)
     enough = 1e-20 * squared
     for _ in range(iterations):
-        if squared <= enough:
-            break
         image = product(search)
-        alpha = squared / (search @ image)
+        along = dot(search, image)
+        # Rounding can leave a direction without curvature, from where on an iteration would only lose.
+        if squared <= enough or along <= 0:
+            break
+        alpha = squared / along
         x = x + alpha * search
         residual = residual - alpha * image
-        before, squared = squared, residual @ residual
+        before, squared = squared, dot(residual, residual)
         search = residual + squared / before * search
     return x
+
+
+_ROW = 512
+"""Elements that one thread adds up."""
+
+
+def dot(one: Tensor, other: Tensor) -> Tensor:
+    """The scalar product of two vectors, alike to the last bit whatever the number of threads: summed row by row.
+
+    Trainers with other thread counts take the same step, and stop at the same iteration.
+    """
+    products = pad(one * other, (0, -len(one) % _ROW))
+    return products.view(-1, _ROW).sum(1).sum()
 
 
 def _policy_parameters(model: ActorCritic) -> tuple[list[str], list[Tensor]]:

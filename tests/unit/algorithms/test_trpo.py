@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from rayagi.algorithms.trpo import TRPOSpec
-from rayagi.algorithms.trpo.learner import conjugate_gradient
+from rayagi.algorithms.trpo.learner import conjugate_gradient, dot
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -55,6 +55,23 @@ def test_conjugate_gradient_solves_a_system_in_as_many_iterations_as_it_has_unkn
     matrix, target = half @ half.T + torch.eye(7, dtype=torch.float64), torch.arange(7, dtype=torch.float64)
     found = conjugate_gradient(lambda vector: matrix @ vector, target, 7)
     torch.testing.assert_close(found, torch.linalg.solve(matrix, target), rtol=1e-8, atol=1e-10)
+
+
+def test_sums_are_alike_to_the_last_bit_whatever_the_number_of_threads():
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(200_001, generator=generator) for _ in range(2))
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(dot(one, other).item())
+    assert len(set(found)) == 1
+    assert found[0] == pytest.approx(float(one.double() @ other.double()), abs=1e-2)
+
+
+def test_conjugate_gradient_stops_where_there_is_no_curvature():
+    matrix = torch.diag(torch.tensor([2.0, 0.0]))
+    found = conjugate_gradient(lambda vector: matrix @ vector, torch.tensor([0.0, 1.0]), 10)
+    assert torch.equal(found, torch.zeros(2))
 
 
 def test_conjugate_gradient_of_nothing_is_nothing():
@@ -169,6 +186,7 @@ def test_training_improves_the_point():
         ({"max_kl": 0.0}, "trpo.max_kl = 0.0: must be finite and greater than 0"),
         ({"cg_iterations": 0}, "trpo.cg_iterations = 0: must be at least 1"),
         ({"backtrack_ratio": 1.0}, "trpo.backtrack_ratio = 1.0: must be between 0 and 1"),
+        ({"target_kl": 0.05}, "trpo.target_kl = 0.05: .* use trpo.max_kl"),
         ({"entropy_coef": 0.01}, "trpo.entropy_coef = 0.01: has no place in TRPO"),
         ({"lr_schedule": "kl_adaptive"}, "trpo.lr_schedule = 'kl_adaptive': .* use 'constant' or 'linear'"),
     ],

@@ -44,6 +44,17 @@ def test_a_file_or_the_command_line_names_the_algorithm_and_with_it_the_template
     assert (spec.algorithm, spec.learning.max_lag) == ("impala", 1)
 
 
+def test_a_file_with_the_settings_of_another_algorithm_only_is_refused(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("env: {id: Ant-v5}\ntrpo: {max_kl: 0.5}\n")
+    with pytest.raises(
+        ConfigError, match=r"trpo: holds settings of trpo, and the run is one of ppo; add algorithm: trpo"
+    ):
+        load_config_file(path)
+    path.write_text("algorithm: trpo\nenv: {id: Ant-v5}\ntrpo: {max_kl: 0.5}\n")
+    assert load_config_file(path).learning.max_kl == 0.5
+
+
 def test_an_empty_yaml_file_is_the_preset(tmp_path):
     assert load_config_file(written(tmp_path, "a.yaml", ""), "Ant-v5") == preset("Ant-v5")
 

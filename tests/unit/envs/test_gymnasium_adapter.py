@@ -54,7 +54,7 @@ class Scripted(gymnasium.Env):
 
 REAL = spaces.Box(-1, 1, (2,), np.float32)
 PAIR = spaces.Dict({"a": spaces.Box(-1, 1, (2, 3), np.float32), "b": spaces.Discrete(4)})
-IMAGE = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -159,8 +159,8 @@ def test_real_actions_are_clipped_to_the_action_range():
 @pytest.mark.parametrize("env_id", ["ScriptedImage-v0", "ScriptedImageInDict-v0"])
 def test_images_are_parts_of_the_flat_observation(env_id):
     info = env_info(env_id)
-    assert info.obs_dim == 8 * 8 * 3
-    assert [(part.shape, part.is_image) for part in info.obs_parts] == [((8, 8, 3), True)]
+    assert info.obs_dim == 12 * 12 * 3
+    assert [(part.shape, part.is_image) for part in info.obs_parts] == [((12, 12, 3), True)]
 
 
 def test_spaces_that_no_policy_of_ours_serves_are_refused():

@@ -48,6 +48,11 @@ def one_thread():
         (spaces.Box(0, 255, (4, 84, 84), np.uint8), [((4, 84, 84), False, 1 / 255)]),
         (spaces.Box(0, 255, (84, 84), np.uint8), [((84, 84, 1), True, 1 / 255)]),
         (spaces.Box(0.0, 1.0, (3, 40, 50), np.float32), [((3, 40, 50), False, 1.0)]),
+        (spaces.Box(0.0, 255.0, (84, 84, 3), np.float32), [((84, 84, 3), True, 1 / 255)]),
+        (spaces.Box(0, 10, (19, 19, 24), np.uint8), [((19, 19, 24), True, 0.1)]),
+        (spaces.Box(-1.0, 1.0, (96, 84, 84), np.float32), [((96, 84, 84), False, 1.0)]),
+        (spaces.Box(0, 255, (7, 7, 3), np.uint8), [((147,), True, 1.0)]),  # a board, no picture
+        (spaces.Box(0, 255, (4, 2), np.uint8), [((8,), True, 1.0)]),
         (spaces.Box(-1.0, 1.0, (5,)), [((5,), True, 1.0)]),
         (spaces.Box(-1.0, 1.0, (5, 2)), [((10,), True, 1.0)]),
         (

@@ -20,10 +20,11 @@ from saved_runs import save, saved_run
 
 from rayagi.config.convert import run_spec_from_dict
 from rayagi.run.folder import open_run
-from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError
+from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError, decoded_actions
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server import server as server_module
 from rayagi.serving.policy_server.frames import HEADER, Kind, frame, header
+from rayagi.serving.policy_server.requests import encoded
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback
 from rayagi.serving.source import saved_policy
@@ -362,3 +363,16 @@ def until(true, limit_s=60.0):
             return
         ended.wait(0.02)
     raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize(
+    ("kind", "actions"),
+    [
+        ("multi_discrete", np.array([[1, 2, 0], [0, 1, 3]])),
+        ("discrete", np.array([4, 0, 7])),
+        ("continuous", np.array([[0.5, -1.0], [2.0, 0.25]], np.float32)),
+    ],
+)
+def test_a_frame_of_actions_is_what_was_sent(kind, actions):
+    received = decoded_actions(encoded(actions, "raw"), kind, len(actions))
+    assert (received.dtype, received.tolist()) == (actions.dtype, actions.tolist())
