@@ -194,7 +194,8 @@ class Group:
 class Chaos:
     """The rounds, one after the other, of one group."""
 
-    def __init__(self, group: Group, seed: int) -> None:
+    def __init__(self, group: Group, seed: int, limit_s: float) -> None:
+        self._limit_s = limit_s
         self._group = group
         self._random = random.Random(seed)
         for _ in range(group.full):
@@ -244,7 +245,7 @@ class Chaos:
             kill.closing_s.append(event.closed - event.at)
             if not {kill.pid for kill in kills} & set(event.lost_pids):
                 found.problems.append(f"names nobody who was killed: {event.text}")
-            if kill.detection_s[-1] > LIMIT_S:
+            if kill.detection_s[-1] > self._limit_s:
                 found.problems.append(f"noticed after {kill.detection_s[-1]:.2f} s: {event.text}")
             if event.left_behind:
                 found.problems.append(f"left behind: {event.left_behind}")
@@ -283,8 +284,10 @@ def _shared_files() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
-def run(num_rounds: int, *, world_size: int, hosts: int, transport: str, seed: int) -> list[Round]:
-    """All rounds; prints each that failed.
+def run(
+    num_rounds: int, *, world_size: int, hosts: int, transport: str, seed: int, limit_s: float = LIMIT_S
+) -> list[Round]:
+    """All rounds; prints each that failed. ``limit_s``: within which a loss must be noticed.
 
     Raises:
         TimeoutError: no next generation formed, or a process did not end.
@@ -293,7 +296,7 @@ def run(num_rounds: int, *, world_size: int, hosts: int, transport: str, seed: i
     rounds = []
     with _Host(ctx=_context) as host:
         group = Group(host.RendezvousActor(world_size), world_size, hosts, transport)
-        chaos = Chaos(group, seed)
+        chaos = Chaos(group, seed, limit_s)
         for number in range(num_rounds):
             rounds.append(chaos.round(number))
             left = _shared_files() - shared
