@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actors.agent import Agent
 from actors.errors import NonFiniteError
-from actors.protocols import EnvFactory, EvaluationResult, StepResult, VecEnv
+from actors.protocols import EnvFactory, EvaluationResult, Policy, StepResult, VecEnv
 from actors.rollout import Rollout
 
 _MOST_ENVS = 64
@@ -57,6 +57,7 @@ def collect(simulator: StepSource, agent: Agent, rollout: Rollout, noise: Tensor
         row.terminated.copy_(step.terminated)
         row.truncated.copy_(step.truncated)
         if len(step.final_ids):
+            agent.reset(step.final_ids)
             rollout.finals.append((t, step.final_ids.clone(), step.final_obs.clone()))
         times.act_s += acted - started
     rollout.last_obs.copy_(simulator.obs)
@@ -79,14 +80,14 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
 
 
 def evaluate_in_new_envs(
-    make_env: EnvFactory, agent: Agent, num_episodes: int, *, seed: int, num_threads: int
+    make_env: EnvFactory, policy: Policy, num_episodes: int, *, seed: int, num_threads: int
 ) -> EvaluationResult:
-    """``evaluate`` in new environments, separate from those of training."""
+    """``evaluate`` with an agent of its own in new environments, separate from those of training."""
     env = make_env(
         num_envs=min(num_episodes, _MOST_ENVS), first_env_index=0, seed=seed, num_threads=num_threads
     )
     try:
-        return evaluate(env, agent, num_episodes)
+        return evaluate(env, Agent(policy), num_episodes)
     finally:
         env.close()
 
@@ -107,6 +108,7 @@ def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:
     while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
         step = env.step(agent.act_greedily(simulator_obs))
         simulator_obs = step.obs
+        agent.reset(step.final_ids)
         running += step.rewards
         lengths += 1
         # On a task without a time limit, an endless episode counts with its return so far.

@@ -7,6 +7,7 @@ draws the same numbers without stored generator state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -75,24 +76,38 @@ def minibatch_orders(
     num_steps: int,
     num_epochs: int,
     num_minibatches: int,
+    sequence_length: int = 1,
 ) -> Tensor:
     """Sample indices of each minibatch, into a flattened (T, N) batch.
 
-    Shape (num_epochs, num_minibatches, T * N / num_minibatches), int64.
+    Shape (num_epochs, num_minibatches, T * N / num_minibatches), int64. A minibatch of n sequences of L steps is (L, n),
+    flattened.
 
-    Each environment's steps are shuffled separately, and a minibatch has T / num_minibatches steps of every environment.
-    So the union of all GMIs' m-th minibatches is the same set for every layout of the same environments: 1 GMI of 2N and
-    2 GMIs of N run the same algorithm.
+    Each environment's sequences are shuffled separately, and a minibatch has an equal share of every environment's. So the
+    union of all GMIs' m-th minibatches is the same set for every layout of the same environments: 1 GMI of 2N and 2 GMIs of
+    N run the same algorithm. If an environment has too few sequences, a group of neighbours is shuffled together.
 
     Raises:
-        ValueError: num_minibatches does not divide num_steps.
+        ValueError: sequence_length does not divide num_steps, or the environments do not form whole groups.
     """
-    if num_steps % num_minibatches:
-        raise ValueError(f"num_minibatches={num_minibatches} does not divide rollout_length={num_steps}")
-    keys = np.empty((num_epochs, num_steps, num_envs))
-    envs = range(first_env_index, first_env_index + num_envs)
+    # The fewest environments whose sequences can be shared equally by all minibatches.
+    group = num_minibatches // math.gcd(num_steps // sequence_length, num_minibatches)
+    if num_steps % sequence_length or num_envs % group or first_env_index % group:
+        raise ValueError(
+            f"sequences of {sequence_length} of {num_steps} steps and {num_minibatches} minibatches need a multiple of "
+            f"{group} environments, not {num_envs} from {first_env_index}"
+        )
+    per_env = num_steps // sequence_length
+    groups = num_envs // group
+    # One random key for each sequence of a group; sequences in the order of their keys go to the minibatches in turn.
+    keys = np.empty((num_epochs, group * per_env, groups))
+    envs = range(first_env_index, first_env_index + num_envs, group)
     for i, generator in enumerate(environment_generators(seed, envs, "order", iteration)):
-        keys[:, :, i] = generator.random((num_epochs, num_steps))
-    steps = np.argsort(keys, axis=1)
-    flat = steps * num_envs + np.arange(num_envs)
+        keys[:, :, i] = generator.random((num_epochs, group * per_env))
+    chosen = np.argsort(keys, axis=1)
+    # Sequence q of a group is the (q % per_env)-th of the group's environment q // per_env.
+    env = chosen // per_env + group * np.arange(groups)
+    starts = chosen % per_env * sequence_length * num_envs + env
+    starts = starts.reshape(num_epochs, num_minibatches, 1, -1)
+    flat = starts + num_envs * np.arange(sequence_length).reshape(-1, 1)
     return torch.from_numpy(flat.reshape(num_epochs, num_minibatches, -1))

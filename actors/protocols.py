@@ -280,6 +280,8 @@ class Policy(Protocol):
     """An agent's policy. ``observe`` normalises; the learner trains on the same normalised tensor."""
 
     action: ActionSpec
+    state_dim: int
+    """Numbers of one environment's state of a recurrent policy; 0: not recurrent."""
 
     def observe(self, obs: Tensor) -> Tensor:
         """Normalise raw observations (..., obs_dim), on the policy's device."""
@@ -289,8 +291,16 @@ class Policy(Protocol):
         """Distribution parameters, (..., output_dim): means, or logits."""
         ...
 
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """A recurrent policy's distribution parameters (N, output_dim), and its states (N, state_dim) after the step."""
+        ...
+
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions from outputs and noise of the same shape (see actors.noise)."""
+        ...
+
+    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
+        """Exploration noise of rollout ``number``, (T, N, output_dim) float32, on the policy's device."""
         ...
 
     def mode(self, outputs: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class Rollout:
         log_probs: log probability of each action under the behaviour policy   (T, N) float32
         running_returns: discounted return of the episode so far, at each step (T, N) float32, host
         final_obs: observation after each action, before any reset          (T, N, obs_dim) float32
+        states: of a recurrent policy, before every L-th step               (T / L, N, state_dim) float32
     """
 
     raw_obs: Tensor
@@ -66,12 +67,23 @@ class Rollout:
     log_probs: Tensor | None = None
     running_returns: Tensor | None = None
     final_obs: Tensor | None = None
+    states: Tensor | None = None
 
     @classmethod
     def allocate(
-        cls, num_steps: int, num_envs: int, info: EnvInfo, device: torch.device, *, all_there: bool = False
+        cls,
+        num_steps: int,
+        num_envs: int,
+        info: EnvInfo,
+        device: torch.device,
+        *,
+        all_there: bool = False,
+        state_shape: tuple[int, int] | None = None,
     ) -> Rollout:
-        """A zeroed buffer. The simulator's tensors are on the host, the agent's on ``device``; or all on ``device``."""
+        """A zeroed buffer. The simulator's tensors are on the host, the agent's on ``device``; or all on ``device``.
+
+        ``state_shape``: sequences of an environment and ``state_dim``, for a recurrent policy.
+        """
         host = device if all_there else torch.device("cpu")
         shape = (num_steps, num_envs)
         action = info.action
@@ -86,6 +98,9 @@ class Rollout:
             truncated=torch.zeros(shape, dtype=torch.bool, device=host),
             last_obs=torch.zeros((num_envs, info.obs_dim), device=host),
             final_obs=torch.zeros((*shape, info.obs_dim), device=device) if all_there else None,
+            states=None
+            if state_shape is None
+            else torch.zeros((state_shape[0], num_envs, state_shape[1]), device=device),
         )
 
     def steps(self) -> Iterator[StepRow]:
@@ -118,3 +133,8 @@ class Rollout:
     def num_envs(self) -> int:
         """N."""
         return self.rewards.shape[1]
+
+    @property
+    def sequence_length(self) -> int:
+        """L: steps between two stored states; 1 without states, whose samples are independent."""
+        return 1 if self.states is None else self.num_steps // len(self.states)

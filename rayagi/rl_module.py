@@ -56,7 +56,7 @@ class NotExportableError(RuntimeError):
 
     def __str__(self) -> str:
         return (
-            f"the policy of {self.env_id} has encoders for images, which RLlib's default module has not; "
+            f"the policy of {self.env_id} has encoders for images or a recurrent core, which this export does not have; "
             "use rayagi's own checkpoints and the policy server"
         )
 
@@ -99,9 +99,9 @@ def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) ->
 
     Raises:
         ExportError: RLlib's module has other weights than expected.
-        NotExportableError: the policy has encoders for images.
+        NotExportableError: the policy has encoders for images, or a recurrent core.
     """
-    if info.obs_parts:
+    if info.obs_parts or policy.state_dim:
         raise NotExportableError(info.env_id)
     module = empty_module(info, network)
     load_exported(module, exported_weights(policy, info))
@@ -116,7 +116,7 @@ def exported_weights(policy: NetworkPolicy, info: EnvInfo) -> dict[str, Tensor]:
         (policy.model.policy, "actor_encoder", "pi"),
         (policy.model.value, "critic_encoder", "vf"),
     ):
-        linears = [(i, layer) for i, layer in enumerate(tower) if isinstance(layer, nn.Linear)]
+        linears = [(i, layer) for i, layer in enumerate(tower.children()) if isinstance(layer, nn.Linear)]
         for position, (i, layer) in enumerate(linears):
             weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
             # Fold normalisation into the first layer: W (s x + o) + b = (W s) x + (W o + b).

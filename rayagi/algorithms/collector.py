@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate_in_new_envs
+from actors.collecting import check_finite, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.rollout import Rollout
@@ -19,6 +19,7 @@ from actors.stepping import RemoteSimulators
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
+from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.publishing import ParameterSubscriber
@@ -52,13 +53,15 @@ class CollectorProgram:
         info = self.simulator.info
         self.policy = new_policy(spec, info, context.device)
         self.agent = Agent(self.policy)
-        steps = spec.learning.rollout_length
-        self._own = Rollout.allocate(steps, num_envs, info, context.device)
+        self._own = new_rollout(spec, self.policy, num_envs, context.device)
+        self.collection = Stepwise(
+            self.simulator, self.agent, self._own, seed=spec.seed, first_env_index=self.first_env_index
+        )
         self._running = torch.zeros(num_envs)
         """Discounted return so far of each running episode."""
         self.rollouts = 0
         """Rollouts so far: the position in the environments' noise streams."""
-        self._plan = channel_plan(info, steps)
+        self._plan = channel_plan(info, spec.learning, self.policy.state_dim)
         self._dispenser = self._open_channels()
         self._parameters = ParameterSubscriber(
             self.policy,
@@ -118,16 +121,8 @@ class CollectorProgram:
                 raise
             return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
         begun = time.perf_counter()
-        rollout = rollout_over(rows, self._own.obs, self._own.outputs)
-        self.simulator.begin(self.rollouts)
-        noise = self.policy.noise(
-            rollout.num_steps,
-            rollout.num_envs,
-            seed=self.spec.seed,
-            first_env_index=self.first_env_index,
-            number=self.rollouts,
-        )
-        times = collect(self.simulator, self.agent, rollout, noise)
+        rollout = self.collection.rollout = rollout_over(rows, self._own.obs, self._own.outputs)
+        times = self.collection.collect(self.rollouts)
         check_finite(rollout, self.rollouts + 1)
         self._complete(rollout)
         self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
@@ -172,12 +167,13 @@ class CollectorProgram:
         with suppress(ChannelTimeoutError):
             self._parameters.read(0.0)
         threads = self.context.identity.slice.num_threads
-        return evaluate_in_new_envs(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
+        return evaluate_in_new_envs(self._make_env, self.policy, num_episodes, seed=seed, num_threads=threads)
 
     def state_dict(self) -> StateDict:
         """Shared: the newest published parameters. Local: environments, running episodes, and counts of sent rows."""
         local = {
             "simulator": self.simulator.state_dict(),
+            "agent": self.agent.state_dict(),
             "running_returns": self._running.clone(),
             "rollouts": self.rollouts,
             "books": self._books(),
@@ -211,6 +207,7 @@ class CollectorProgram:
         self.rollouts = int(local["rollouts"])
         self.simulator.load_state_dict(local["simulator"])
         resumes = self.simulator.resumes_episodes
+        self.agent.load_state_dict(local.get("agent", {}) if resumes else {})
         self._running = local["running_returns"].clone() if resumes else torch.zeros_like(self._running)
 
     def close(self) -> None:

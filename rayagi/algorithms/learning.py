@@ -52,7 +52,7 @@ class LearnerProgram:
             total_envs=dataflow.total_rows,
         )
         self.trainer = Trainer(self.learner)
-        self._plan = channel_plan(sample.info, spec.learning.rollout_length)
+        self._plan = channel_plan(sample.info, spec.learning, policy.state_dim)
         self.batcher = self._open_channels()
         self._own = [dataflow.producer_of(collector) for collector in dataflow.served_simulators(number)]
         self.lags: Counter[int] = Counter()

@@ -12,6 +12,7 @@ from actors.rollout import Rollout
 from rayagi.algorithms.gradient_updater import GradientUpdater, SpecT
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.algorithms.rollout_learner import RolloutLearner
+from rayagi.models.recurrent import RolloutMemory, Sequences
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class OnPolicyBatch:
         values: V_old(s)                                    (B,)
         advantages: normalised if ``normalize_advantages``  (B,)
         targets: value targets                              (B,)
+        memory: states of a recurrent policy; None: samples are independent
     """
 
     obs: Tensor
@@ -33,9 +35,14 @@ class OnPolicyBatch:
     values: Tensor
     advantages: Tensor
     targets: Tensor
+    memory: RolloutMemory | None = None
+
+    def sequences(self, order: Tensor) -> Sequences | None:
+        """How the samples in ``order`` form sequences; None if they are independent."""
+        return None if self.memory is None else self.memory.of(order)
 
     def fields(self) -> tuple[Tensor, ...]:
-        """All fields, in the order of declaration."""
+        """The tensors, in the order of declaration."""
         return self.obs, self.actions, self.log_probs, self.values, self.advantages, self.targets
 
 
@@ -95,6 +102,7 @@ class OnPolicyLearner(RolloutLearner[SpecT]):
                 values=values.reshape(-1),
                 advantages=self._normalised(advantages).reshape(-1),
                 targets=targets.reshape(-1),
+                memory=self._memory(rollout),
             ),
             explained_variance(values, targets),
         )

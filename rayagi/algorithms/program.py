@@ -10,16 +10,15 @@ from typing import Any
 import torch
 
 from actors.agent import Agent
-from actors.collecting import CollectTimes, check_finite, collect, evaluate_in_new_envs
+from actors.collecting import check_finite, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.idle_cores import share_idle_cores
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, RolloutEnv, StateDict
-from actors.rollout import Rollout
-from actors.simulator import Simulator
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.trainer import Trainer
 from placement.unequal_slices import env_counts
-from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
+from rayagi.algorithms.collection import choose_collection
+from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.learners import make_learner
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
@@ -65,20 +64,15 @@ class DpOnlyProgram:
         )
         policy = new_policy(spec, env.info, context.device)
         self.agent = Agent(policy)
-        steps = spec.learning.rollout_length
-        self._device_rollouts: DeviceRollouts | None = None
-        self._shares_idle_cores = False
-        if on_one_device(env, context.device):
-            self._device_rollouts = DeviceRollouts(env, policy, num_steps=steps, seed=spec.seed)
-            self.simulator, self.rollout = self._device_rollouts.simulator, self._device_rollouts.rollout
-        else:
-            self._shares_idle_cores = share_idle_cores(env, context)
-            self.simulator = Simulator(env)
-            self.rollout = Rollout.allocate(steps, num_envs, env.info, context.device)
+        self._shares_idle_cores = share_idle_cores(env, context)
+        self.collection = choose_collection(
+            spec, env, policy, self.agent, first_env_index=self.first_env_index, device=context.device
+        )
+        self.simulator, self.rollout = self.collection.simulator, self.collection.rollout
         self.learner = make_learner(
             spec,
             policy,
-            captured=self._device_rollouts is not None and context.communicator.world_size == 1,
+            captured=isinstance(self.collection, DeviceRollouts) and context.communicator.world_size == 1,
             communicator=context.communicator,
             num_envs=num_envs,
             first_env_index=self.first_env_index,
@@ -94,7 +88,7 @@ class DpOnlyProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
-        times = self._collect(iteration)
+        times = self.collection.collect(iteration)
         check_finite(self.rollout, iteration + 1)
         waited_s = self._wait_at_barrier()
         metrics = self.trainer.update(self.rollout)
@@ -129,49 +123,37 @@ class DpOnlyProgram:
             self.context.communicator.barrier()
         return time.perf_counter() - started
 
-    def _collect(self, iteration: int) -> CollectTimes:
-        """Collect a rollout: one CUDA graph on a GPU, one call to a compiled RolloutEnv on the host, or step by step."""
-        if self._device_rollouts is not None:
-            return self._device_rollouts.collect(iteration)
-        if isinstance(self.simulator.env, RolloutEnv) and self.context.device.type == "cpu":
-            started = time.perf_counter()
-            self.simulator.collect_rollout(self.rollout, self.learner.policy.tensors(), iteration)
-            return CollectTimes(simulate_s=time.perf_counter() - started)
-        noise = self.learner.policy.noise(
-            self.rollout.num_steps,
-            self.rollout.num_envs,
-            seed=self.spec.seed,
-            first_env_index=self.first_env_index,
-            number=iteration,
-        )
-        return collect(self.simulator, self.agent, self.rollout, noise)
-
     def _memory(self) -> dict[str, float]:
         return memory_metrics(self.context.device)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in separate environments."""
         return evaluate_in_new_envs(
-            self._make_env, self.agent, num_episodes, seed=seed, num_threads=self._num_threads
+            self._make_env, self.agent.policy, num_episodes, seed=seed, num_threads=self._num_threads
         )
 
     def state_dict(self) -> StateDict:
         """Shared: model, optimiser, statistics, iteration. Local: environments and running episodes."""
-        local = {"simulator": self.simulator.state_dict(), "training": self.learner.local_state()}
+        local = {
+            "simulator": self.simulator.state_dict(),
+            "agent": self.agent.state_dict(),
+            "training": self.learner.local_state(),
+        }
         return {"shared": self.trainer.shared_state(), "local": local}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; without ``local``, environments restart."""
         local = state.get("local")
         # The trainer's local state sums over running episodes: it is dropped if the environments start new ones.
-        resumes = self.simulator.env.resumes_episodes
+        resumes = self.simulator.resumes_episodes
         self.trainer.load_state(state["shared"], local["training"] if local is not None and resumes else None)
+        self.agent.load_state_dict(local.get("agent", {}) if local is not None and resumes else {})
         if local is not None:
             self.simulator.load_state_dict(local["simulator"])
 
     def close(self) -> None:
         """Release the simulators."""
-        self.simulator.env.close()
+        self.simulator.close()
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:

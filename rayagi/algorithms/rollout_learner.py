@@ -26,7 +26,10 @@ from collectives.communicator import Communicator
 from collectives.statistics import Moments, all_merge
 from rayagi.algorithms.gradient_updater import GradientUpdater, SpecT
 from rayagi.algorithms.normalisers import RewardScaler, moments_from_state, moments_state
+from rayagi.config.errors import ConfigError
+from rayagi.config.learning import LearningSpec
 from rayagi.models.policy import NetworkPolicy
+from rayagi.models.recurrent import RolloutMemory, Sequences
 from rayagi.native.denormals import flushed_denormals
 
 
@@ -50,7 +53,12 @@ class RolloutLearner(ABC, Generic[SpecT]):
         seed: int,
         total_env_steps: int | None,
     ) -> None:
-        """``num_envs``: environments whose samples this trainer gets; ``total_envs``: those of all trainers together."""
+        """``num_envs``: environments whose samples this trainer gets; ``total_envs``: those of all trainers together.
+
+        Raises:
+            ConfigError: a recurrent policy whose sequences the minibatches cannot share equally.
+        """
+        _refuse_unequal_sequences(spec, policy, num_envs, first_env_index)
         self.policy, self.spec, self.communicator = policy, spec, communicator
         self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
         self.total_envs = total_envs
@@ -91,6 +99,7 @@ class RolloutLearner(ABC, Generic[SpecT]):
             num_steps=rollout.num_steps,
             num_epochs=self.spec.num_epochs,
             num_minibatches=self.spec.num_minibatches,
+            sequence_length=rollout.sequence_length,
         ).to(self.policy.device)
 
     @abstractmethod
@@ -135,7 +144,11 @@ class RolloutLearner(ABC, Generic[SpecT]):
         """
         shape = rollout.rewards.shape
         # One forward pass over all states, in the order of ``_observed``.
-        found = self.updater.values(everything)
+        memory = self._memory(rollout)
+        if memory is None:
+            found = self.updater.values(everything)
+        else:
+            found = self._recurrent_values(rollout, everything, memory.whole())
         values = found[: shape.numel()].view(shape)
         # Within an episode V(s'_t) = V(s_{t+1}); the last row is V of the last states.
         next_values = torch.cat([values[1:], found[shape.numel() : shape.numel() + shape[1]].unsqueeze(0)])
@@ -148,6 +161,27 @@ class RolloutLearner(ABC, Generic[SpecT]):
             next_values[step, ids.to(found.device)] = found[offset : offset + len(ids)]
             offset += len(ids)
         return values, next_values
+
+    def _recurrent_values(self, rollout: Rollout, everything: Tensor, sequences: Sequences) -> Tensor:
+        """V of all states of ``_observed`` under a recurrent model, in the same order."""
+        model, (steps, count) = self.policy.model, rollout.rewards.shape
+        obs, last, *finals = everything.split(
+            [steps * count, count, *(len(ids) for _, ids, _ in rollout.finals)]
+        )
+        unrolled = model.unroll_values(obs.view(steps, count, -1), sequences)
+        found = [unrolled.outputs.flatten(), model.step_values(last, unrolled.last)]
+        # A final observation continues the episode that ended: its state is the one before the reset.
+        for (step, ids, _), final in zip(rollout.finals, finals, strict=True):
+            found.append(model.step_values(final, unrolled.ends[step][ids.to(final.device)]))
+        return torch.cat(found)
+
+    def _memory(self, rollout: Rollout) -> RolloutMemory | None:
+        """The states that a recurrent policy had in this rollout."""
+        if rollout.states is None:
+            return None
+        device = self.policy.device
+        done = (rollout.terminated | rollout.truncated).to(device)
+        return RolloutMemory(rollout.states.to(device), done)
 
     def _scaled_rewards(self, rollout: Rollout) -> Tensor:
         """Rewards (T, N) on the policy's device, scaled if ``normalize_rewards``."""
@@ -207,3 +241,18 @@ class RolloutLearner(ABC, Generic[SpecT]):
         if self.reward_scaler is not None:
             moments = moments_from_state(shared["reward_moments"])
             self.reward_scaler.load(moments, None if local is None else local["running_returns"])
+
+
+def _refuse_unequal_sequences(
+    spec: LearningSpec, policy: NetworkPolicy, num_envs: int, first_env_index: int
+) -> None:
+    if not policy.state_dim:
+        return
+    group = spec.envs_per_shuffle
+    if num_envs % group or first_env_index % group:
+        raise ConfigError(
+            "num_minibatches",
+            spec.num_minibatches,
+            f"cannot share the sequences of a GMI's {num_envs} environments, from number {first_env_index}, equally",
+            f"give every GMI a multiple of {group} environments, or use a shorter sequence_length",
+        )

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.agent import Agent
-from actors.collecting import check_finite, collect, evaluate_in_new_envs
+from actors.collecting import check_finite, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.partners import close_on_error
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict
-from actors.rollout import Rollout
 from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators
 from actors.trainer import Trainer
+from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
 from rayagi.algorithms.learners import make_learner
@@ -145,7 +145,14 @@ class AgentTrainerProgram:
             total_envs=sum(assignment.envs),
         )
         self.trainer = Trainer(self.learner)
-        self.rollout = Rollout.allocate(spec.learning.rollout_length, num_envs, info, context.device)
+        self.rollout = new_rollout(spec, policy, num_envs, context.device)
+        self.collection = Stepwise(
+            self.simulators,
+            self.agent,
+            self.rollout,
+            seed=spec.seed,
+            first_env_index=self._first_env_index,
+        )
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
@@ -157,15 +164,7 @@ class AgentTrainerProgram:
         started = time.perf_counter()
         iteration = self.trainer.iteration
         with close_on_error(self.simulators):
-            noise = self.learner.policy.noise(
-                self.rollout.num_steps,
-                self.rollout.num_envs,
-                seed=self.spec.seed,
-                first_env_index=self._first_env_index,
-                number=iteration,
-            )
-            self.simulators.begin(iteration)
-            times = collect(self.simulators, self.agent, self.rollout, noise)
+            times = self.collection.collect(iteration)
             check_finite(self.rollout, iteration + 1)
             metrics = self.trainer.update(self.rollout)
         return IterationResult(
@@ -183,19 +182,22 @@ class AgentTrainerProgram:
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in environments made in this GMI."""
         threads = self.context.identity.slice.num_threads
-        return evaluate_in_new_envs(self._make_env, self.agent, num_episodes, seed=seed, num_threads=threads)
+        return evaluate_in_new_envs(
+            self._make_env, self.agent.policy, num_episodes, seed=seed, num_threads=threads
+        )
 
     def state_dict(self) -> StateDict:
         """Shared: model, optimiser, statistics, iteration. Local: the running episodes' discounted returns."""
         return {
             "shared": self.trainer.shared_state(),
-            "local": {"training": self.learner.local_state()},
+            "local": {"agent": self.agent.state_dict(), "training": self.learner.local_state()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; without ``local``, environments restart."""
         local = state.get("local") if self.simulators.resumes_episodes else None
         self.trainer.load_state(state["shared"], None if local is None else local["training"])
+        self.agent.load_state_dict({} if local is None else local.get("agent", {}))
 
     def close(self) -> None:
         """Disconnect from the simulators."""

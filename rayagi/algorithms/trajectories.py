@@ -14,6 +14,7 @@ from actors.protocols import EnvInfo
 from actors.rollout import Rollout
 from collectives.experience.packer import ROW_FIELD, ChannelPlan, pack
 from collectives.experience.schema import ExperienceSchema, Field
+from rayagi.config.learning import LearningSpec
 
 TRAJECTORIES, FINALS = "trajectory", "finals"
 """Names of the schemas: dense fields of every row; and final observations of ended episodes, as ragged rows."""
@@ -21,8 +22,15 @@ TRAJECTORIES, FINALS = "trajectory", "finals"
 _FLAGS = ("terminated", "truncated")
 
 
-def channel_plan(info: EnvInfo, num_steps: int) -> ChannelPlan:
-    """Channels of rollouts of ``num_steps`` steps, grouped by eq. 5-8. Observations are sent raw, not normalised."""
+def channel_plan(info: EnvInfo, learning: LearningSpec, state_dim: int = 0) -> ChannelPlan:
+    """Channels of rollouts, grouped by eq. 5-8. Observations are sent raw, not normalised.
+
+    Args:
+        info: of the environments
+        learning: lengths of rollouts and sequences
+        state_dim: of a recurrent policy
+    """
+    num_steps = learning.rollout_length
     steps = (num_steps,)
     dtype = torch.int64 if info.action.is_discrete else torch.float32
     actions = Field(name="actions", dtype=dtype, shape=(*steps, *info.action.shape))
@@ -36,6 +44,7 @@ def channel_plan(info: EnvInfo, num_steps: int) -> ChannelPlan:
             *(Field(name=name, dtype=torch.bool, shape=steps) for name in _FLAGS),
             Field(name="running_returns", shape=steps),
             Field(name="last_obs", shape=(info.obs_dim,)),
+            *([Field(name="states", shape=(learning.sequences, state_dim))] if state_dim else []),
         ),
     )
     finals = ExperienceSchema(
@@ -68,6 +77,7 @@ def rollout_over(rows: Mapping[str, Tensor], obs: Tensor, outputs: Tensor) -> Ro
         last_obs=rows["last_obs"],
         log_probs=rows["log_probs"].transpose(0, 1),
         running_returns=rows["running_returns"].transpose(0, 1),
+        states=rows["states"].transpose(0, 1) if "states" in rows else None,
     )
 
 

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise RenderingError(spec.env.id, "its simulator cannot render; leave --video out")
     make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     result = evaluate_in_new_envs(
-        make_envs, agent, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()
+        make_envs, saved.policy, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()
     )
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)
     lengths = torch.tensor(result.episode_lengths, dtype=torch.float64)

@@ -20,7 +20,11 @@ class LearningSpec:
     """T: steps of every environment between updates."""
     num_epochs: int = 4
     num_minibatches: int = 4
-    """Minibatches per epoch; divides rollout_length, since each takes an equal share of every environment's steps."""
+    """Minibatches per epoch; divides rollout_length, since each takes an equal share of every environment's steps. A
+    recurrent network's minibatches are of whole sequences."""
+    sequence_length: int | None = None
+    """Steps over which a recurrent network is trained by backpropagation through time; divides rollout_length, which is the
+    default. Longer memory is carried by the state that acting left."""
     gamma: float = 0.99
     gae_lambda: float = 0.95
     """Decay of the trace: lambda of GAE, and of V-trace (Espeholt et al. 2018, remark 2)."""
@@ -41,10 +45,21 @@ class LearningSpec:
     obs_clip: float = 10.0
     """Clip normalised observations to [-obs_clip, obs_clip]."""
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of an environment's rollout, for a recurrent network."""
+        return self.rollout_length // (self.sequence_length or self.rollout_length)
+
+    @property
+    def envs_per_shuffle(self) -> int:
+        """The fewest environments whose sequences can be shared equally by all minibatches (actors.noise)."""
+        return self.num_minibatches // math.gcd(self.sequences, self.num_minibatches)
+
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Every violated rule of these settings alone; ``section`` is their name for users."""
         for name in ("rollout_length", "num_epochs", "num_minibatches"):
             yield from at_least_one(f"{section}.{name}", getattr(self, name))
+        yield from at_least_one(f"{section}.sequence_length", self.sequence_length)
         for name in ("learning_rate", "target_kl", "adam_eps", "obs_clip"):
             yield from positive(f"{section}.{name}", getattr(self, name))
         for name in ("value_coef", "entropy_coef", "max_grad_norm"):

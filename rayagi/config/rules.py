@@ -62,7 +62,10 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     yield from _network(spec.network)
     yield from _learning(spec)
     if min(spec.learning.rollout_length, spec.learning.num_minibatches) >= 1:
-        yield from _minibatches(spec.learning_section, spec.learning, spec.gmi.num_envs)
+        if spec.network.core == "none":
+            yield from _minibatches(spec.learning_section, spec.learning, spec.gmi.num_envs)
+        else:
+            yield from _sequences(spec.learning_section, spec.learning, spec.gmi)
     yield from _schedule(spec)
     yield from _evaluation(spec.evaluation)
     if not 0 <= spec.seed <= _LARGEST_SEED:
@@ -197,6 +200,7 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
         yield ConfigError("network.hidden", network.hidden, "must have at least one layer")
     for i, size in enumerate(network.hidden):
         yield from at_least_one(f"network.hidden[{i}]", size)
+    yield from at_least_one("network.core_size", network.core_size)
     if not math.isfinite(network.initial_log_std):
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
 
@@ -224,6 +228,30 @@ def _minibatches(section: str, learning: LearningSpec, num_envs: int | Auto) -> 
             learning.num_minibatches,
             "leaves minibatches of one step, whose advantage cannot be normalised",
             f"use fewer minibatches, a longer rollout, more environments, or {section}.normalize_advantages = false",
+        )
+
+
+def _sequences(section: str, learning: LearningSpec, gmi: GmiSpec) -> Iterator[ConfigError]:
+    """Rules of a recurrent network's minibatches, which are of whole sequences."""
+    length = learning.sequence_length or learning.rollout_length
+    if length < 1:
+        return
+    if learning.rollout_length % length:
+        yield ConfigError(
+            f"{section}.sequence_length",
+            length,
+            f"must divide {section}.rollout_length = {learning.rollout_length}",
+            f"use {' or '.join(map(str, nearest_divisors(learning.rollout_length, length)))}",
+        )
+        return
+    group = learning.envs_per_shuffle
+    if gmi.num_envs != "auto" and gmi.num_envs % group:
+        yield ConfigError(
+            f"{section}.num_minibatches",
+            learning.num_minibatches,
+            f"cannot share the {learning.rollout_length // length} sequences of each of gmi.num_envs = {gmi.num_envs} "
+            "environments equally",
+            f"make gmi.num_envs a multiple of {group}, or {section}.sequence_length shorter",
         )
 
 

@@ -11,6 +11,7 @@ from rayagi.config.learning import LearningSpec, Template
 
 Activation = Literal["elu", "relu", "tanh", "silu"]
 Cnn = Literal["nature", "impala"]
+Core = Literal["none", "lstm", "gru"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 Auto = Literal["auto"]
 """A number that a search on the machine chooses (rayagi.coordinator.auto)."""
@@ -87,7 +88,8 @@ class GmiSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkSpec:
-    """Separate policy and value networks: multilayer perceptrons, behind a convolutional encoder for each image."""
+    """Separate policy and value networks: multilayer perceptrons, behind a convolutional encoder for each image, with or
+    without a recurrent core before the output."""
 
     hidden: tuple[int, ...] = (256, 128, 64)
     """Hidden layer sizes. Defaults follow GMI-DRL Table 4 for its tasks."""
@@ -95,6 +97,10 @@ class NetworkSpec:
     cnn: Cnn = "nature"
     """Encoder of images. nature: Mnih et al. 2015, for 84 x 84 pixels or so. impala: residual, for any size (Espeholt et al.
     2018)."""
+    core: Core = "none"
+    """lstm or gru: the networks remember what they observed earlier in the episode. They run by torch."""
+    core_size: int = 128
+    """Units of the recurrent core."""
     initial_log_std: float = 0.0
     """Start of the state-independent log standard deviation (Gaussian policies)."""
 

@@ -13,6 +13,7 @@ from actors.protocols import EnvInfo
 from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.encoders import PartsEncoder
 from rayagi.models.heads import CategoricalHead, GaussianHead, make_head
+from rayagi.models.recurrent import RecurrentNetwork, Sequences, Unrolled
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -48,7 +49,10 @@ def mlp(
 
 
 class ActorCritic(nn.Module):
-    """Separate policy and value networks over normalised observations. Initial weights depend on ``seed`` alone."""
+    """Separate policy and value networks over normalised observations. Initial weights depend on ``seed`` alone.
+
+    A recurrent model has one flat state per environment: the policy network's, then the value network's.
+    """
 
     def __init__(self, info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> None:
         super().__init__()
@@ -62,8 +66,8 @@ class ActorCritic(nn.Module):
     @staticmethod
     def _network(
         info: EnvInfo, spec: NetworkSpec, output_dim: int, output_gain: float, generator: torch.Generator
-    ) -> nn.Sequential:
-        """An MLP, after an encoder if the observation has images."""
+    ) -> nn.Sequential | RecurrentNetwork:
+        """An MLP, after an encoder if the observation has images; its last layer follows the recurrent core, if any."""
         encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
         layers = mlp(
             info.obs_dim if encoder is None else encoder.num_features,
@@ -73,16 +77,82 @@ class ActorCritic(nn.Module):
             output_gain=output_gain,
             generator=generator,
         )
-        return layers if encoder is None else nn.Sequential(encoder, *layers)
+        whole = layers if encoder is None else nn.Sequential(encoder, *layers)
+        if spec.core == "none":
+            return whole
+        return RecurrentNetwork(
+            nn.Sequential(*list(whole)[:-1]),
+            spec.core,
+            (spec.hidden[-1], spec.core_size, output_dim),
+            output_gain=output_gain,
+            generator=generator,
+        )
+
+    @property
+    def state_dim(self) -> int:
+        """Numbers of one environment's recurrent state; 0: not recurrent."""
+        return sum(
+            network.state_dim
+            for network in (self.policy, self.value)
+            if isinstance(network, RecurrentNetwork)
+        )
 
     @property
     def fits_kernels(self) -> bool:
         """Whether the compiled kernels support this model: MLPs, and a Gaussian or categorical head."""
-        return isinstance(self.policy[0], nn.Linear) and isinstance(self.head, GaussianHead | CategoricalHead)
+        return (
+            isinstance(self.policy, nn.Sequential)
+            and isinstance(self.policy[0], nn.Linear)
+            and isinstance(self.head, GaussianHead | CategoricalHead)
+        )
 
-    def values(self, observed: Tensor) -> Tensor:
-        """V(s): (..., obs_dim) -> (...)."""
-        return self.value(observed).squeeze(-1)
+    def forward(self, observed: Tensor, sequences: Sequences | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs (B, output_dim) and V(s) (B,) of observations (B, obs_dim); a recurrent model's are of ``sequences``."""
+        return self.outputs(observed, sequences), self.values(observed, sequences)
+
+    def outputs(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """Distribution parameters: (..., obs_dim) -> (..., output_dim); a recurrent model takes (B, obs_dim)."""
+        if not isinstance(self.policy, RecurrentNetwork):
+            return self.policy(observed)
+        assert sequences is not None
+        return self.policy(observed, sequences.columns(*self._policy_columns))
+
+    def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """V(s): (..., obs_dim) -> (...); a recurrent model takes (B, obs_dim)."""
+        if not isinstance(self.value, RecurrentNetwork):
+            return self.value(observed).squeeze(-1)
+        assert sequences is not None
+        return self.value(observed, sequences.columns(*self._value_columns)).squeeze(-1)
+
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of a recurrent model: (n, obs_dim) and states (n, state_dim) -> (n, output_dim) and the next states."""
+        policy, value = self._recurrent
+        of_policy, of_value = states.split((policy.state_dim, value.state_dim), -1)
+        outputs, of_policy = policy.step(observed, of_policy)
+        _, of_value = value.step(observed, of_value)
+        return outputs, torch.cat((of_policy, of_value), -1)
+
+    def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
+        """A recurrent value network's pass over observations (L, n, obs_dim); ``outputs`` are V(s), (L, n, 1)."""
+        return self._recurrent[1].unroll(observed, sequences.columns(*self._value_columns))
+
+    def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
+        """V(s) of a recurrent value network in the states of ``unroll_values``: (n, obs_dim) -> (n,)."""
+        return self._recurrent[1].step(observed, value_states)[0].squeeze(-1)
+
+    @property
+    def _recurrent(self) -> tuple[RecurrentNetwork, RecurrentNetwork]:
+        assert isinstance(self.policy, RecurrentNetwork)
+        assert isinstance(self.value, RecurrentNetwork)
+        return self.policy, self.value
+
+    @property
+    def _policy_columns(self) -> tuple[int, int]:
+        return 0, self._recurrent[0].state_dim
+
+    @property
+    def _value_columns(self) -> tuple[int, int]:
+        return self._recurrent[0].state_dim, self.state_dim
 
 
 _ROW = 512

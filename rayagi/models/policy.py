@@ -32,7 +32,8 @@ class NetworkPolicy:
         device: torch.device,
     ) -> None:
         self.model, self.normaliser, self.device = model, normaliser, device
-        self.action = info.action
+        self.info, self.action = info, info.action
+        self.state_dim = model.state_dim
 
     def observe(self, obs: Tensor) -> Tensor:
         """Normalise (or only move) raw observations (..., obs_dim)."""
@@ -43,7 +44,12 @@ class NetworkPolicy:
     def outputs(self, observed: Tensor) -> Tensor:
         """Means or logits. Denormals are flushed to zero meanwhile."""
         with flushed_denormals():
-            return self.model.policy(observed)
+            return self.model.outputs(observed)
+
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """A recurrent policy's outputs (N, output_dim), and its next states (N, state_dim)."""
+        with flushed_denormals():
+            return self.model.step(observed, states)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions for the given noise."""
@@ -80,7 +86,7 @@ class NetworkPolicy:
 
     def tensors(self) -> PolicyTensors:
         """Views of the policy's tensors, for compiled kernels."""
-        layers = [layer for layer in self.model.policy if isinstance(layer, nn.Linear)]
+        layers = [layer for layer in self.model.policy.children() if isinstance(layer, nn.Linear)]
         head, normaliser = self.model.head, self.normaliser
         return PolicyTensors(
             weights=tuple(layer.weight.detach() for layer in layers),

@@ -19,6 +19,7 @@ from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.impala.vtrace import vtrace
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.algorithms.rollout_learner import RolloutLearner
+from rayagi.models.recurrent import RolloutMemory, Sequences
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Samples:
         rewards: scaled if ``normalize_rewards``                     (T, N)
         terminated: the task ended                                   (T, N) bool
         done: terminated or truncated                                (T, N) bool
+        memory: states of a recurrent policy; None: samples are independent
     """
 
     obs: Tensor
@@ -44,6 +46,11 @@ class Samples:
     rewards: Tensor
     terminated: Tensor
     done: Tensor
+    memory: RolloutMemory | None = None
+
+    def sequences(self, order: Tensor) -> Sequences | None:
+        """How the samples in ``order`` form sequences; None if they are independent."""
+        return None if self.memory is None else self.memory.of(order)
 
 
 @dataclass(slots=True)
@@ -71,8 +78,8 @@ class ImpalaUpdater(GradientUpdater[ImpalaSpec]):
     def loss(self, samples: Samples, estimates: Estimates, order: Tensor) -> tuple[Tensor, Tensor]:
         """Total loss of the samples in ``order``, and its ``measured`` metrics."""
         spec, model = self.spec, self.model
-        obs, advantages = samples.obs[order], estimates.advantages[order]
-        outputs = model.policy(obs)
+        advantages = estimates.advantages[order]
+        outputs, values = model(samples.obs[order], samples.sequences(order))
         log_probs = model.head.log_prob(outputs, samples.actions[order])
         # The ratio of clipping and KL is relative to the policy before this update, not to the behaviour policy.
         log_ratio = log_probs - samples.start[order]
@@ -81,7 +88,7 @@ class ImpalaUpdater(GradientUpdater[ImpalaSpec]):
             policy_loss = -(advantages * log_probs).mean()
         else:
             policy_loss = losses.clipped_policy_loss(log_ratio, advantages, spec.clip_ratio)
-        value_loss = (model.values(obs) - estimates.targets[order]).square().mean()  # (v_t - V(s_t))^2
+        value_loss = (values - estimates.targets[order]).square().mean()  # (v_t - V(s_t))^2
         entropy = model.head.entropy(outputs)
         total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
         with torch.no_grad():
@@ -127,16 +134,17 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
     def prepare(self, rollout: Rollout) -> Samples:
         """The samples of a rollout, with log probabilities under behaviour policy and current policy."""
         obs, everything = self._observed(rollout)
-        actions = rollout.actions.flatten(0, 1).to(obs.device)
+        actions, memory = rollout.actions.flatten(0, 1).to(obs.device), self._memory(rollout)
         return Samples(
             obs=obs,
             actions=actions,
             behaviour=self._behaviour(rollout),
-            start=self._log_probs(obs, actions),
+            start=self._log_probs(obs, actions, memory),
             everything=everything,
             rewards=self._scaled_rewards(rollout),
             terminated=rollout.terminated.to(obs.device),
             done=(rollout.terminated | rollout.truncated).to(obs.device),
+            memory=memory,
         )
 
     @torch.no_grad()
@@ -156,7 +164,7 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
         }
         if self.corrects:
             # log (pi / mu) at the current parameters; in the first epoch pi is the policy before the update.
-            now = samples.start if first else self._log_probs(samples.obs, samples.actions)
+            now = samples.start if first else self._log_probs(samples.obs, samples.actions, samples.memory)
             advantages, targets = vtrace(
                 log_ratios=(now - samples.behaviour).view(values.shape),
                 **trajectory,
@@ -174,9 +182,10 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
         weighted = self._normalised(advantages).reshape(-1) * weights
         return Estimates(weighted, targets.reshape(-1)), float(explained_variance(values, targets))
 
-    def _log_probs(self, obs: Tensor, actions: Tensor) -> Tensor:
+    def _log_probs(self, obs: Tensor, actions: Tensor, memory: RolloutMemory | None) -> Tensor:
         model = self.policy.model
-        return model.head.log_prob(model.policy(obs), actions)
+        outputs = model.outputs(obs, None if memory is None else memory.whole())
+        return model.head.log_prob(outputs, actions)
 
     def _importance(self, samples: Samples) -> dict[str, float]:
         """Importance ratios of the policy before this update to the behaviour policy: mean, and fraction truncated."""

@@ -47,14 +47,11 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
     def loss(self, batch: OnPolicyBatch, order: Tensor) -> tuple[Tensor, Tensor]:
         """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy, approx_kl, clip_fraction)."""
         spec, model = self.spec, self.model
-        obs = batch.obs[order]
-        outputs = model.policy(obs)
+        outputs, values = model(batch.obs[order], batch.sequences(order))
         # log r = log pi(a|s) - log pi_old(a|s).
         log_ratio = model.head.log_prob(outputs, batch.actions[order]) - batch.log_probs[order]
         policy_loss = losses.clipped_policy_loss(log_ratio, batch.advantages[order], spec.clip_ratio)
-        value_loss = losses.value_loss(
-            model.values(obs), batch.values[order], batch.targets[order], spec.value_clip
-        )
+        value_loss = losses.value_loss(values, batch.values[order], batch.targets[order], spec.value_clip)
         entropy = model.head.entropy(outputs)
         # Eq. 9, negated: L = L^CLIP + c1 L^VF - c2 S.
         total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
@@ -99,5 +96,5 @@ class PPOLearner(OnPolicyLearner[PPOSpec]):
         return PPOUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
 
 
-def _linear(network: nn.Sequential) -> list[tuple[Tensor, Tensor]]:
-    return [(layer.weight, layer.bias) for layer in network if isinstance(layer, nn.Linear)]
+def _linear(network: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    return [(layer.weight, layer.bias) for layer in network.children() if isinstance(layer, nn.Linear)]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal, kl_divergence
 from torch.func import functional_call
 from torch.nn.functional import pad
@@ -16,6 +16,7 @@ from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicy
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.models.heads import GaussianHead, MultiCategoricalHead
 from rayagi.models.networks import ActorCritic
+from rayagi.models.recurrent import Sequences
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
 
@@ -39,11 +40,11 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
         names, parameters = _policy_parameters(model)
         # Trainers of a host share one copy of the parameters. It is read once: another trainer may write it earlier.
         start = _flat(parameters).detach().clone()
-        old = _distribution(model, dict(zip(names, _like(start, parameters), strict=True)), batch.obs)
+        old = _distribution(model, dict(zip(names, _like(start, parameters), strict=True)), batch)
 
         def measured(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             """Surrogate gain E[(pi / pi_old) A], mean KL(pi_old || pi), and the entropy, of this trainer's samples."""
-            new = _distribution(model, dict(zip(names, _like(flat, parameters), strict=True)), batch.obs)
+            new = _distribution(model, dict(zip(names, _like(flat, parameters), strict=True)), batch)
             ratio = (new.log_prob(batch.actions) - batch.log_probs).exp()
             return (ratio * batch.advantages).mean(), kl_divergence(old, new).mean(), new.entropy().mean()
 
@@ -97,7 +98,7 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
 
     def _step_value(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
         """One step of Adam on the value loss of the samples in ``order``. The policy has zero gradients and stays."""
-        values = self.model.values(batch.obs[order])
+        values = self.model.values(batch.obs[order], batch.sequences(order))
         loss = losses.value_loss(values, batch.values[order], batch.targets[order], None)
         self.step(self.spec.value_coef * loss)
         return loss.detach()
@@ -169,12 +170,12 @@ def _like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     return [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
 
 
-def _distribution(model: ActorCritic, parameters: dict[str, Tensor], obs: Tensor) -> Distribution:
-    """The action distribution in each state, with these parameters in place of the model's."""
-    policy = {
-        name.removeprefix("policy."): each for name, each in parameters.items() if name.startswith("policy.")
-    }
-    outputs = functional_call(model.policy, policy, (obs,))
+def _distribution(model: ActorCritic, parameters: dict[str, Tensor], batch: OnPolicyBatch) -> Distribution:
+    """The action distribution of each sample, with these parameters in place of the model's."""
+    sequences = None if batch.memory is None else batch.memory.whole()
+    outputs = functional_call(
+        _Outputs(model), {f"model.{name}": each for name, each in parameters.items()}, (batch.obs, sequences)
+    )
     if isinstance(model.head, GaussianHead):
         std = parameters["head.log_std"].exp().expand_as(outputs)
         return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
@@ -185,6 +186,18 @@ def _distribution(model: ActorCritic, parameters: dict[str, Tensor], obs: Tensor
         padded = torch.stack([pad(part, (0, most - part.shape[-1]), value=-1e9) for part in parts], -2)
         return Independent(Categorical(logits=padded, validate_args=False), 1, validate_args=False)
     return Categorical(logits=outputs, validate_args=False)
+
+
+class _Outputs(nn.Module):
+    """A model's policy outputs as a module, for ``functional_call``."""
+
+    def __init__(self, model: ActorCritic) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, obs: Tensor, sequences: Sequences | None) -> Tensor:
+        """``ActorCritic.outputs``."""
+        return self.model.outputs(obs, sequences)
 
 
 class TRPOLearner(OnPolicyLearner[TRPOSpec]):

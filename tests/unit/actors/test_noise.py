@@ -70,7 +70,10 @@ def test_minibatches_hold_the_same_samples_for_every_layout():
 
 
 def test_minibatches_that_do_not_divide_the_rollout_are_refused():
-    with pytest.raises(ValueError, match="num_minibatches=4 does not divide rollout_length=6"):
+    with pytest.raises(
+        ValueError,
+        match="need a multiple of 2 environments, not 1 from 0",
+    ):
         minibatch_orders(
             seed=0, first_env_index=0, num_envs=1, iteration=0, num_steps=6, num_epochs=1, num_minibatches=4
         )

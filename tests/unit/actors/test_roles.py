@@ -18,6 +18,7 @@ class TowardsOrigin:
     """A policy that pushes against the displacement; noise is added as it comes."""
 
     action = ActionSpec(kind="continuous", dim=2)
+    state_dim = 0
 
     def observe(self, obs):
         return obs * 2

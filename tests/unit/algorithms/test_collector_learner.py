@@ -115,8 +115,10 @@ def dp_only(spec, number):
 
 
 @pytest.mark.parametrize("num_learners", [1, 2])
+@pytest.mark.parametrize("core", ["none", "lstm"])
 @pytest.mark.parametrize("spec", [SPEC, IMPALA], ids=["ea_t with ppo", "decoupled with impala at lag 0"])
-def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners):
+def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners, core):
+    spec = replace(spec, network=replace(spec.network, core=core, core_size=6))
     expected, reference = dp_only(spec, 6)
     results = run_gmis(spec, 2, num_learners, after(6))
     for other, *of_learners in zip(expected, *(found for found, _ in results[2:]), strict=True):

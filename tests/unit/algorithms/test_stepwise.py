@@ -86,9 +86,13 @@ def assert_same_learning(mine, theirs):
         assert mine.metrics[name] == theirs.metrics[name], name
 
 
-def test_one_agent_for_all_simulators_makes_the_updates_of_dp_only_to_the_last_bit():
-    spec = unequal((5.0, 3.0, 1.0, 1.0), num_envs=3)
-    expected, expected_results = three_iterations(dp_only(9))
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_one_agent_for_all_simulators_makes_the_updates_of_dp_only_to_the_last_bit(core):
+    network = replace(SPEC.network, core=core, core_size=6)
+    # A recurrent policy's minibatches are of whole sequences: two sequences of 4 steps for each environment.
+    learning = replace(SPEC.learning, sequence_length=4)
+    spec = unequal((5.0, 3.0, 1.0, 1.0), 3, replace(SPEC, network=network, learning=learning))
+    expected, expected_results = three_iterations(dp_only(9, spec))
     *simulated, (found, learned) = unfailed(run_gmis((E, E, E, AT), three_iterations, spec))
     for name, value in expected["learner"]["model"].items():
         assert torch.equal(found["learner"]["model"][name], value), name

@@ -9,6 +9,7 @@ from actors.protocols import ActionSpec, EnvInfo
 from collectives.experience.batcher import Batcher
 from collectives.experience.dispenser import Dispenser
 from rayagi.algorithms.trajectories import FINALS, channel_plan, finals_of, rollout_of, rollout_over
+from rayagi.config.learning import LearningSpec
 
 STEPS, ENVS, OBS = 5, 3, 4
 CONTINUOUS = ActionSpec(kind="continuous", dim=2, low=(-1.0,) * 2, high=(1.0,) * 2)
@@ -17,9 +18,10 @@ DISCRETE = ActionSpec(kind="discrete", dim=1, num_choices=6)
 
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize("ended", [[(1, [0, 2]), (4, [1])], []], ids=["with ends", "without ends"])
-def test_a_rollout_arrives_as_it_was_written(action, ended):
+@pytest.mark.parametrize("state_dim", [0, 6])
+def test_a_rollout_arrives_as_it_was_written(action, ended, state_dim):
     info = EnvInfo(env_id="e", engine="fake", obs_dim=OBS, action=action, max_episode_steps=9)
-    plan = channel_plan(info, STEPS)
+    plan = channel_plan(info, LearningSpec(rollout_length=STEPS, sequence_length=1), state_dim)
     assert plan.ragged == {FINALS}
     dispenser = Dispenser(plan, rows=ENVS, producer=0, slots=2, ragged_rows=ENVS * STEPS)
     batcher = Batcher(plan, rows=ENVS)
@@ -35,6 +37,7 @@ def test_a_rollout_arrives_as_it_was_written(action, ended):
         "truncated": (STEPS, ENVS),
         "running_returns": (STEPS, ENVS),
         "last_obs": (ENVS, OBS),
+        **({"states": (STEPS, ENVS, state_dim)} if state_dim else {}),
     }
     expected = {}
     for name, shape in shapes.items():

@@ -1,0 +1,1 @@
+"""A task that needs memory: recurrent policies beside one without (README.md)."""
