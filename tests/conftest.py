@@ -1,8 +1,13 @@
 """Fixtures of every test."""
 
+import hypothesis
 import pytest
 
 from tests.signals import default_signals as default_signals_block
+
+# A busy machine delays an example by any time: no test is about that.
+hypothesis.settings.register_profile("rayagi", deadline=None)
+hypothesis.settings.load_profile("rayagi")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from rayagi.config.learning import LearningSpec, Template
 RLLIB_NAMES = {
     "rollout_length": "rollout_length",
     "num_minibatches": "num_minibatches",
+    "sequence_length": "sequence_length",
     "num_epochs": "num_epochs",
     "gamma": "gamma",
     "lambda_": "gae_lambda",

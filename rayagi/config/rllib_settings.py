@@ -56,8 +56,18 @@ MODEL_PATHS: dict[str, str] = {
     "fcnet_activation": "network.activation",
     "initial_log_std": "network.initial_log_std",
     "cnn": "network.cnn",
+    "core": "network.core",
+    "use_lstm": "network.core",
+    "lstm_cell_size": "network.core_size",
 }
-"""Key of rl_module(model_config=) -> its path in a RunSpec. ``initial_log_std`` and ``cnn`` are rayagi's own."""
+"""Key of rl_module(model_config=) -> its path in a RunSpec. ``initial_log_std``, ``cnn`` and ``core`` are rayagi's own."""
+
+_MODEL_VALUES: dict[tuple[str, Any], str] = {
+    ("fcnet_activation", "swish"): "silu",
+    ("use_lstm", True): "lstm",
+    ("use_lstm", False): "none",
+}
+"""RLlib's word for a value -> rayagi's."""
 
 FIXED_MODEL_KEYS: dict[str, Any] = {"vf_share_layers": False, "free_log_std": True, "head_fcnet_hiddens": []}
 """Keys of model_config with the only value that rayagi supports."""
@@ -244,7 +254,10 @@ def model_changes(model_config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in model_config.items():
         where = f"rl_module(model_config={{{key!r}: }})"
         if key in MODEL_PATHS:
-            changes[MODEL_PATHS[key]] = "silu" if value == "swish" else value
+            ours = (own for (of, theirs), own in _MODEL_VALUES.items() if of == key and _same(theirs, value))
+            changes[MODEL_PATHS[key]] = next(ours, value)
+        elif key == "max_seq_len":
+            raise ConfigError(where, value, "is set with the algorithm", "use training(sequence_length=)")
         elif key not in FIXED_MODEL_KEYS:
             honoured = [*MODEL_PATHS, *FIXED_MODEL_KEYS]
             raise ConfigError(where, value, "rayagi's networks have no such setting", nearest(key, honoured))

@@ -6,7 +6,8 @@
         while True:
             robot.apply(policy.act(robot.observe()))
 
-It connects at the first request, and reconnects when the connection was lost.
+The client keeps the states of a recurrent policy; ``reset`` begins new episodes. It connects at the first request, and
+reconnects when the connection was lost.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import io
 import json
 import socket
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
@@ -51,6 +53,10 @@ class PolicyClient:
             ValueError: the address has neither form.
         """
         self.address, self._timeout_s = address, timeout_s
+        self._states: NDArray[np.float32] | None = None
+        """States of a recurrent policy, of the rows of the last request; None: episodes begin."""
+        self._is_recurrent: bool | None = None
+        """Whether the policy has states; None: not known yet."""
         self._transport: _Connection
         parts = urlsplit(address)
         if parts.scheme == "unix" and parts.path:
@@ -68,7 +74,8 @@ class PolicyClient:
 
         Returns:
             (dim,) or (rows, dim) float32; for discrete actions () or (rows,) int64; for several choices (dim,) or
-            (rows, dim) int64. Choices count from 0.
+            (rows, dim) int64. Choices count from 0. A recurrent policy takes the rows of successive calls as the
+            successive steps of the same episodes, until ``reset`` or a call with another number of rows.
 
         Raises:
             PolicyRefusedError: the server rejected them, with the reason.
@@ -80,8 +87,23 @@ class PolicyClient:
             raise PolicyRefusedError(
                 f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
             )
-        actions = self._with_retry(lambda timeout_s: self._transport.act(rows, timeout_s))
-        return actions if values.ndim == 2 else actions[0]
+        state_dim = int(self.info().get("state_dim", 0)) if self._is_recurrent is not False else 0
+        self._is_recurrent = state_dim > 0
+        if state_dim:
+            if self._states is None or len(self._states) != len(rows):
+                self._states = np.zeros((len(rows), state_dim), "<f4")
+            rows = np.concatenate((rows, self._states), axis=1)
+        answers = self._with_retry(lambda timeout_s: self._transport.act(rows, timeout_s))
+        if state_dim:
+            self._states, answers = answers["states"].copy(), answers["actions"]
+        return answers if values.ndim == 2 else answers[0]
+
+    def reset(self, rows: ArrayLike | None = None) -> None:
+        """Begin new episodes in these rows, a mask or indices; None: in all. Of no effect if not recurrent."""
+        if rows is None:
+            self._states = None
+        elif self._states is not None:
+            self._states[np.asarray(rows)] = 0.0
 
     def info(self) -> dict[str, Any]:
         """Task, obs_dim, kind, size and range of actions, checkpoint.
@@ -191,7 +213,7 @@ class _SocketConnection:
     def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
         connection = self._connected(timeout_s)
         # A frame has no shape: a wrong width could pass as another number of rows.
-        obs_dim, max_rows = self._info["obs_dim"], self._info["max_rows"]
+        obs_dim, max_rows = self._info["obs_dim"] + self._info.get("state_dim", 0), self._info["max_rows"]
         if rows.shape[1] != obs_dim or not 1 <= len(rows) <= max_rows:
             raise PolicyRefusedError(
                 f"observations of shape {rows.shape} were given; expected ({obs_dim},) or (rows, {obs_dim}), at most "
@@ -204,7 +226,7 @@ class _SocketConnection:
             raise PolicyRefusedError(body.decode(errors="replace"))
         if kind != Kind.ACTIONS or request != self._request:
             raise FrameError(f"{kind.name} of request {request} came where {self._request} was asked")
-        return decoded_actions(body, self._info["action"]["kind"], len(rows))
+        return decoded_answers(body, self._info, len(rows))
 
     def info(self, timeout_s: float) -> dict[str, Any]:
         self._connected(timeout_s)
@@ -251,15 +273,19 @@ def _reason(content: bytes) -> str:
         return content.decode(errors="replace")[:500]
 
 
-def decoded_actions(body: bytes, kind: str, num_rows: int) -> NDArray[Any]:
-    """Actions of a frame, whose bytes are little-endian float32, or int64 for whole numbers.
+def decoded_answers(body: bytes, info: Mapping[str, Any], num_rows: int) -> NDArray[Any]:
+    """Actions of a frame, whose bytes are little-endian float32, or int64 for whole numbers; with a recurrent policy's
+    states, records of ``actions`` and ``states``.
 
     Args:
         body: of the frame
-        kind: of the server's ActionSpec
+        info: of the server
         num_rows: of the request
     """
-    if kind == "continuous":
-        return np.frombuffer(body, dtype="<f4").reshape(num_rows, -1)
-    choices = np.frombuffer(body, dtype="<i8")
-    return choices if kind == "discrete" else choices.reshape(num_rows, -1)
+    action = info["action"]
+    number = "<f4" if action["kind"] == "continuous" else "<i8"
+    shape = () if action["kind"] == "discrete" else (action["dim"],)
+    if info.get("state_dim", 0):
+        fields = [("actions", number, shape), ("states", "<f4", (info["state_dim"],))]
+        return np.frombuffer(body, dtype=fields)
+    return np.frombuffer(body, dtype=number).reshape(num_rows, *shape)

@@ -56,6 +56,7 @@ class DpOnlyServing(SimulatingProgram):
                 recorded = clock()
                 step = simulator.step(actions)
                 simulated = clock()
+                self.agent.reset(step.final_ids)
                 sink.record_step(step)
                 result.act.add(acted - started)
                 result.simulate.add(simulated - recorded)

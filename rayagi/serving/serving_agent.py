@@ -38,6 +38,10 @@ class ServingAgent:
         self._step = self._step % _STEPS + 1
         return self._acting(self._step - 1, obs)
 
+    def reset(self, ids: Tensor) -> None:
+        """Begin new episodes in these environments, (K,) int64: a recurrent policy forgets the old ones."""
+        self._agent.reset(ids)
+
     def _noise(self) -> Tensor:
         """Noise of a block of steps, (T, N, output_dim) float32, on the policy's device; zeros for the mode."""
         if self._greedy:

@@ -107,7 +107,7 @@ class AgentServing(ServingProgram):
                 started = clock()
                 actions = self.agent.act(simulators.obs)
                 result.act.add(clock() - started)
-                simulators.step(actions)
+                self.agent.reset(simulators.step(actions).final_ids)
         self._requests += 1
         result.wall_s = clock() - begin
         return result

@@ -5,6 +5,8 @@
     GET  /stats    requests, latency percentiles, requests per second
     GET  /health   200 while the server runs; needs no token
 
+A recurrent policy's rows are an observation and the episode's state (zeros at first); the answer holds the next states.
+
 Actions return in the format of the request. The policy's version is in the JSON, and in the header X-Policy-Version.
 """
 
@@ -64,9 +66,9 @@ class HttpFrontend:
         actions = actions[0] if single else actions
         headers = {"X-Policy-Version": str(version)}
         if body_format == "json":
-            return web.json_response(
-                {"actions": actions.tolist(), "policy_version": version}, headers=headers
-            )
+            fields = actions.dtype.names or ()
+            found = {name: actions[name].tolist() for name in fields} or {"actions": actions.tolist()}
+            return web.json_response({**found, "policy_version": version}, headers=headers)
         return web.Response(
             body=encoded(actions, body_format), content_type=_TYPES[body_format], headers=headers
         )

@@ -32,21 +32,31 @@ class Expected:
 
     obs_dim: int
     max_rows: int
+    state_dim: int = 0
+    """Numbers of a recurrent policy's state, which follow each observation; 0: not recurrent."""
+
+    @property
+    def row_dim(self) -> int:
+        """Numbers of one row."""
+        return self.obs_dim + self.state_dim
 
     @property
     def max_body_bytes(self) -> int:
         """Size limit of a request in any format. JSON is the largest, some 25 characters per number."""
-        return 4096 + 32 * self.obs_dim * self.max_rows
+        return 4096 + 32 * self.row_dim * self.max_rows
 
     def shapes(self) -> str:
         """Expected shapes, for error messages."""
+        recurrent = (
+            f", each of {self.obs_dim} numbers and a state of {self.state_dim}," if self.state_dim else ""
+        )
         return (
-            f"expected float32 observations of shape ({self.obs_dim},) or (rows, {self.obs_dim}), at most "
+            f"expected float32 observations{recurrent} of shape ({self.row_dim},) or (rows, {self.row_dim}), at most "
             f"{self.max_rows} rows"
         )
 
     def parsed(self, body: bytes, body_format: BodyFormat) -> tuple[NDArray[np.float32], bool]:
-        """Parse observations as (rows, obs_dim), and whether it was a single one of shape (obs_dim,).
+        """Parse observations as (rows, row_dim), and whether it was a single one of shape (row_dim,).
 
         Raises:
             RequestError: the body is not as expected.
@@ -59,7 +69,7 @@ class Expected:
             values = self._from_raw(body)
         single = values.ndim == 1
         rows = values[None] if single else values
-        if rows.ndim != 2 or rows.shape[1] != self.obs_dim or len(rows) == 0:
+        if rows.ndim != 2 or rows.shape[1] != self.row_dim or len(rows) == 0:
             raise RequestError(f"got observations of shape {values.shape}; {self.shapes()}")
         if len(rows) > self.max_rows:
             raise RequestError(f"got {len(rows)} rows; {self.shapes()}", status=413)
@@ -73,7 +83,7 @@ class Expected:
         return rows, single
 
     def _from_json(self, body: bytes) -> NDArray[Any]:
-        wanted = f'expected JSON like {{"obs": [...]}} with {self.obs_dim} numbers, or a list of such lists'
+        wanted = f'expected JSON like {{"obs": [...]}} with {self.row_dim} numbers, or a list of such lists'
         try:
             given = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -109,17 +119,17 @@ class Expected:
         return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
     def _from_raw(self, body: bytes) -> NDArray[Any]:
-        row_bytes = 4 * self.obs_dim
+        row_bytes = 4 * self.row_dim
         if not body or len(body) % row_bytes:
             raise RequestError(
                 f"got {len(body)} bytes; expected little-endian float32, {row_bytes} bytes for each observation of "
-                f"{self.obs_dim} numbers"
+                f"{self.row_dim} numbers"
             )
-        return np.frombuffer(body, dtype="<f4").reshape(-1, self.obs_dim)
+        return np.frombuffer(body, dtype="<f4").reshape(-1, self.row_dim)
 
 
 def encoded(actions: NDArray[Any], body_format: BodyFormat) -> bytes:
-    """Actions as npy or raw bytes: little-endian float32, or int64 for discrete actions."""
+    """Actions, or records of actions and states, as npy or raw bytes: little-endian float32, int64 for discrete actions."""
     if body_format == "npy":
         stream = io.BytesIO()
         np.save(stream, actions, allow_pickle=False)

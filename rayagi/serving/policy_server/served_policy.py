@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from actors.agent import Agent
 from rayagi.run.checkpoints import CheckpointStore
@@ -34,15 +35,31 @@ class ServedPolicy:
         self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
 
     def act(self, obs: NDArray[np.float32]) -> tuple[NDArray[Any], int]:
-        """Actions for observations (rows, obs_dim), (rows, dim) or (rows,); and the policy's version."""
-        actions = self._agent.act_greedily(torch.from_numpy(obs))
-        if self._range is not None:
-            actions = actions.clamp(*self._range)
-        return actions.numpy(), self.saved.version
+        """Actions for observations (rows, obs_dim), (rows, dim) or (rows,); and the policy's version.
+
+        A recurrent policy takes rows of an observation and the episode's state, (rows, obs_dim + state_dim), and returns
+        records with the fields ``actions`` and ``states``: the client keeps the states between its requests.
+        """
+        rows, policy = torch.from_numpy(obs), self.saved.policy
+        if not policy.state_dim:
+            return self._clipped(self._agent.act_greedily(rows)), self.saved.version
+        seen, states = rows.split((self.saved.info.obs_dim, policy.state_dim), -1)
+        with torch.inference_mode():
+            outputs, states = policy.step(policy.observe(seen), states)
+            actions = self._clipped(policy.mode(outputs))
+        fields = [("actions", actions.dtype, actions.shape[1:]), ("states", np.float32, (policy.state_dim,))]
+        answers = np.empty(len(rows), dtype=fields)
+        answers["actions"], answers["states"] = actions, states.numpy()
+        return answers, self.saved.version
+
+    def _clipped(self, actions: Tensor) -> NDArray[Any]:
+        return (actions if self._range is None else actions.clamp(*self._range)).numpy()
 
     def expected(self, max_rows: int) -> Expected:
         """Shape and size limits of a request."""
-        return Expected(obs_dim=self.saved.info.obs_dim, max_rows=max_rows)
+        return Expected(
+            obs_dim=self.saved.info.obs_dim, state_dim=self.saved.policy.state_dim, max_rows=max_rows
+        )
 
     def info(self) -> dict[str, Any]:
         """Content of /info: task, sizes, range, checkpoint."""
@@ -50,6 +67,7 @@ class ServedPolicy:
         return {
             "task": info.env_id,
             "obs_dim": info.obs_dim,
+            "state_dim": self.saved.policy.state_dim,
             "action": {
                 "kind": action.kind,
                 "dim": action.dim,
@@ -82,9 +100,14 @@ class ServedPolicy:
         """Use another policy from now on.
 
         Raises:
-            ValueError: its observation or action sizes differ from those in /info.
+            ValueError: its observation, action or state sizes differ from those in /info.
         """
         own, new = self.saved.info, saved.info
+        states = self.saved.policy.state_dim, saved.policy.state_dim
+        if states[0] != states[1]:
+            raise ValueError(
+                f"{saved.checkpoint} has a recurrent state of {states[1]} numbers; clients expect {states[0]}"
+            )
         if (own.obs_dim, own.action) != (new.obs_dim, new.action):
             raise ValueError(
                 f"{saved.checkpoint} has {new.obs_dim} observations and {new.action.dim} actions; clients expect "

@@ -96,7 +96,7 @@ class SocketFrontend:
         free = asyncio.Semaphore(_PIPELINED)
         while True:
             kind, request, body_bytes = header(await reader.readexactly(HEADER.size))
-            limit = 4 * self._expected.obs_dim * self._expected.max_rows
+            limit = 4 * self._expected.row_dim * self._expected.max_rows
             if kind != Kind.OBSERVE or body_bytes > limit:
                 raise FrameError(
                     f"got {kind.name} of {body_bytes} bytes; expected OBSERVE of at most {limit} bytes"

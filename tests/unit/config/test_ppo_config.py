@@ -169,7 +169,13 @@ def test_a_model_config_object_gives_sizes_and_activation():
         .to_run_spec()
     )
     assert (spec.network.hidden, spec.network.activation) == ((32,), "silu")
-    assert "use_lstm" in refusal(config().rl_module(model_config=DefaultModelConfig(use_lstm=True)))
+    recurrent = config().rl_module(model_config=DefaultModelConfig(use_lstm=True, lstm_cell_size=32))
+    network = recurrent.training(sequence_length=16).to_run_spec().network
+    assert (network.core, network.core_size) == ("lstm", 32)
+    assert config().rl_module(model_config={"core": "gru"}).to_run_spec().network.core == "gru"
+    assert "training(sequence_length=)" in refusal(
+        config().rl_module(model_config=DefaultModelConfig(use_lstm=True, max_seq_len=8))
+    )
 
 
 def other_than(value):

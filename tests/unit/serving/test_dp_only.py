@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from actors.agent import Agent
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
@@ -10,6 +11,7 @@ from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
 from rayagi.models.networks import ActorCritic
+from rayagi.models.policy import load_policy
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.dp_only import DpOnlyServing
@@ -19,9 +21,11 @@ from rayagi.serving.program import Recording, ServingJob, merged_results
 TASK = "InvertedPendulum-v5"
 
 
-def job(path=None, *, greedy, num_envs=4):
+def job(path=None, *, greedy, num_envs=4, core="none"):
     spec = RunSpec(
-        env=EnvSpec(id=TASK), gmi=GmiSpec(num_envs=num_envs, backend="cpu"), network=NetworkSpec(hidden=(8,))
+        env=EnvSpec(id=TASK),
+        gmi=GmiSpec(num_envs=num_envs, backend="cpu"),
+        network=NetworkSpec(hidden=(8,), core=core, core_size=6),
     )
     info = env_info(TASK)
     normaliser = ObservationNormaliser(info.obs_dim, 10.0, torch.device("cpu"))
@@ -94,3 +98,23 @@ def test_exploration_is_an_environments_own_whichever_gmi_hosts_it():
     assert not torch.equal(greedy.simulator.obs, whole.simulator.obs)
     for each in (whole, greedy, *halves):
         each.close()
+
+
+def test_a_recurrent_policy_begins_each_served_episode_without_memory_of_the_last():
+    serving = program(job(greedy=True, core="gru"))
+    serving.serve(80)
+    ends = 0
+    policy = load_policy(
+        job(greedy=True, core="gru").shared, job(greedy=True, core="gru").spec, env_info(TASK)
+    )
+    agent = Agent(policy)
+    env = make_env_factory(TASK)(num_envs=4, first_env_index=0, seed=3, num_threads=1)
+    obs = env.reset()
+    for _ in range(80):
+        step = env.step(agent.act_greedily(obs))
+        agent.reset(step.final_ids)
+        ends, obs = ends + len(step.final_ids), step.obs
+    assert ends > 4
+    assert torch.equal(serving.simulator.obs, obs)
+    env.close()
+    serving.close()

@@ -18,9 +18,10 @@ import pytest
 import torch
 from saved_runs import save, saved_run
 
+from actors.agent import Agent
 from rayagi.config.convert import run_spec_from_dict
 from rayagi.run.folder import open_run
-from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError, decoded_actions
+from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError, decoded_answers
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server import server as server_module
 from rayagi.serving.policy_server.frames import HEADER, Kind, frame, header
@@ -374,5 +375,41 @@ def until(true, limit_s=60.0):
     ],
 )
 def test_a_frame_of_actions_is_what_was_sent(kind, actions):
-    received = decoded_actions(encoded(actions, "raw"), kind, len(actions))
+    received = decoded_answers(
+        encoded(actions, "raw"), {"action": {"kind": kind, "dim": actions.shape[-1]}}, len(actions)
+    )
     assert (received.dtype, received.tolist()) == (actions.dtype, actions.tolist())
+
+
+@pytest.mark.parametrize("core", ["lstm", "gru"])
+def test_a_recurrent_policys_states_stay_with_each_client_over_every_transport(tmp_path, core):
+    run = saved_run(tmp_path / "runs", core=core)
+    policy = saved_policy(run, "best").policy
+    agent = Agent(policy)
+    expected = [agent.act_greedily(torch.from_numpy(OBS)).clamp(-3.0, 3.0).numpy() for _ in range(3)]
+    agent.reset(torch.tensor([1]))
+    after_reset = agent.act_greedily(torch.from_numpy(OBS)).clamp(-3.0, 3.0).numpy()
+    assert np.abs(expected[2] - expected[0]).max() > 1e-4  # the same observations, another history
+    with serving(run, port=0, unix=tmp_path / "s") as (_, url, _):
+        for address in (url, f"unix:{tmp_path / 's'}"):
+            with PolicyClient(address) as client, PolicyClient(address) as other:
+                assert client.info()["state_dim"] == policy.state_dim > 0
+                for wanted in expected:
+                    assert client.act(OBS) == pytest.approx(wanted, abs=1e-6)
+                client.reset([1])
+                assert client.act(OBS) == pytest.approx(after_reset, abs=1e-6)
+                assert other.act(OBS) == pytest.approx(expected[0], abs=1e-6)
+                client.reset()
+                assert client.act(OBS) == pytest.approx(expected[0], abs=1e-6)
+                assert client.act(OBS[2]) == pytest.approx(expected[0][2], abs=1e-6)  # another number of rows
+        row = [*OBS[0].tolist(), *[0.0] * policy.state_dim]
+        status, body = asked(f"{url}/act", json.dumps({"obs": row}).encode())
+        answer = json.loads(body)
+        assert status == 200
+        assert answer["actions"] == pytest.approx(expected[0][0].tolist(), abs=1e-6)
+        following = [*OBS[0].tolist(), *answer["states"]]
+        _, body = asked(f"{url}/act", json.dumps({"obs": following}).encode())
+        assert json.loads(body)["actions"] == pytest.approx(expected[1][0].tolist(), abs=1e-6)
+        status, body = asked(f"{url}/act", json.dumps({"obs": OBS[0].tolist()}).encode())
+        assert status == 400
+        assert f"each of 4 numbers and a state of {policy.state_dim}" in json.loads(body)["error"]
