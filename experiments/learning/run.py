@@ -2,8 +2,10 @@
 
     python -m experiments.learning.run Ant-v5 --seeds 0 1 2 --time 15m --goal 2000
     python -m experiments.learning.run HalfCheetah-v5 --algorithm trpo --time 4m --goal 2500
+    python -m experiments.learning.run experiments.learning.tmaze:TMaze-v0 --label TMaze_lstm --time 1m --goal 0.9 \
+        --set network.core=lstm network.hidden=[32] ppo.entropy_coef=0.05
 
-Writes results/<task>[_<algorithm>].json (evaluations of every seed, and origin) and .png.
+Writes results/<task>[_<algorithm>].json, or results/<label>.json (evaluations of every seed, and origin), and .png.
 """
 
 from __future__ import annotations
@@ -26,14 +28,20 @@ HERE = Path(__file__).parent
 
 def train(task: str, seed: int, given: argparse.Namespace) -> Path:
     """Train one seed. Returns its run folder."""
-    name = f"{task}-{given.algorithm}-seed{seed}"
+    name = f"{results_name(given)}-{given.algorithm}-seed{seed}"
     command = [sys.executable, "-m", "rayagi", "train", task, "--seed", str(seed), "--time", given.time]
     command += ["--algorithm", given.algorithm]
+    command += [word for setting in given.set for word in ("--set", setting)]
     command += ["--evaluate-every", str(given.evaluate_every), "--out", str(given.runs), "--name", name]
     if given.stop_return is not None:
         command += ["--stop-return", str(given.stop_return)]
     subprocess.run(command, check=True)
     return Path(given.runs) / name
+
+
+def results_name(given: argparse.Namespace) -> str:
+    """Name of the results' files."""
+    return given.label or (given.task if given.algorithm == "ppo" else f"{given.task}_{given.algorithm}")
 
 
 def read_curve(folder: Path) -> list[dict[str, float]]:
@@ -66,7 +74,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     left.legend()
     # The plan's last line: template, backend, GMIs and environments.
     figure.suptitle(
-        f"{report['task']}, {report['algorithm']}: {report['plan'].strip().splitlines()[-1].split('.')[0]}"
+        f"{report['label']}, {report['algorithm']}: {report['plan'].strip().splitlines()[-1].split('.')[0]}"
     )
     figure.savefig(path, dpi=110)
 
@@ -98,14 +106,19 @@ def main() -> None:
     parser.add_argument("--goal", type=float, required=True, help="evaluation return to reach")
     parser.add_argument("--stop-return", type=float, help="end a seed at this evaluation return")
     parser.add_argument("--evaluate-every", type=int, default=40, help="iterations between evaluations")
+    parser.add_argument("--set", nargs="+", default=[], help="settings, as `rayagi train --set` takes them")
+    parser.add_argument(
+        "--label", help="name of the results, for a task with other settings than its preset's"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     given = parser.parse_args()
     results = HERE / "results"
     results.mkdir(exist_ok=True)
-    name = given.task if given.algorithm == "ppo" else f"{given.task}_{given.algorithm}"
+    name = results_name(given)
     report: dict[str, Any] = {
         "origin": origin(),
         "task": given.task,
+        "label": name,
         "algorithm": given.algorithm,
         "goal": given.goal,
         "time": given.time,

@@ -316,7 +316,7 @@ def test_a_model_without_a_core_has_no_state():
 @pytest.mark.parametrize(("core", "solves"), [("lstm", True), ("gru", True), ("none", False)])
 def test_a_recurrent_policy_solves_a_maze_that_one_without_memory_cannot(core, solves):
     spec = RunSpec(
-        env=EnvSpec(id="experiments.memory.tmaze:TMaze-v0", kwargs={"length": 5}),
+        env=EnvSpec(id="experiments.learning.tmaze:TMaze-v0", kwargs={"length": 5}),
         gmi=GmiSpec(num_envs=16),
         network=NetworkSpec(hidden=(32,), core=core, core_size=32),
         learning=PPOSpec(rollout_length=32, num_minibatches=4, learning_rate=1e-3, entropy_coef=0.01),

@@ -51,4 +51,4 @@ class TMaze(gymnasium.Env[NDArray[np.float32], np.int64]):
         return np.array([self._sign if self._cell == 0 else 0, self._cell == self.length], np.float32)
 
 
-gymnasium.register("TMaze-v0", entry_point="experiments.memory.tmaze:TMaze")
+gymnasium.register("TMaze-v0", entry_point="experiments.learning.tmaze:TMaze")

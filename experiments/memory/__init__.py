@@ -1,1 +1,0 @@
-"""A task that needs memory: recurrent policies beside one without (README.md)."""
