@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
 
 Space = TypeVar("Space")
@@ -101,7 +102,7 @@ def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) ->
         ExportError: RLlib's module has other weights than expected.
         NotExportableError: the policy has encoders for images, or a recurrent core.
     """
-    if info.obs_parts or policy.state_dim:
+    if info.obs_parts or policy.state_dim or not isinstance(policy.model, ActorCritic):
         raise NotExportableError(info.env_id)
     module = empty_module(info, network)
     load_exported(module, exported_weights(policy, info))
@@ -110,6 +111,7 @@ def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) ->
 
 def exported_weights(policy: NetworkPolicy, info: EnvInfo) -> dict[str, Tensor]:
     """Weights under RLlib's names."""
+    assert isinstance(policy.model, ActorCritic)
     scale, offset = _affine(policy.normaliser, info.obs_dim)
     weights: dict[str, Tensor] = {}
     for tower, encoder, head in (

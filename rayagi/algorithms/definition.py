@@ -89,6 +89,8 @@ class AlgorithmDefinition:
     """Supported templates; the default first."""
     learner: str
     """``module:Class`` of its RolloutLearner, imported only in a trainer's process."""
+    needs_separate_networks: bool = False
+    """Whether it steps the policy and the value network on their own, so that they can share no parameters."""
     captured_learner: str | None = None
     """The learner for rollouts on the GPU, whose whole update is one CUDA graph."""
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from collectives.communicator import Communicator
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOUpdater
-from rayagi.models.networks import ActorCritic
+from rayagi.models.networks import Model
 
 GROUPS = 8
 """Number of environment groups whose gradients are compared with the gradient over all environments."""
@@ -98,7 +98,7 @@ def useful_steps_per_s(noise: NoiseScale, num_envs: int, steps_per_s: float) -> 
 class GradientNoiseLearner(PPOUpdater):
     """PPOUpdater that measures, before each update, the policy gradients of groups of environments."""
 
-    def __init__(self, model: ActorCritic, spec: PPOSpec, communicator: Communicator, num_envs: int) -> None:
+    def __init__(self, model: Model, spec: PPOSpec, communicator: Communicator, num_envs: int) -> None:
         super().__init__(model, spec, communicator)
         self.num_envs = num_envs
         self.pairs: list[NormPair] = []
@@ -121,5 +121,5 @@ class GradientNoiseLearner(PPOUpdater):
     def _policy_gradient(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
         """Gradient of the loss with respect to the policy's parameters only."""
         total, _ = self.loss(batch, order)
-        parameters = [*self.model.policy.parameters(), *self.model.head.parameters()]
-        return torch.cat([part.reshape(-1) for part in torch.autograd.grad(total, parameters)])
+        parts = torch.autograd.grad(total, self.model.policy_parameters())
+        return torch.cat([part.reshape(-1) for part in parts])

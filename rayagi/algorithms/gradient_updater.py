@@ -17,7 +17,7 @@ from rayagi.algorithms import losses
 from rayagi.algorithms.adam import BETAS, FlatAdam
 from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
 from rayagi.config.learning import LearningSpec
-from rayagi.models.networks import ActorCritic, FlatParameters
+from rayagi.models.networks import FlatParameters, Model
 from rayagi.native.learning import library
 from rayagi.native.optimizer_step import SHARE_STRIDE, CompiledOptimizerStep, OptimizerState
 
@@ -34,7 +34,7 @@ class GradientUpdater(Generic[SpecT]):
 
     def __init__(
         self,
-        model: ActorCritic,
+        model: Model,
         spec: SpecT,
         communicator: Communicator,
         total_env_steps: int | None = None,
@@ -187,7 +187,7 @@ class GradientUpdater(Generic[SpecT]):
             self.learning_rate = float(state["learning_rate"])
 
 
-def _agreed_program(model: ActorCritic, communicator: Communicator) -> CDLL | None:
+def _agreed_program(model: Model, communicator: Communicator) -> CDLL | None:
     """The compiled library, if every trainer can use it; else None on all of them. Mixing would break bitwise equality."""
     program = library() if next(model.parameters()).device.type == "cpu" else None
     lacking = torch.tensor([program is None], dtype=torch.int64)

@@ -45,7 +45,7 @@ def _gradient_bytes(task: str) -> int:
     # Imported here: torch takes seconds, and only a task needs it.
     from rayagi.config.presets import preset
     from rayagi.envs import env_info
-    from rayagi.models.networks import ActorCritic, FlatParameters
+    from rayagi.models.networks import FlatParameters, make_model
 
     info = env_info(task)
-    return FlatParameters(ActorCritic(info, preset(task).network)).gradients.nbytes
+    return FlatParameters(make_model(info, preset(task).network)).gradients.nbytes

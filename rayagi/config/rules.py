@@ -60,6 +60,8 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     yield from _gmi(spec.gmi)
     yield from _template(spec)
     yield from _network(spec.network)
+    if DEFINITIONS[spec.algorithm].needs_separate_networks:
+        yield from _separate(spec)
     yield from _learning(spec)
     if min(spec.learning.rollout_length, spec.learning.num_minibatches) >= 1:
         if spec.network.core == "none":
@@ -203,6 +205,17 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
     yield from at_least_one("network.core_size", network.core_size)
     if not math.isfinite(network.initial_log_std):
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
+
+
+def _separate(spec: RunSpec) -> Iterator[ConfigError]:
+    """Rules of algorithms that step policy and value network on their own."""
+    if spec.network.shared:
+        yield ConfigError(
+            "network.shared",
+            True,
+            f"does not go with algorithm = {spec.algorithm!r}: its steps on the value would also move the policy",
+            "use network.shared = false, or algorithm 'ppo'",
+        )
 
 
 def _minibatches(section: str, learning: LearningSpec, num_envs: int | Auto) -> Iterator[ConfigError]:

@@ -88,8 +88,8 @@ class GmiSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NetworkSpec:
-    """Separate policy and value networks: multilayer perceptrons, behind a convolutional encoder for each image, with or
-    without a recurrent core before the output."""
+    """Policy and value networks: multilayer perceptrons, behind a convolutional encoder for each image, with or without a
+    recurrent core before the output."""
 
     hidden: tuple[int, ...] = (256, 128, 64)
     """Hidden layer sizes. Defaults follow GMI-DRL Table 4 for its tasks."""
@@ -101,6 +101,8 @@ class NetworkSpec:
     """lstm or gru: the networks remember what they observed earlier in the episode. They run by torch."""
     core_size: int = 128
     """Units of the recurrent core."""
+    shared: bool = False
+    """Whether policy and value share encoder, hidden layers and core. They run by torch."""
     initial_log_std: float = 0.0
     """Start of the state-independent log standard deviation (Gaussian policies)."""
 

@@ -34,7 +34,7 @@ from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
-from rayagi.models.networks import ActorCritic
+from rayagi.models.networks import make_model
 from rayagi.models.policy import NetworkPolicy
 
 SHARED = 4
@@ -136,7 +136,7 @@ class CostProgram:
         env = make_env(num_envs=num_envs, first_env_index=0, seed=spec.seed, num_threads=threads)
         simulator = Simulator(env)
         with_simulator = self._memory_in_use()
-        model = ActorCritic(env.info, spec.network, spec.seed).to(context.device)
+        model = make_model(env.info, spec.network, spec.seed).to(context.device)
         self._agent = Agent(NetworkPolicy(model, env.info, None, context.device))
         self._outputs = env.info.action.output_dim
         self._act(simulator.obs, 1)

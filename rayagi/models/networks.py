@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -12,8 +14,8 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.encoders import PartsEncoder
-from rayagi.models.heads import CategoricalHead, GaussianHead, make_head
-from rayagi.models.recurrent import RecurrentNetwork, Sequences, Unrolled
+from rayagi.models.heads import CategoricalHead, GaussianHead, Head, make_head
+from rayagi.models.recurrent import RecurrentNetwork, SequenceNetwork, Sequences, Unrolled
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -48,10 +50,57 @@ def mlp(
     return nn.Sequential(*layers)
 
 
-class ActorCritic(nn.Module):
-    """Separate policy and value networks over normalised observations. Initial weights depend on ``seed`` alone.
+class Model(nn.Module, ABC):
+    """What acts and is trained: the action distribution and the value of normalised observations.
 
-    A recurrent model has one flat state per environment: the policy network's, then the value network's.
+    A recurrent model has one flat state per environment. B = L * n samples, time first, are ``sequences``.
+    """
+
+    head: Head
+
+    @property
+    @abstractmethod
+    def state_dim(self) -> int:
+        """Numbers of one environment's recurrent state; 0: not recurrent."""
+
+    @property
+    def fits_kernels(self) -> bool:
+        """Whether the compiled kernels support this model."""
+        return False
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """The parameters that the actions depend on."""
+        return list(self.parameters())
+
+    def forward(self, observed: Tensor, sequences: Sequences | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs (B, output_dim) and V(s) (B,) of observations (B, obs_dim); a recurrent model's are of ``sequences``."""
+        return self.outputs(observed, sequences), self.values(observed, sequences)
+
+    @abstractmethod
+    def outputs(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """Distribution parameters: (..., obs_dim) -> (..., output_dim); a recurrent model takes (B, obs_dim)."""
+
+    @abstractmethod
+    def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """V(s): (..., obs_dim) -> (...); a recurrent model takes (B, obs_dim)."""
+
+    @abstractmethod
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of a recurrent model: (n, obs_dim) and states (n, state_dim) -> (n, output_dim) and the next states."""
+
+    @abstractmethod
+    def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
+        """A recurrent model's values of observations (L, n, obs_dim); ``outputs`` are V(s), (L, n, 1)."""
+
+    @abstractmethod
+    def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
+        """V(s) of a recurrent model in the states of ``unroll_values``: (n, obs_dim) -> (n,)."""
+
+
+class ActorCritic(Model):
+    """Separate policy and value networks. Initial weights depend on ``seed`` alone.
+
+    The state of a recurrent model is the policy network's, then the value network's.
     """
 
     def __init__(self, info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> None:
@@ -59,38 +108,13 @@ class ActorCritic(nn.Module):
         # A generator of its own: torch's global one is shared by every thread of the process.
         generator = torch.Generator().manual_seed(seed)
         self.activation = spec.activation
-        self.policy = self._network(info, spec, info.action.output_dim, 0.01, generator)
-        self.value = self._network(info, spec, 1, 1.0, generator)
+        self.policy = make_network(info, spec, info.action.output_dim, 0.01, generator)
+        self.value = make_network(info, spec, 1, 1.0, generator)
         self.head = make_head(info.action, spec.initial_log_std)
-
-    @staticmethod
-    def _network(
-        info: EnvInfo, spec: NetworkSpec, output_dim: int, output_gain: float, generator: torch.Generator
-    ) -> nn.Sequential | RecurrentNetwork:
-        """An MLP, after an encoder if the observation has images; its last layer follows the recurrent core, if any."""
-        encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
-        layers = mlp(
-            info.obs_dim if encoder is None else encoder.num_features,
-            spec.hidden,
-            output_dim,
-            spec.activation,
-            output_gain=output_gain,
-            generator=generator,
-        )
-        whole = layers if encoder is None else nn.Sequential(encoder, *layers)
-        if spec.core == "none":
-            return whole
-        return RecurrentNetwork(
-            nn.Sequential(*list(whole)[:-1]),
-            spec.core,
-            (spec.hidden[-1], spec.core_size, output_dim),
-            output_gain=output_gain,
-            generator=generator,
-        )
 
     @property
     def state_dim(self) -> int:
-        """Numbers of one environment's recurrent state; 0: not recurrent."""
+        """Of both networks."""
         return sum(
             network.state_dim
             for network in (self.policy, self.value)
@@ -106,26 +130,26 @@ class ActorCritic(nn.Module):
             and isinstance(self.head, GaussianHead | CategoricalHead)
         )
 
-    def forward(self, observed: Tensor, sequences: Sequences | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs (B, output_dim) and V(s) (B,) of observations (B, obs_dim); a recurrent model's are of ``sequences``."""
-        return self.outputs(observed, sequences), self.values(observed, sequences)
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Those of the policy network and of the head."""
+        return [*self.policy.parameters(), *self.head.parameters()]
 
     def outputs(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
-        """Distribution parameters: (..., obs_dim) -> (..., output_dim); a recurrent model takes (B, obs_dim)."""
+        """Of the policy network."""
         if not isinstance(self.policy, RecurrentNetwork):
             return self.policy(observed)
         assert sequences is not None
         return self.policy(observed, sequences.columns(*self._policy_columns))
 
     def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
-        """V(s): (..., obs_dim) -> (...); a recurrent model takes (B, obs_dim)."""
+        """Of the value network."""
         if not isinstance(self.value, RecurrentNetwork):
             return self.value(observed).squeeze(-1)
         assert sequences is not None
         return self.value(observed, sequences.columns(*self._value_columns)).squeeze(-1)
 
     def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of a recurrent model: (n, obs_dim) and states (n, state_dim) -> (n, output_dim) and the next states."""
+        """One step of both networks."""
         policy, value = self._recurrent
         of_policy, of_value = states.split((policy.state_dim, value.state_dim), -1)
         outputs, of_policy = policy.step(observed, of_policy)
@@ -133,11 +157,11 @@ class ActorCritic(nn.Module):
         return outputs, torch.cat((of_policy, of_value), -1)
 
     def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
-        """A recurrent value network's pass over observations (L, n, obs_dim); ``outputs`` are V(s), (L, n, 1)."""
+        """Of the value network, with its states alone."""
         return self._recurrent[1].unroll(observed, sequences.columns(*self._value_columns))
 
     def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
-        """V(s) of a recurrent value network in the states of ``unroll_values``: (n, obs_dim) -> (n,)."""
+        """Of the value network, with its states alone."""
         return self._recurrent[1].step(observed, value_states)[0].squeeze(-1)
 
     @property
@@ -153,6 +177,91 @@ class ActorCritic(nn.Module):
     @property
     def _value_columns(self) -> tuple[int, int]:
         return self._recurrent[0].state_dim, self.state_dim
+
+
+class JointActorCritic(Model):
+    """One network for policy and value: its outputs are the distribution parameters, then V(s)."""
+
+    def __init__(self, network: nn.Module, head: Head) -> None:
+        """``network``: (..., obs_dim) -> (..., output_dim + 1), or a SequenceNetwork of output_dim + 1."""
+        super().__init__()
+        self.network, self.head = network, head
+
+    @property
+    def state_dim(self) -> int:
+        """Of the network."""
+        return self.network.state_dim if isinstance(self.network, SequenceNetwork) else 0
+
+    def forward(self, observed: Tensor, sequences: Sequences | None = None) -> tuple[Tensor, Tensor]:
+        """Both, in one pass."""
+        joint = self._joint(observed, sequences)
+        return joint[..., :-1], joint[..., -1]
+
+    def outputs(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """All columns but the last."""
+        return self._joint(observed, sequences)[..., :-1]
+
+    def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """The last column."""
+        return self._joint(observed, sequences)[..., -1]
+
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of the network."""
+        joint, states = self._recurrent.step(observed, states)
+        return joint[..., :-1], states
+
+    def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
+        """The last column of a pass."""
+        return replace(found := self._recurrent.unroll(observed, sequences), outputs=found.outputs[..., -1:])
+
+    def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
+        """The last column of a step."""
+        return self._recurrent.step(observed, value_states)[0][..., -1]
+
+    def _joint(self, observed: Tensor, sequences: Sequences | None) -> Tensor:
+        return self.network(observed) if sequences is None else self.network(observed, sequences)
+
+    @property
+    def _recurrent(self) -> SequenceNetwork:
+        assert isinstance(self.network, SequenceNetwork)
+        return self.network
+
+
+def make_model(info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> Model:
+    """The initial model of an environment: the same weights in every process."""
+    if not spec.shared:
+        return ActorCritic(info, spec, seed)
+    generator = torch.Generator().manual_seed(seed)
+    network = make_network(info, spec, info.action.output_dim + 1, 0.01, generator)
+    last = network.output if isinstance(network, RecurrentNetwork) else network[-1]
+    assert isinstance(last, nn.Linear)
+    nn.init.orthogonal_(last.weight.data[-1:], 1.0, generator)  # V(s)
+    return JointActorCritic(network, make_head(info.action, spec.initial_log_std))
+
+
+def make_network(
+    info: EnvInfo, spec: NetworkSpec, output_dim: int, output_gain: float, generator: torch.Generator
+) -> nn.Sequential | RecurrentNetwork:
+    """An MLP, after an encoder if the observation has images; its last layer follows the recurrent core, if any."""
+    encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
+    layers = mlp(
+        info.obs_dim if encoder is None else encoder.num_features,
+        spec.hidden,
+        output_dim,
+        spec.activation,
+        output_gain=output_gain,
+        generator=generator,
+    )
+    whole = layers if encoder is None else nn.Sequential(encoder, *layers)
+    if spec.core == "none":
+        return whole
+    return RecurrentNetwork(
+        nn.Sequential(*list(whole)[:-1]),
+        spec.core,
+        (spec.hidden[-1], spec.core_size, output_dim),
+        output_gain=output_gain,
+        generator=generator,
+    )
 
 
 _ROW = 512

@@ -16,7 +16,7 @@ from actors.rollout import Rollout
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import RunSpec
 from rayagi.models.heads import GaussianHead
-from rayagi.models.networks import ActorCritic
+from rayagi.models.networks import ActorCritic, Model, make_model
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals
 
@@ -26,7 +26,7 @@ class NetworkPolicy:
 
     def __init__(
         self,
-        model: ActorCritic,
+        model: Model,
         info: EnvInfo,
         normaliser: ObservationNormaliser | None,
         device: torch.device,
@@ -85,24 +85,25 @@ class NetworkPolicy:
         return None if not fits else compiled_acting(self.tensors(), rollout, noise)
 
     def tensors(self) -> PolicyTensors:
-        """Views of the policy's tensors, for compiled kernels."""
-        layers = [layer for layer in self.model.policy.children() if isinstance(layer, nn.Linear)]
-        head, normaliser = self.model.head, self.normaliser
+        """Views of the tensors of a policy whose model fits compiled kernels."""
+        model, normaliser = self.model, self.normaliser
+        assert isinstance(model, ActorCritic)
+        layers = [layer for layer in model.policy.children() if isinstance(layer, nn.Linear)]
         return PolicyTensors(
             weights=tuple(layer.weight.detach() for layer in layers),
             biases=tuple(layer.bias.detach() for layer in layers),
-            activation=self.model.activation,
+            activation=model.activation,
             shift=None if normaliser is None else normaliser.shift,
             scale=None if normaliser is None else normaliser.scale,
             clip=math.inf if normaliser is None else normaliser.clip,
-            std=head.log_std.detach().exp() if isinstance(head, GaussianHead) else None,
+            std=model.head.log_std.detach().exp() if isinstance(model.head, GaussianHead) else None,
         )
 
 
 def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:
     """The initial policy of a run: the same weights in every process. [unverified on GPU]"""
     learning = spec.learning
-    model = ActorCritic(info, spec.network, spec.seed).to(device)
+    model = make_model(info, spec.network, spec.seed).to(device)
     columns = vector_columns(info)
     normaliser = (
         ObservationNormaliser(info.obs_dim, learning.obs_clip, device, columns=columns)

@@ -6,6 +6,7 @@ The state of an environment is one flat vector, so it passes through rollouts, c
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -48,8 +49,30 @@ class Unrolled:
     last: Tensor
 
 
-class RecurrentNetwork(nn.Module):
-    """Hidden layers, an LSTM or GRU, and a linear output. An episode starts with a state of zeros."""
+class SequenceNetwork(nn.Module, ABC):
+    """A network with a state per environment. An episode starts with a state of zeros."""
+
+    @property
+    @abstractmethod
+    def state_dim(self) -> int:
+        """Numbers of one environment's state."""
+
+    def forward(self, observed: Tensor, sequences: Sequences) -> Tensor:
+        """(L * n, obs_dim), time first -> (L * n, output_dim)."""
+        length, count = sequences.done.shape
+        return self.unroll(observed.view(length, count, -1), sequences).outputs.flatten(0, 1)
+
+    @abstractmethod
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """One step: (n, obs_dim) and states (n, state_dim) -> (n, output_dim) and the next states."""
+
+    @abstractmethod
+    def unroll(self, observed: Tensor, sequences: Sequences) -> Unrolled:
+        """All steps, (L, n, obs_dim). The state is set to zero after a step that ended the episode."""
+
+
+class RecurrentNetwork(SequenceNetwork):
+    """Hidden layers, an LSTM or GRU, and a linear output."""
 
     def __init__(
         self,
@@ -71,24 +94,18 @@ class RecurrentNetwork(nn.Module):
 
     @property
     def state_dim(self) -> int:
-        """Numbers of one environment's state: h of a GRU; h, then c of an LSTM."""
+        """h of a GRU; h, then c of an LSTM."""
         return self.core_size * (2 if isinstance(self.core, nn.LSTM) else 1)
 
-    def forward(self, observed: Tensor, sequences: Sequences) -> Tensor:
-        """(L * n, obs_dim), time first -> (L * n, output_dim)."""
-        length, count = sequences.done.shape
-        return self.unroll(observed.view(length, count, -1), sequences).outputs.flatten(0, 1)
-
     def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: (n, obs_dim) and states (n, state_dim) -> (n, output_dim) and the next states."""
+        """One step of hidden layers, core and output."""
         hidden, states = self._core(self.hidden(observed).unsqueeze(0), states)
         return self.output(hidden.squeeze(0)), states
 
     def unroll(self, observed: Tensor, sequences: Sequences) -> Unrolled:
-        """All steps, (L, n, obs_dim). The state is set to zero after a step that ended the episode."""
+        """The core's pass over each segment without an end."""
         length = len(observed)
         features = self.hidden(observed.flatten(0, 1)).view(length, observed.shape[1], -1)
-        # The core runs over whole segments between steps with an end.
         ending = sequences.done.any(1).nonzero().flatten().tolist()
         states, begin = sequences.states, 0
         parts, ends = [], {}

@@ -11,6 +11,7 @@ from rayagi.algorithms import losses
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.models.heads import GaussianHead
+from rayagi.models.networks import ActorCritic
 from rayagi.native.ppo import CompiledUpdate, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -71,6 +72,7 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         model, spec = self.model, self.spec
         if not model.fits_kernels or self._optimizer_step is None:
             return None
+        assert isinstance(model, ActorCritic)
         return CompiledUpdate(
             Trained(
                 policy=_linear(model.policy),

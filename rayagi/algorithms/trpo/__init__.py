@@ -57,6 +57,7 @@ TRPO = AlgorithmDefinition(
     section="trpo",
     templates=("dp_only", "ea_t", "e_at", "dp_mp"),
     learner="rayagi.algorithms.trpo.learner:TRPOLearner",
+    needs_separate_networks=True,
     preset={"lr_schedule": "constant", "learning_rate": 1e-3, "target_kl": LearningSpec().target_kl},
     metrics=(
         LearningMetric(

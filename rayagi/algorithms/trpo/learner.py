@@ -15,7 +15,7 @@ from rayagi.algorithms import losses
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.models.heads import GaussianHead, MultiCategoricalHead
-from rayagi.models.networks import ActorCritic
+from rayagi.models.networks import Model
 from rayagi.models.recurrent import Sequences
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
@@ -155,7 +155,7 @@ def dot(one: Tensor, other: Tensor) -> Tensor:
     return products.view(-1, _ROW).sum(1).sum()
 
 
-def _policy_parameters(model: ActorCritic) -> tuple[list[str], list[Tensor]]:
+def _policy_parameters(model: Model) -> tuple[list[str], list[Tensor]]:
     """Names and tensors of the policy's parameters: all but the value network's."""
     named = [(name, each) for name, each in model.named_parameters() if not name.startswith("value.")]
     return [name for name, _ in named], [each for _, each in named]
@@ -170,7 +170,7 @@ def _like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     return [part.view_as(each) for part, each in zip(parts, tensors, strict=True)]
 
 
-def _distribution(model: ActorCritic, parameters: dict[str, Tensor], batch: OnPolicyBatch) -> Distribution:
+def _distribution(model: Model, parameters: dict[str, Tensor], batch: OnPolicyBatch) -> Distribution:
     """The action distribution of each sample, with these parameters in place of the model's."""
     sequences = None if batch.memory is None else batch.memory.whole()
     outputs = functional_call(
@@ -191,12 +191,12 @@ def _distribution(model: ActorCritic, parameters: dict[str, Tensor], batch: OnPo
 class _Outputs(nn.Module):
     """A model's policy outputs as a module, for ``functional_call``."""
 
-    def __init__(self, model: ActorCritic) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, obs: Tensor, sequences: Sequences | None) -> Tensor:
-        """``ActorCritic.outputs``."""
+        """``Model.outputs``."""
         return self.model.outputs(obs, sequences)
 
 
