@@ -32,8 +32,13 @@ def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
     """Refuse a network that cannot take the environment's observations.
 
     Raises:
-        ConfigError: images too small for the encoder.
+        ConfigError: images too small for the encoder, or a user's module that cannot be used.
     """
+    if network.module is not None:
+        from rayagi.models.user_module import user_network  # imports torch, which takes seconds
+
+        user_network(info, network, seed=0)
+        return
     for part in info.obs_parts:
         if part.is_image and network.cnn == "nature":
             _, height, width = part.channels_height_width
@@ -203,12 +208,31 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
     for i, size in enumerate(network.hidden):
         yield from at_least_one(f"network.hidden[{i}]", size)
     yield from at_least_one("network.core_size", network.core_size)
+    if network.module is not None:
+        for name, value, without in (("core", network.core, "none"), ("shared", network.shared, False)):
+            if value != without:
+                yield ConfigError(
+                    f"network.{name}",
+                    value,
+                    f"means nothing with network.module = {network.module!r}, which is the whole network",
+                    "leave one of them out",
+                )
+    elif network.module_kwargs:
+        reason = "are arguments of network.module, and none is given"
+        yield ConfigError("network.module_kwargs", dict(network.module_kwargs), reason, "leave them out")
     if not math.isfinite(network.initial_log_std):
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
 
 
 def _separate(spec: RunSpec) -> Iterator[ConfigError]:
     """Rules of algorithms that step policy and value network on their own."""
+    if spec.network.module is not None:
+        yield ConfigError(
+            "network.module",
+            spec.network.module,
+            f"does not go with algorithm = {spec.algorithm!r}, which steps policy and value on their own",
+            "use algorithm 'ppo'",
+        )
     if spec.network.shared:
         yield ConfigError(
             "network.shared",

@@ -103,6 +103,10 @@ class NetworkSpec:
     """Units of the recurrent core."""
     shared: bool = False
     """Whether policy and value share encoder, hidden layers and core. They run by torch."""
+    module: str | None = None
+    """A network of one's own, as file.py:Class or package.module:Class, instead of all of the above (docs/models.md)."""
+    module_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments for its constructor."""
     initial_log_std: float = 0.0
     """Start of the state-independent log standard deviation (Gaussian policies)."""
 

@@ -16,6 +16,7 @@ from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.encoders import PartsEncoder
 from rayagi.models.heads import CategoricalHead, GaussianHead, Head, make_head
 from rayagi.models.recurrent import RecurrentNetwork, SequenceNetwork, Sequences, Unrolled
+from rayagi.models.user_module import user_network
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -228,7 +229,14 @@ class JointActorCritic(Model):
 
 
 def make_model(info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> Model:
-    """The initial model of an environment: the same weights in every process."""
+    """The initial model of an environment: the same weights in every process.
+
+    Raises:
+        ConfigError: the user's module cannot be used.
+    """
+    if spec.module is not None:
+        head = make_head(info.action, spec.initial_log_std)
+        return JointActorCritic(user_network(info, spec, seed), head)
     if not spec.shared:
         return ActorCritic(info, spec, seed)
     generator = torch.Generator().manual_seed(seed)

@@ -1,0 +1,136 @@
+"""Checks of a user's network: what is wrong with it, in one sentence, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.protocols import EnvInfo
+from rayagi.config.errors import ConfigError
+from rayagi.config.spec import NetworkSpec
+
+_ROWS = 3
+"""Observations of a check."""
+
+
+def refuse_parameters(spec: NetworkSpec, module: nn.Module) -> None:
+    """Refuse parameters that are not float32, and a module without any to train."""
+    others = [
+        f"{name} ({each.dtype})" for name, each in module.named_parameters() if each.dtype != torch.float32
+    ]
+    if others:
+        raise module_error(
+            spec, f"has parameters that are not float32: {', '.join(others)}", "convert it with .float()"
+        )
+    if not any(each.requires_grad for each in module.parameters()):
+        raise module_error(
+            spec,
+            "has no parameters to train",
+            "assign its layers to attributes of self, after super().__init__()",
+        )
+
+
+def refuse_behaviour(spec: NetworkSpec, module: nn.Module, info: EnvInfo, state_dim: int) -> None:
+    """Refuse wrong shapes and types, randomness, changing buffers, and rows that depend on each other."""
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.randn(_ROWS, info.obs_dim, generator=generator)]
+    if state_dim:
+        given.append(torch.randn(_ROWS, state_dim, generator=generator))
+    before = {name: each.clone() for name, each in module.named_buffers()}
+    found = _called(spec, module, given, info.action.output_dim, state_dim)
+    for name, each in module.named_buffers():
+        if not torch.equal(each, before[name]):
+            raise module_error(
+                spec,
+                f"changes its buffer {name} as it runs, and buffers are not exchanged between processes",
+                "leave such layers out (BatchNorm); LayerNorm keeps nothing",
+            )
+    again = _called(spec, module, given, info.action.output_dim, state_dim)
+    if not all(torch.equal(one, other) for one, other in zip(found, again, strict=True)):
+        raise module_error(
+            spec,
+            "gives other outputs for the same observations at the second call",
+            "leave randomness out (Dropout); rayagi's head draws the actions",
+        )
+    alone = _called(spec, module, [each[:1] for each in given], info.action.output_dim, state_dim)
+    if not all(
+        torch.allclose(one[:1], other, rtol=1e-3, atol=1e-4) for one, other in zip(found, alone, strict=True)
+    ):
+        raise module_error(
+            spec,
+            "gives other outputs for an observation beside others than alone",
+            "let every row of the batch depend on that row of the observations only",
+        )
+
+
+def _called(
+    spec: NetworkSpec, module: nn.Module, given: list[Tensor], output_dim: int, state_dim: int
+) -> tuple[Tensor, ...]:
+    """``forward`` on observations, and states if it is recurrent; its results are checked."""
+    rows = len(given[0])
+    wanted = {"outputs": (rows, output_dim), "values": (rows,)}
+    if state_dim:
+        wanted["next states"] = (rows, state_dim)
+    shapes = " and ".join(str(tuple(each.shape)) for each in given)
+    try:
+        found = module(*given)
+    except Exception as error:  # any exception of the user's code
+        what = "observations and states" if state_dim else "observations"
+        raise module_error(
+            spec,
+            f"raises in forward for {what} of shape {shapes}: {error_text(error)}",
+            f"return {_listed(wanted)}",
+        ) from error
+    if not isinstance(found, tuple | list) or len(found) != len(wanted):
+        what = f"{len(found)} results" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+        raise module_error(
+            spec, f"returns {what} from forward for shape {shapes}", f"return {_listed(wanted)}"
+        )
+    for reason in _wrong(wanted, found):
+        raise module_error(
+            spec, f"returns {reason} for observations of shape {shapes}", f"return {_listed(wanted)}"
+        )
+    if not found[0].requires_grad:
+        raise module_error(
+            spec, "returns outputs without a gradient", "leave detach() and torch.no_grad() out of forward"
+        )
+    return tuple(each.detach() for each in found)
+
+
+def _wrong(wanted: Mapping[str, tuple[int, ...]], found: Any) -> Iterator[str]:
+    for (name, shape), each in zip(wanted.items(), found, strict=True):
+        if not isinstance(each, Tensor):
+            yield f"{name} that are a {type(each).__name__}"
+        elif tuple(each.shape) != shape:
+            yield f"{name} of shape {tuple(each.shape)}"
+        elif each.dtype != torch.float32:
+            yield f"{name} of {each.dtype}"
+        elif not each.isfinite().all():
+            yield f"{name} that are not finite"
+
+
+def _listed(wanted: Mapping[str, tuple[int, ...]]) -> str:
+    return "float32 " + ", ".join(f"{name} of shape {shape}" for name, shape in wanted.items())
+
+
+def module_error(spec: NetworkSpec, reason: str, suggestion: str) -> ConfigError:
+    """The error of ``network.module``."""
+    return ConfigError("network.module", spec.module, reason, suggestion)
+
+
+def error_text(error: BaseException) -> str:
+    """An exception in one line, with the place in the user's code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    at = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{at}: {' '.join(str(error).split())}"
+
+
+def _is_library(file: str) -> bool:
+    return (
+        file.startswith(os.path.dirname(__file__)) or "importlib" in file or f"{os.sep}torch{os.sep}" in file
+    )

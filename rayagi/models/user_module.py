@@ -1,0 +1,187 @@
+"""A user's own network: imported from ``file.py:Class`` or ``package.module:Class``, built from the run's seed, and checked.
+
+A torch module is built as ``Class(obs_dim, output_dim, **network.module_kwargs)``. Its ``forward(obs)`` takes normalised
+observations (B, obs_dim) and returns the parameters of the action distribution (B, output_dim) and values (B,). A recurrent
+one has an attribute ``state_dim``. Its ``forward(obs, states)`` takes one step from states (B, state_dim) and also returns
+the next states; an episode starts with zeros. All tensors are float32.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actors.protocols import EnvInfo
+from rayagi.config.errors import ConfigError
+from rayagi.config.spec import NetworkSpec
+from rayagi.models.module_checks import error_text, module_error, refuse_behaviour, refuse_parameters
+from rayagi.models.recurrent import SequenceNetwork, Sequences, Unrolled
+
+_BUILDING = threading.Lock()
+
+
+class UserNetwork(nn.Module):
+    """A user's module as the network of a JointActorCritic."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, observed: Tensor) -> Tensor:
+        """(..., obs_dim) -> (..., output_dim + 1)."""
+        outputs, values = self.module(observed.reshape(-1, observed.shape[-1]))
+        return _joined(outputs, values).view(*observed.shape[:-1], -1)
+
+
+class UserSequenceNetwork(SequenceNetwork):
+    """A user's recurrent module as the network of a JointActorCritic. Sequences are passed step by step."""
+
+    def __init__(self, module: nn.Module, state_dim: int) -> None:
+        super().__init__()
+        self.module, self._state_dim = module, state_dim
+
+    @property
+    def state_dim(self) -> int:
+        """The module's."""
+        return self._state_dim
+
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """One call of the module."""
+        outputs, values, states = self.module(observed, states)
+        return _joined(outputs, values), states
+
+    def unroll(self, observed: Tensor, sequences: Sequences) -> Unrolled:
+        """One call of the module for each step."""
+        states, outputs, ends = sequences.states, [], {}
+        ending = sequences.done.any(1).tolist()
+        for step, seen in enumerate(observed):
+            joint, states = self.step(seen, states)
+            outputs.append(joint)
+            if ending[step]:
+                ends[step] = states
+                states = states * ~sequences.done[step].unsqueeze(-1)
+        return Unrolled(torch.stack(outputs), ends, states)
+
+
+def _joined(outputs: Tensor, values: Tensor) -> Tensor:
+    return torch.cat((outputs, values.unsqueeze(-1)), -1)
+
+
+def user_network(info: EnvInfo, spec: NetworkSpec, seed: int) -> UserNetwork | UserSequenceNetwork:
+    """The network that ``spec.module`` names, checked with random observations. Weights depend on ``seed`` alone.
+
+    Raises:
+        ConfigError: it cannot be imported or built, or it does not do what the head of this file says.
+    """
+    assert spec.module is not None
+    cls = imported_class(spec.module)
+    if not issubclass(cls, nn.Module):
+        bases = ", ".join(base.__name__ for base in cls.__bases__)
+        raise module_error(
+            spec, f"is no torch module: its bases are {bases}", "derive it from torch.nn.Module"
+        )
+    if cls.forward is nn.Module.forward:
+        raise module_error(
+            spec, "has no method forward", "write forward(self, obs), which returns outputs and values"
+        )
+    module = _built(spec, cls, seed, (info.obs_dim, info.action.output_dim), spec.module_kwargs)
+    refuse_parameters(spec, module)
+    state_dim = getattr(module, "state_dim", 0)
+    if type(state_dim) is not int or state_dim < 0:
+        raise module_error(
+            spec, f"has state_dim = {state_dim!r}", "make it the number of reals of one state, an int"
+        )
+    refuse_behaviour(spec, module, info, state_dim)
+    return UserSequenceNetwork(module, state_dim) if state_dim else UserNetwork(module)
+
+
+def imported_class(reference: str) -> type[Any]:
+    """The class that ``file.py:Class`` or ``package.module:Class`` names.
+
+    A file is looked for in the working folder, then in the folders of Python's path, which Ray passes to its workers.
+
+    Raises:
+        ConfigError: no such module or class, or the module raises.
+    """
+    place, _, name = reference.rpartition(":")
+    if not place or not name:
+        raise ConfigError(
+            "network.module", reference, "names no class", "for example my_net.py:Net, or my_package.nets:Net"
+        )
+    try:
+        module = _file_module(reference, place) if place.endswith(".py") else importlib.import_module(place)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # any exception of the user's code
+        raise ConfigError(
+            "network.module",
+            reference,
+            f"{place} cannot be imported: {error_text(error)}",
+            f"correct it, or run this where it is ({os.getcwd()} is the working folder)",
+        ) from error
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        own = [
+            key for key, value in vars(module).items() if isinstance(value, type) and not key.startswith("_")
+        ]
+        what = "has no class of that name" if found is None else f"has a {type(found).__name__} of that name"
+        raise ConfigError(
+            "network.module", reference, f"{place} {what}", f"its classes are {', '.join(own) or 'none'}"
+        )
+    return found
+
+
+def _file_module(reference: str, place: str) -> ModuleType:
+    """Run a Python file as a module. It can import modules from its own folder, as a script can."""
+    found = [file for folder in ("", *sys.path) if (file := Path(folder, place).resolve()).is_file()]
+    if not found:
+        raise ConfigError(
+            "network.module",
+            reference,
+            f"there is no file {place} in {os.getcwd()}, nor in a folder of Python's path",
+            "run this where it is, give its whole path, or set PYTHONPATH",
+        )
+    name = f"rayagi_network_{found[0].stem}"
+    spec = importlib.util.spec_from_file_location(name, found[0])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(found[0].parent)
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _built(
+    spec: NetworkSpec,
+    cls: Callable[..., nn.Module],
+    seed: int,
+    sizes: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> nn.Module:
+    """Construct the module with torch's CPU generator at ``seed``, and put the generator back."""
+    try:
+        with _BUILDING, torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return cls(*sizes, **kwargs)
+    except Exception as error:  # any exception of the user's code
+        given = ", ".join([*map(str, sizes), *(f"{key}={value!r}" for key, value in kwargs.items())])
+        raise module_error(
+            spec,
+            f"cannot be built with ({given}): {error_text(error)}",
+            "write __init__(self, obs_dim, output_dim), and name further arguments in network.module_kwargs",
+        ) from error

@@ -1,0 +1,46 @@
+"""Networks as users write them."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    """An MLP with a common trunk; its weights are torch's defaults."""
+
+    def __init__(self, obs_dim: int, output_dim: int, width: int = 16) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(obs_dim, width), nn.Tanh())
+        self.outputs, self.value = nn.Linear(width, output_dim), nn.Linear(width, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.trunk(obs)
+        return self.outputs(hidden), self.value(hidden).squeeze(-1)
+
+
+class Remembering(nn.Module):
+    """A GRU cell."""
+
+    state_dim = 6
+
+    def __init__(self, obs_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(obs_dim, self.state_dim)
+        self.outputs, self.value = nn.Linear(self.state_dim, output_dim), nn.Linear(self.state_dim, 1)
+
+    def forward(self, obs: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        states = self.cell(obs, states)
+        return self.outputs(states), self.value(states).squeeze(-1), states
+
+
+class Remembered(nn.Module):
+    """Half of the last state, and the observation: for exact arithmetic."""
+
+    state_dim = 1
+
+    def __init__(self, obs_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(output_dim))
+
+    def forward(self, obs: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        states = states / 2 + obs[:, :1]
+        return states * self.scale, 10 * states.squeeze(-1), states
