@@ -64,8 +64,9 @@ class Agent:
 
     @torch.inference_mode()
     def act_greedily(self, obs: Tensor) -> Tensor:
-        """The policy's mode, on the host."""
-        return self.policy.mode(self._outputs(self.policy.observe(obs))).cpu()
+        """The policy's mode, as the environment receives it, on the host."""
+        actions = self.policy.mode(self._outputs(self.policy.observe(obs)))
+        return self.policy.environment_actions(actions).cpu()
 
     def state_dict(self) -> StateDict:
         """The recurrent states, if there are any."""
@@ -84,7 +85,7 @@ class ActingByOperations:
         self._steps = list(zip(rollout.steps(), noise.unbind(0), strict=True))
 
     def __call__(self, t: int, obs: Tensor) -> Tensor:
-        """Fill step ``t``; returns the actions on the host."""
+        """Fill step ``t``; returns the environment's actions on the host."""
         row, noise = self._steps[t]
         rollout = self._rollout
         if rollout.states is not None and t % rollout.sequence_length == 0:
@@ -95,4 +96,4 @@ class ActingByOperations:
         row.obs.copy_(observed)
         row.outputs.copy_(outputs)
         row.actions.copy_(actions)
-        return actions.cpu()
+        return self._agent.policy.environment_actions(actions).cpu()

@@ -41,6 +41,8 @@ class ActionSpec:
     """Options of each choice of a multi-discrete action, (dim,)."""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    num_outputs: int | None = None
+    """Outputs of a policy network whose head needs another number than usual; None: the usual one."""
 
     @property
     def is_discrete(self) -> bool:
@@ -54,7 +56,9 @@ class ActionSpec:
 
     @property
     def output_dim(self) -> int:
-        """Number of outputs of a policy network: means, or logits of all options."""
+        """Number of outputs of a policy network: usually means, or logits of all options."""
+        if self.num_outputs is not None:
+            return self.num_outputs
         return {"continuous": self.dim, "discrete": self.num_choices, "multi_discrete": sum(self.choices)}[
             self.kind
         ]
@@ -305,6 +309,10 @@ class Policy(Protocol):
 
     def mode(self, outputs: Tensor) -> Tensor:
         """The most likely actions."""
+        ...
+
+    def environment_actions(self, actions: Tensor) -> Tensor:
+        """What the environment receives for actions of ``sample`` or ``mode``; only a squashed Gaussian changes them."""
         ...
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:

@@ -43,7 +43,7 @@ class Rollout:
         raw_obs: observations as the simulator returned them                (T, N, obs_dim) float32, host
         obs: normalised observations, input of the networks                 (T, N, obs_dim) float32
         outputs: distribution parameters                                    (T, N, output_dim) float32
-        actions: actions taken                                              (T, N, dim) float32 or int64, or (T, N) int64
+        actions: actions taken, before a head squashes them                 (T, N, dim) float32 or int64, or (T, N) int64
         rewards: reward after each action, not scaled                       (T, N) float32, host
         terminated: the task ended on this step                             (T, N) bool, host
         truncated: the time limit cut the episode on this step              (T, N) bool, host

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from actors.protocols import EnvInfo
+from actors.protocols import ActionSpec, EnvInfo
 from collectives.compositions import KNOWN_NAMES, is_composition_name
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
@@ -32,12 +32,13 @@ def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
     """Refuse a network that cannot take the environment's observations.
 
     Raises:
-        ConfigError: images too small for the encoder, or a user's module that cannot be used.
+        ConfigError: images too small for the encoder, a head for other actions, or a user's module that cannot be used.
     """
+    refuse_unfit_head(network, info)
     if network.module is not None:
-        from rayagi.models.user_module import user_network  # imports torch, which takes seconds
+        from rayagi.models.networks import make_model  # imports torch, which takes seconds
 
-        user_network(info, network, seed=0)
+        make_model(info, network)
         return
     for part in info.obs_parts:
         if part.is_image and network.cnn == "nature":
@@ -50,6 +51,47 @@ def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
                     f"{height} x {width}",
                     "use network.cnn = 'impala', or larger images",
                 )
+
+
+def refuse_unfit_head(network: NetworkSpec, info: EnvInfo) -> None:
+    """Refuse a head that cannot give the environment's actions.
+
+    Raises:
+        ConfigError: the head, the space, and what fits it.
+    """
+    action = info.action
+    bounded = [
+        math.isfinite(low) and math.isfinite(high) and low < high
+        for low, high in zip(action.low, action.high, strict=True)
+    ]
+    fitting = ["auto"]
+    if action.kind == "continuous":
+        fitting += ["gaussian"] + (["squashed_gaussian"] if bounded and all(bounded) else [])
+    if action.kind == "multi_discrete" and set(action.choices) == {2}:
+        fitting.append("bernoulli")
+    if network.head in fitting:
+        return
+    suggestion = f"use {' or '.join(map(repr, fitting))}"
+    if network.head == "squashed_gaussian" and action.kind == "continuous":
+        first = bounded.index(False) if bounded else 0
+        low, high = (action.low[first], action.high[first]) if bounded else (-math.inf, math.inf)
+        reason = f"needs a box with finite bounds, and action {first} of {info.env_id} is between {low:g} and {high:g}"
+        suggestion += ", or wrap the environment (gymnasium.wrappers.RescaleAction)"
+    else:
+        wanted = (
+            "a MultiBinary or choices of two options each"
+            if network.head == "bernoulli"
+            else "a box of reals"
+        )
+        reason = f"is for {wanted}, and {info.env_id}'s actions are {_space_text(action)}"
+    raise ConfigError("network.head", network.head, reason, suggestion)
+
+
+def _space_text(action: ActionSpec) -> str:
+    if action.kind == "continuous":
+        return f"a box of {action.dim} reals"
+    options = action.choices or (action.num_choices,)
+    return f"choices of {', '.join(map(str, options))} options"
 
 
 def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:

@@ -12,6 +12,7 @@ from rayagi.config.learning import LearningSpec, Template
 Activation = Literal["elu", "relu", "tanh", "silu"]
 Cnn = Literal["nature", "impala"]
 Core = Literal["none", "lstm", "gru"]
+HeadName = Literal["auto", "gaussian", "squashed_gaussian", "bernoulli"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 Auto = Literal["auto"]
 """A number that a search on the machine chooses (rayagi.coordinator.auto)."""
@@ -107,6 +108,9 @@ class NetworkSpec:
     """A network of one's own, as file.py:Class or package.module:Class, instead of all of the above (docs/models.md)."""
     module_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments for its constructor."""
+    head: HeadName = "auto"
+    """Action distribution. auto: gaussian for a box of reals, categorical for choices. squashed_gaussian: tanh of a
+    Gaussian, for a bounded box. bernoulli: one logit for each choice of two options, as of a MultiBinary."""
     initial_log_std: float = 0.0
     """Start of the state-independent log standard deviation (Gaussian policies)."""
 

@@ -138,7 +138,7 @@ class CostProgram:
         with_simulator = self._memory_in_use()
         model = make_model(env.info, spec.network, spec.seed).to(context.device)
         self._agent = Agent(NetworkPolicy(model, env.info, None, context.device))
-        self._outputs = env.info.action.output_dim
+        self._outputs = model.head.num_outputs
         self._act(simulator.obs, 1)
         with_agent = self._memory_in_use()
         self._program = DpOnlyProgram(spec, _existing_env_factory(env), context)
@@ -164,7 +164,7 @@ class CostProgram:
         simulator, training = program.simulator, program.learner
         assert isinstance(training, PPOLearner), "unit costs are measured with PPO"
         collect(simulator, program.agent, program.rollout, torch.randn_like(program.rollout.outputs))
-        obs, actions = simulator.obs, program.rollout.actions.cpu()
+        obs, actions = simulator.obs, program.agent.policy.environment_actions(program.rollout.actions).cpu()
         simulate = self._timed(lambda: [simulator.step(each) for each in actions])
         act = self._timed(lambda: self._act(obs, steps))
         many = obs.repeat(SHARED, 1)

@@ -1,28 +1,73 @@
 """Action distributions as functions of network outputs and noise (reparameterised), so that all layouts agree.
 
-A head takes outputs (B, output_dim) and noise of the same shape: Gumbel if ``gumbel_noise``, else standard normal. Actions
+A head takes outputs (B, num_outputs) and noise of the same shape: Gumbel if ``gumbel_noise``, else standard normal. Actions
 are (B, dim), or (B,) for one choice; log probabilities are (B,); the entropy in nats is a scalar.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.nn.functional import logsigmoid, pad
 
 from actors.protocols import ActionSpec
+from rayagi.config.spec import HeadName
 
 _LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
+_QUADRATURE_POINTS = 16
 
 
-class GaussianHead(nn.Module):
+class Head(nn.Module, ABC):
+    """An action distribution."""
+
+    gumbel_noise: ClassVar[bool]
+    num_outputs: int
+    """Outputs of the policy network."""
+
+    @abstractmethod
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Actions for given noise."""
+
+    @abstractmethod
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The most likely actions."""
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Log probability, or density, of actions."""
+
+    @abstractmethod
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Mean over the batch."""
+
+    @abstractmethod
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """The distribution of each row, whose Kullback-Leibler divergences torch knows."""
+
+    def spread(self) -> float:
+        """Mean standard deviation; 0 for choices, which have none."""
+        return 0.0
+
+    def environment_actions(self, actions: Tensor) -> Tensor:
+        """What the environment receives for these actions."""
+        return actions
+
+
+class GaussianHead(Head):
     """Diagonal Gaussian whose log standard deviation does not depend on the state."""
 
     gumbel_noise = False
 
     def __init__(self, dim: int, initial_log_std: float) -> None:
         super().__init__()
+        self.num_outputs = dim
         self.log_std = nn.Parameter(torch.full((dim,), float(initial_log_std)))
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
@@ -43,15 +88,92 @@ class GaussianHead(nn.Module):
         """Sum over dimensions of log std + log sqrt(2 pi e); the same for every state."""
         return self.log_std.sum() + (0.5 + _LOG_SQRT_TAU) * outputs.shape[-1]
 
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """N(outputs, std)."""
+        return self._normal(outputs)
+
+    def _normal(self, outputs: Tensor) -> Independent:
+        std = self.log_std.exp().expand_as(outputs)
+        return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
+
     def spread(self) -> float:
         """Mean standard deviation."""
         return float(self.log_std.detach().exp().mean())
 
 
-class CategoricalHead(nn.Module):
-    """One choice out of ``output_dim``; sampled by the Gumbel-max trick."""
+class SquashedGaussianHead(GaussianHead):
+    """centre + scale tanh(u) with a diagonal Gaussian u, within a bounded box.
+
+    Actions are u everywhere but in the environment: tanh(u) has lost u's digits near the bounds. By the change of variables,
+    log p(a) = log N(u) - sum over dimensions of log |da/du|, with da/du = scale (1 - tanh^2 u).
+    """
+
+    centre: Tensor
+    scale: Tensor
+    points: Tensor
+    weights: Tensor
+
+    def __init__(self, low: tuple[float, ...], high: tuple[float, ...], initial_log_std: float) -> None:
+        super().__init__(len(low), initial_log_std)
+        lowest, highest = torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
+        points, weights = np.polynomial.hermite.hermgauss(_QUADRATURE_POINTS)
+        for name, constant in (
+            ("centre", (highest + lowest) / 2),
+            ("scale", (highest - lowest) / 2),
+            ("points", math.sqrt(2) * torch.from_numpy(points)),
+            ("weights", torch.from_numpy(weights) / math.sqrt(math.pi)),
+        ):
+            self.register_buffer(name, constant.float(), persistent=False)
+
+    def environment_actions(self, actions: Tensor) -> Tensor:
+        """centre + scale tanh(u)."""
+        return torch.addcmul(self.centre, self.scale, actions.tanh())
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Log density of the environment's actions, from u."""
+        return super().log_prob(outputs, actions) - self._log_slopes(actions).sum(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Of the environment's actions: H(u) + E[log |da/du|], the mean by Gauss-Hermite quadrature of 16 points.
+
+        E f(u) = 1 / sqrt(pi) * sum_k w_k f(mean + sqrt(2) std x_k).
+        """
+        actions = outputs.unsqueeze(-2) + self.points.unsqueeze(-1) * self.log_std.exp()
+        expected = (self.weights.unsqueeze(-1) * self._log_slopes(actions)).sum((-2, -1)).mean()
+        return super().entropy(outputs) + expected
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Its divergences are those of u: they do not depend on an invertible map."""
+        return _Squashed(self._normal(outputs), self.entropy(outputs), self._log_slopes)
+
+    def _log_slopes(self, actions: Tensor) -> Tensor:
+        """log |da/du| of each dimension: log scale + 2 (log 2 - |u| - log(1 + exp(-2 |u|)))."""
+        size = actions.abs()
+        return self.scale.log() + 2 * (math.log(2) - size - (-2 * size).exp().log1p())
+
+
+class _Squashed(Independent):
+    """The Gaussian of u with the density and the entropy of the environment's actions."""
+
+    def __init__(self, normal: Independent, entropy: Tensor, log_slopes: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(normal.base_dist, 1, validate_args=False)
+        self._entropy, self._log_slopes = entropy, log_slopes
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value) - self._log_slopes(value).sum(-1)
+
+    def entropy(self) -> Tensor:
+        return self._entropy
+
+
+class CategoricalHead(Head):
+    """One choice out of ``num_outputs``; sampled by the Gumbel-max trick."""
 
     gumbel_noise = True
+
+    def __init__(self, num_choices: int) -> None:
+        super().__init__()
+        self.num_outputs = num_choices
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """argmax(logits + Gumbel noise) is distributed as softmax(logits)."""
@@ -70,12 +192,12 @@ class CategoricalHead(nn.Module):
         log_p = outputs.log_softmax(-1)
         return -(log_p.exp() * log_p).sum(-1).mean()
 
-    def spread(self) -> float:
-        """Not defined for choices."""
-        return 0.0
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Categorical(logits)."""
+        return Categorical(logits=outputs, validate_args=False)
 
 
-class MultiCategoricalHead(nn.Module):
+class MultiCategoricalHead(Head):
     """Several independent choices at once, (B, dim). The outputs are the logits of all options, concatenated."""
 
     gumbel_noise = True
@@ -83,7 +205,7 @@ class MultiCategoricalHead(nn.Module):
     def __init__(self, choices: tuple[int, ...]) -> None:
         """``choices``: number of options of each choice."""
         super().__init__()
-        self.choices = choices
+        self.choices, self.num_outputs = choices, sum(choices)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """For each choice argmax(logits + Gumbel noise)."""
@@ -105,18 +227,56 @@ class MultiCategoricalHead(nn.Module):
         log_p = torch.cat([part.log_softmax(-1) for part in outputs.split(self.choices, -1)], -1)
         return -(log_p.exp() * log_p).sum(-1).mean()
 
-    def spread(self) -> float:
-        """Not defined for choices."""
-        return 0.0
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """All choices, padded to the largest number of logits: one of -1e9 has probability 0 and no effect on the KL."""
+        most = max(self.choices)
+        parts = outputs.split(self.choices, -1)
+        padded = torch.stack([pad(part, (0, most - part.shape[-1]), value=-1e9) for part in parts], -2)
+        return Independent(Categorical(logits=padded, validate_args=False), 1, validate_args=False)
 
 
-Head = GaussianHead | CategoricalHead | MultiCategoricalHead
+class BernoulliHead(Head):
+    """Independent bits, (B, dim) of 0 and 1; each has one logit."""
+
+    gumbel_noise = True
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.num_outputs = dim
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """1 where sigmoid(logit) exceeds u, the uniform variate exp(-exp(-g)) of Gumbel noise g."""
+        # logit > log(u / (1 - u)) with log u = -exp(-g).
+        log_u = -(-noise).exp()
+        return (outputs > log_u - (-log_u.expm1()).log()).long()
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """1 where the logit is positive."""
+        return (outputs > 0).long()
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Sum over bits of log sigmoid(logit) of a 1, log sigmoid(-logit) of a 0."""
+        return logsigmoid(torch.where(actions == 1, outputs, -outputs)).sum(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Sum over bits of -p log p - (1 - p) log(1 - p), averaged over the batch."""
+        p = outputs.sigmoid()
+        return -(p * logsigmoid(outputs) + (1 - p) * logsigmoid(-outputs)).sum(-1).mean()
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Each bit as a choice between the logits 0 and l."""
+        logits = torch.stack((torch.zeros_like(outputs), outputs), -1)
+        return Independent(Categorical(logits=logits, validate_args=False), 1, validate_args=False)
 
 
-def make_head(action: ActionSpec, initial_log_std: float) -> Head:
-    """The head for an action space."""
+def make_head(action: ActionSpec, initial_log_std: float, name: HeadName = "auto") -> Head:
+    """The head for an action space that ``name`` fits (rayagi.config.rules.refuse_unfit_head)."""
+    if name == "squashed_gaussian":
+        return SquashedGaussianHead(action.low, action.high, initial_log_std)
+    if name == "bernoulli":
+        return BernoulliHead(action.dim)
     if action.kind == "discrete":
-        return CategoricalHead()
+        return CategoricalHead(action.num_choices)
     if action.kind == "multi_discrete":
         return MultiCategoricalHead(action.choices)
     return GaussianHead(action.dim, initial_log_std)

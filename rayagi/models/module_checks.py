@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actors.protocols import EnvInfo
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import NetworkSpec
 
@@ -35,14 +34,18 @@ def refuse_parameters(spec: NetworkSpec, module: nn.Module) -> None:
         )
 
 
-def refuse_behaviour(spec: NetworkSpec, module: nn.Module, info: EnvInfo, state_dim: int) -> None:
-    """Refuse wrong shapes and types, randomness, changing buffers, and rows that depend on each other."""
+def refuse_behaviour(spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int, int]) -> None:
+    """Refuse wrong shapes and types, randomness, changing buffers, and rows that depend on each other.
+
+    ``sizes``: obs_dim, output_dim and state_dim.
+    """
+    obs_dim, output_dim, state_dim = sizes
     generator = torch.Generator().manual_seed(0)
-    given = [torch.randn(_ROWS, info.obs_dim, generator=generator)]
+    given = [torch.randn(_ROWS, obs_dim, generator=generator)]
     if state_dim:
         given.append(torch.randn(_ROWS, state_dim, generator=generator))
     before = {name: each.clone() for name, each in module.named_buffers()}
-    found = _called(spec, module, given, info.action.output_dim, state_dim)
+    found = _called(spec, module, given, output_dim, state_dim)
     for name, each in module.named_buffers():
         if not torch.equal(each, before[name]):
             raise module_error(
@@ -50,14 +53,14 @@ def refuse_behaviour(spec: NetworkSpec, module: nn.Module, info: EnvInfo, state_
                 f"changes its buffer {name} as it runs, and buffers are not exchanged between processes",
                 "leave such layers out (BatchNorm); LayerNorm keeps nothing",
             )
-    again = _called(spec, module, given, info.action.output_dim, state_dim)
+    again = _called(spec, module, given, output_dim, state_dim)
     if not all(torch.equal(one, other) for one, other in zip(found, again, strict=True)):
         raise module_error(
             spec,
             "gives other outputs for the same observations at the second call",
             "leave randomness out (Dropout); rayagi's head draws the actions",
         )
-    alone = _called(spec, module, [each[:1] for each in given], info.action.output_dim, state_dim)
+    alone = _called(spec, module, [each[:1] for each in given], output_dim, state_dim)
     if not all(
         torch.allclose(one[:1], other, rtol=1e-3, atol=1e-4) for one, other in zip(found, alone, strict=True)
     ):

@@ -109,9 +109,10 @@ class ActorCritic(Model):
         # A generator of its own: torch's global one is shared by every thread of the process.
         generator = torch.Generator().manual_seed(seed)
         self.activation = spec.activation
-        self.policy = make_network(info, spec, info.action.output_dim, 0.01, generator)
+        head = make_head(info.action, spec.initial_log_std, spec.head)
+        self.policy = make_network(info, spec, head.num_outputs, 0.01, generator)
         self.value = make_network(info, spec, 1, 1.0, generator)
-        self.head = make_head(info.action, spec.initial_log_std)
+        self.head = head
 
     @property
     def state_dim(self) -> int:
@@ -128,7 +129,7 @@ class ActorCritic(Model):
         return (
             isinstance(self.policy, nn.Sequential)
             and isinstance(self.policy[0], nn.Linear)
-            and isinstance(self.head, GaussianHead | CategoricalHead)
+            and type(self.head) in (GaussianHead, CategoricalHead)
         )
 
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -234,17 +235,17 @@ def make_model(info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> Model:
     Raises:
         ConfigError: the user's module cannot be used.
     """
-    if spec.module is not None:
-        head = make_head(info.action, spec.initial_log_std)
-        return JointActorCritic(user_network(info, spec, seed), head)
-    if not spec.shared:
+    if spec.module is None and not spec.shared:
         return ActorCritic(info, spec, seed)
+    head = make_head(info.action, spec.initial_log_std, spec.head)
+    if spec.module is not None:
+        return JointActorCritic(user_network(info, spec, head.num_outputs, seed), head)
     generator = torch.Generator().manual_seed(seed)
-    network = make_network(info, spec, info.action.output_dim + 1, 0.01, generator)
+    network = make_network(info, spec, head.num_outputs + 1, 0.01, generator)
     last = network.output if isinstance(network, RecurrentNetwork) else network[-1]
     assert isinstance(last, nn.Linear)
     nn.init.orthogonal_(last.weight.data[-1:], 1.0, generator)  # V(s)
-    return JointActorCritic(network, make_head(info.action, spec.initial_log_std))
+    return JointActorCritic(network, head)
 
 
 def make_network(

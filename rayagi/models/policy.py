@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,7 +33,10 @@ class NetworkPolicy:
         device: torch.device,
     ) -> None:
         self.model, self.normaliser, self.device = model, normaliser, device
-        self.info, self.action = info, info.action
+        num_outputs = model.head.num_outputs
+        changed = num_outputs != info.action.output_dim
+        self.action = replace(info.action, num_outputs=num_outputs) if changed else info.action
+        self.info = replace(info, action=self.action)
         self.state_dim = model.state_dim
 
     def observe(self, obs: Tensor) -> Tensor:
@@ -78,6 +82,10 @@ class NetworkPolicy:
     def mode(self, outputs: Tensor) -> Tensor:
         """Most likely actions."""
         return self.model.head.mode(outputs)
+
+    def environment_actions(self, actions: Tensor) -> Tensor:
+        """What the environment receives for these actions."""
+        return self.model.head.environment_actions(actions)
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
         """A compiled acting kernel; None on a GPU, for a model that it does not support, or without a compiler."""

@@ -77,8 +77,12 @@ def _joined(outputs: Tensor, values: Tensor) -> Tensor:
     return torch.cat((outputs, values.unsqueeze(-1)), -1)
 
 
-def user_network(info: EnvInfo, spec: NetworkSpec, seed: int) -> UserNetwork | UserSequenceNetwork:
+def user_network(
+    info: EnvInfo, spec: NetworkSpec, output_dim: int, seed: int
+) -> UserNetwork | UserSequenceNetwork:
     """The network that ``spec.module`` names, checked with random observations. Weights depend on ``seed`` alone.
+
+    ``output_dim``: of the head.
 
     Raises:
         ConfigError: it cannot be imported or built, or it does not do what the head of this file says.
@@ -94,14 +98,14 @@ def user_network(info: EnvInfo, spec: NetworkSpec, seed: int) -> UserNetwork | U
         raise module_error(
             spec, "has no method forward", "write forward(self, obs), which returns outputs and values"
         )
-    module = _built(spec, cls, seed, (info.obs_dim, info.action.output_dim), spec.module_kwargs)
+    module = _built(spec, cls, seed, (info.obs_dim, output_dim), spec.module_kwargs)
     refuse_parameters(spec, module)
     state_dim = getattr(module, "state_dim", 0)
     if type(state_dim) is not int or state_dim < 0:
         raise module_error(
             spec, f"has state_dim = {state_dim!r}", "make it the number of reals of one state, an int"
         )
-    refuse_behaviour(spec, module, info, state_dim)
+    refuse_behaviour(spec, module, (info.obs_dim, output_dim, state_dim))
     return UserSequenceNetwork(module, state_dim) if state_dim else UserNetwork(module)
 
 

@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal, kl_divergence
+from torch.distributions import Distribution, kl_divergence
 from torch.func import functional_call
 from torch.nn.functional import pad
 
 from rayagi.algorithms import losses
 from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.algorithms.trpo import TRPOSpec
-from rayagi.models.heads import GaussianHead, MultiCategoricalHead
 from rayagi.models.networks import Model
 from rayagi.models.recurrent import Sequences
 
@@ -173,31 +172,23 @@ def _like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 def _distribution(model: Model, parameters: dict[str, Tensor], batch: OnPolicyBatch) -> Distribution:
     """The action distribution of each sample, with these parameters in place of the model's."""
     sequences = None if batch.memory is None else batch.memory.whole()
-    outputs = functional_call(
-        _Outputs(model), {f"model.{name}": each for name, each in parameters.items()}, (batch.obs, sequences)
+    return functional_call(
+        _Distribution(model),
+        {f"model.{name}": each for name, each in parameters.items()},
+        (batch.obs, sequences),
     )
-    if isinstance(model.head, GaussianHead):
-        std = parameters["head.log_std"].exp().expand_as(outputs)
-        return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
-    if isinstance(model.head, MultiCategoricalHead):
-        # Pad all choices to the largest number of logits; a logit of -1e9 has probability 0 and no effect on the KL.
-        parts = outputs.split(model.head.choices, -1)
-        most = max(model.head.choices)
-        padded = torch.stack([pad(part, (0, most - part.shape[-1]), value=-1e9) for part in parts], -2)
-        return Independent(Categorical(logits=padded, validate_args=False), 1, validate_args=False)
-    return Categorical(logits=outputs, validate_args=False)
 
 
-class _Outputs(nn.Module):
-    """A model's policy outputs as a module, for ``functional_call``."""
+class _Distribution(nn.Module):
+    """A model's action distribution as a module, for ``functional_call``."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, obs: Tensor, sequences: Sequences | None) -> Tensor:
-        """``Model.outputs``."""
-        return self.model.outputs(obs, sequences)
+    def forward(self, obs: Tensor, sequences: Sequences | None) -> Distribution:
+        """Of each row."""
+        return self.model.head.distribution(self.model.outputs(obs, sequences))
 
 
 class TRPOLearner(OnPolicyLearner[TRPOSpec]):

@@ -32,6 +32,9 @@ class TowardsOrigin:
     def mode(self, outputs):
         return outputs
 
+    def environment_actions(self, actions):
+        return actions
+
     def acting(self, rollout, noise):
         return None
 

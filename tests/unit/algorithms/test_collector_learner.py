@@ -46,7 +46,7 @@ def identities(spec, num_collectors, num_learners):
     ]  # fmt: skip
 
 
-def run_gmis(spec, num_collectors, num_learners, work, device="cpu"):
+def run_gmis(spec, num_collectors, num_learners, work, device="cpu", make_env=make_point):
     """``work(program)`` in a thread per GMI, which meet as GMIs do. Returns the results by index."""
     members = identities(spec, num_collectors, num_learners)
     group = ThreadGroup.on_one_device(len(members[0].members), timeout_s=30.0)
@@ -62,7 +62,7 @@ def run_gmis(spec, num_collectors, num_learners, work, device="cpu"):
             context = GmiContext(
                 identity=identity, communicator=communicator, device=torch.device(device), directory=directory
             )
-            program = CollectorLearnerFactory(spec, make_point)(context)
+            program = CollectorLearnerFactory(spec, make_env)(context)
             try:
                 results[identity.index] = work(program)
             finally:

@@ -78,7 +78,7 @@ def test_gaussian_head_agrees_with_torch_distributions():
 
 def test_categorical_head_agrees_with_torch_distributions():
     torch.manual_seed(0)
-    head, logits = CategoricalHead(), torch.randn(6, 4)
+    head, logits = CategoricalHead(4), torch.randn(6, 4)
     actions = torch.tensor([0, 1, 2, 3, 0, 2])
     reference = torch.distributions.Categorical(logits=logits)
     assert torch.allclose(head.log_prob(logits, actions), reference.log_prob(actions), atol=1e-6)
@@ -89,7 +89,7 @@ def test_gumbel_noise_samples_the_softmax():
     torch.manual_seed(0)
     logits = torch.tensor([0.0, math.log(3.0)]).expand(40_000, 2)
     gumbel = -(-torch.rand(40_000, 2).log()).log()
-    share = CategoricalHead().sample(logits, gumbel).float().mean().item()
+    share = CategoricalHead(logits.shape[-1]).sample(logits, gumbel).float().mean().item()
     # p(1) = 3/4; standard error sqrt(0.75 * 0.25 / 40000) = 0.002
     assert share == pytest.approx(0.75, abs=0.01)
 

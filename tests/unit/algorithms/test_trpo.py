@@ -44,7 +44,7 @@ def policy_vector(model):
 def collected(spec, make_env=make_point):
     """A program, and the batch of its first rollout."""
     program = build(spec, make_env=make_env)
-    program._collect(0)
+    program.collection.collect(0)
     batch, _ = program.learner.prepare(program.rollout)
     return program, batch
 
