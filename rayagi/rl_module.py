@@ -8,10 +8,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
-import gymnasium
-import numpy as np
 import pyarrow.fs
 import torch
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -25,8 +22,7 @@ from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
-
-Space = TypeVar("Space")
+from rayagi.models.rllib_module import spaces
 
 _CONSTANTS = ("log_std_clip_param_const",)
 """Buffers of RLlib's modules that are settings, not weights."""
@@ -60,17 +56,6 @@ class NotExportableError(RuntimeError):
             f"the policy of {self.env_id} has encoders for images or a recurrent core, which this export does not have; "
             "use rayagi's own checkpoints and the policy server"
         )
-
-
-def spaces(info: EnvInfo) -> tuple[gymnasium.Space[Space], gymnasium.Space[Space]]:
-    """Observation and action space of an environment, as Gymnasium spaces."""
-    observations = gymnasium.spaces.Box(-np.inf, np.inf, (info.obs_dim,), np.float32)
-    if info.action.kind == "discrete":
-        return observations, gymnasium.spaces.Discrete(info.action.num_choices)
-    if info.action.kind == "multi_discrete":
-        return observations, gymnasium.spaces.MultiDiscrete(list(info.action.choices))
-    low, high = np.asarray(info.action.low, np.float32), np.asarray(info.action.high, np.float32)
-    return observations, gymnasium.spaces.Box(low, high, dtype=np.float32)
 
 
 def empty_module(info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule:

@@ -52,7 +52,7 @@ class Head(nn.Module, ABC):
         """The distribution of each row, whose Kullback-Leibler divergences torch knows."""
 
     def spread(self) -> float:
-        """Mean standard deviation; 0 for choices, which have none."""
+        """Mean standard deviation; 0 for choices, which have none, and where it depends on the state."""
         return 0.0
 
     def environment_actions(self, actions: Tensor) -> Tensor:
@@ -99,6 +99,40 @@ class GaussianHead(Head):
     def spread(self) -> float:
         """Mean standard deviation."""
         return float(self.log_std.detach().exp().mean())
+
+
+class StateGaussianHead(Head):
+    """Diagonal Gaussian as in RLlib: the outputs are the means, then the log standard deviations."""
+
+    gumbel_noise = False
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.num_outputs = 2 * dim
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Mean plus noise scaled by the standard deviation; half of the noise is not used."""
+        mean, log_std = outputs.chunk(2, -1)
+        return torch.addcmul(mean, noise[..., : mean.shape[-1]], log_std.exp())
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The mean."""
+        return outputs.chunk(2, -1)[0]
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Sum over dimensions of log N(action; mean, std)."""
+        mean, log_std = outputs.chunk(2, -1)
+        standardised = (actions - mean) * (-log_std).exp()
+        return -(0.5 * standardised.square() + log_std + _LOG_SQRT_TAU).sum(-1)
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Sum over dimensions of log std + log sqrt(2 pi e), averaged over the batch."""
+        return (outputs.chunk(2, -1)[1] + 0.5 + _LOG_SQRT_TAU).sum(-1).mean()
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """N(mean, std)."""
+        mean, log_std = outputs.chunk(2, -1)
+        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
 
 class SquashedGaussianHead(GaussianHead):

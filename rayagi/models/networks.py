@@ -16,7 +16,7 @@ from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.encoders import PartsEncoder
 from rayagi.models.heads import CategoricalHead, GaussianHead, Head, make_head
 from rayagi.models.recurrent import RecurrentNetwork, SequenceNetwork, Sequences, Unrolled
-from rayagi.models.user_module import user_network
+from rayagi.models.user_module import user_model
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
@@ -237,9 +237,9 @@ def make_model(info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> Model:
     """
     if spec.module is None and not spec.shared:
         return ActorCritic(info, spec, seed)
-    head = make_head(info.action, spec.initial_log_std, spec.head)
     if spec.module is not None:
-        return JointActorCritic(user_network(info, spec, head.num_outputs, seed), head)
+        return JointActorCritic(*user_model(info, spec, seed))
+    head = make_head(info.action, spec.initial_log_std, spec.head)
     generator = torch.Generator().manual_seed(seed)
     network = make_network(info, spec, head.num_outputs + 1, 0.01, generator)
     last = network.output if isinstance(network, RecurrentNetwork) else network[-1]

@@ -4,6 +4,9 @@ A torch module is built as ``Class(obs_dim, output_dim, **network.module_kwargs)
 observations (B, obs_dim) and returns the parameters of the action distribution (B, output_dim) and values (B,). A recurrent
 one has an attribute ``state_dim``. Its ``forward(obs, states)`` takes one step from states (B, state_dim) and also returns
 the next states; an episode starts with zeros. All tensors are float32.
+
+An RLlib RLModule with torch and values (TorchRLModule, ValueFunctionAPI) is built from the environment's spaces instead,
+with ``network.module_kwargs`` as its model_config.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.heads import Head, StateGaussianHead, make_head
 from rayagi.models.module_checks import error_text, module_error, refuse_behaviour, refuse_parameters
 from rayagi.models.recurrent import SequenceNetwork, Sequences, Unrolled
 
@@ -77,36 +81,62 @@ def _joined(outputs: Tensor, values: Tensor) -> Tensor:
     return torch.cat((outputs, values.unsqueeze(-1)), -1)
 
 
-def user_network(
-    info: EnvInfo, spec: NetworkSpec, output_dim: int, seed: int
-) -> UserNetwork | UserSequenceNetwork:
-    """The network that ``spec.module`` names, checked with random observations. Weights depend on ``seed`` alone.
+def user_model(info: EnvInfo, spec: NetworkSpec, seed: int) -> tuple[UserNetwork | UserSequenceNetwork, Head]:
+    """The network that ``spec.module`` names, checked with random observations, and its head.
 
-    ``output_dim``: of the head.
+    Initial weights depend on ``seed`` alone.
 
     Raises:
         ConfigError: it cannot be imported or built, or it does not do what the head of this file says.
     """
     assert spec.module is not None
     cls = imported_class(spec.module)
-    if not issubclass(cls, nn.Module):
+    if not issubclass(cls, nn.Module) and not _is_rllib(cls):
         bases = ", ".join(base.__name__ for base in cls.__bases__)
         raise module_error(
             spec, f"is no torch module: its bases are {bases}", "derive it from torch.nn.Module"
         )
-    if cls.forward is nn.Module.forward:
-        raise module_error(
-            spec, "has no method forward", "write forward(self, obs), which returns outputs and values"
-        )
-    module = _built(spec, cls, seed, (info.obs_dim, output_dim), spec.module_kwargs)
+    module, head = (
+        _rllib_module(info, spec, cls, seed) if _is_rllib(cls) else _torch_module(info, spec, cls, seed)
+    )
     refuse_parameters(spec, module)
     state_dim = getattr(module, "state_dim", 0)
     if type(state_dim) is not int or state_dim < 0:
         raise module_error(
             spec, f"has state_dim = {state_dim!r}", "make it the number of reals of one state, an int"
         )
-    refuse_behaviour(spec, module, (info.obs_dim, output_dim, state_dim))
-    return UserSequenceNetwork(module, state_dim) if state_dim else UserNetwork(module)
+    refuse_behaviour(spec, module, (info.obs_dim, head.num_outputs, state_dim))
+    return UserSequenceNetwork(module, state_dim) if state_dim else UserNetwork(module), head
+
+
+def _torch_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any], seed: int) -> tuple[nn.Module, Head]:
+    if cls.forward is nn.Module.forward:
+        raise module_error(
+            spec, "has no method forward", "write forward(self, obs), which returns outputs and values"
+        )
+    head = make_head(info.action, spec.initial_log_std, spec.head)
+    suggestion = (
+        "write __init__(self, obs_dim, output_dim), and name further arguments in network.module_kwargs"
+    )
+    return _built(spec, cls, seed, suggestion, (info.obs_dim, head.num_outputs), spec.module_kwargs), head
+
+
+def _is_rllib(cls: type[Any]) -> bool:
+    """Whether a class derives from RLlib's RLModule; RLlib itself takes seconds to import."""
+    return any(
+        base.__name__ == "RLModule" and base.__module__.startswith("ray.rllib") for base in cls.__mro__
+    )
+
+
+def _rllib_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any], seed: int) -> tuple[nn.Module, Head]:
+    from rayagi.models.rllib_module import constructor_arguments, refuse_unfit_class, wrapped
+
+    refuse_unfit_class(spec, cls)
+    suggestion = "build its layers in setup(self), and name its model_config in network.module_kwargs"
+    module = _built(spec, cls, seed, suggestion, (), constructor_arguments(info, spec))
+    continuous = info.action.kind == "continuous"
+    head = StateGaussianHead(info.action.dim) if continuous else make_head(info.action, 0.0)
+    return wrapped(spec, module, info), head
 
 
 def imported_class(reference: str) -> type[Any]:
@@ -174,7 +204,8 @@ def _built(
     spec: NetworkSpec,
     cls: Callable[..., nn.Module],
     seed: int,
-    sizes: tuple[Any, ...],
+    suggestion: str,
+    sizes: tuple[int, ...],
     kwargs: Mapping[str, Any],
 ) -> nn.Module:
     """Construct the module with torch's CPU generator at ``seed``, and put the generator back."""
@@ -185,7 +216,5 @@ def _built(
     except Exception as error:  # any exception of the user's code
         given = ", ".join([*map(str, sizes), *(f"{key}={value!r}" for key, value in kwargs.items())])
         raise module_error(
-            spec,
-            f"cannot be built with ({given}): {error_text(error)}",
-            "write __init__(self, obs_dim, output_dim), and name further arguments in network.module_kwargs",
+            spec, f"cannot be built with ({given}): {error_text(error)}", suggestion
         ) from error

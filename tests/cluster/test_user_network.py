@@ -1,0 +1,51 @@
+"""A network from a user's file, through Ray: trained on two GMIs, evaluated, answering, and resumed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rayagi.cli import main
+from rayagi.run.folder import open_run
+from rayagi.serving.policy_server.served_policy import ServedPolicy
+
+pytestmark = pytest.mark.cluster
+
+NET = """\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, obs_dim, output_dim, width):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(obs_dim, width), nn.Tanh())
+        self.outputs, self.value = nn.Linear(width, output_dim), nn.Linear(width, 1)
+
+    def forward(self, obs):
+        hidden = self.trunk(obs)
+        return self.outputs(hidden), self.value(hidden).squeeze(-1)
+"""
+
+
+def test_a_network_from_a_file_is_trained_evaluated_served_and_resumed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    network = ("--set", "network.module=net.py:Net", "--set", "network.module_kwargs={width: 9}")
+    small = ("--backend", "cpu", "--gmis", "2", "--num-envs", "4", "--set", "ppo.rollout_length=16")
+    trained = main(["train", "Pendulum-v1", "--name", "run", "--iterations", "2", *small, *network])
+    assert trained == 0, capsys.readouterr().err
+    assert main(["evaluate", "runs/run", "--episodes", "2"]) == 0
+    saved = open_run(Path("runs/run")).checkpoints.load("last").state
+    model = saved["shared"]["learner"]["model"]
+    assert model["network.module.trunk.0.weight"].shape == (9, 3)
+    obs = torch.tensor([[0.3, -0.2, 1.0]])
+    policy = ServedPolicy(Path("runs/run"), "last")
+    answers, _ = policy.act(obs.numpy())
+    assert answers.shape == (1, 1)
+    assert np.isfinite(answers).all()
+    assert main(["train", "--resume", "runs/run", "--iterations", "3"]) == 0, capsys.readouterr().err
+    resumed = open_run(Path("runs/run")).checkpoints.load("last")
+    assert resumed.counters["iteration"] == 3
