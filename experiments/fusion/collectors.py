@@ -17,14 +17,14 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Rollout
 from experiments.fusion.settings import Settings
+from experiments.fusion.variants.catalogue import package_missing
+from experiments.fusion.variants.torch_variants import Moved, TorchStepper, count_calls, count_generated
+from experiments.fusion.variants.variant import BenchmarkConfig, Counts
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.variants.catalogue import package_missing
-from rayagi.envs.fused.variants.torch_variants import Moved, TorchStepper, count_calls, count_generated
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, Counts
 from rayagi.models.networks import mlp
 
 SIMULATOR = CartPole()

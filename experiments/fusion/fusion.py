@@ -9,9 +9,9 @@ from experiments.fusion.figure import Case, Measure, Size
 from experiments.fusion.plots import draw_rates, form_and_steps, rate_table
 from experiments.fusion.records import Records
 from experiments.fusion.timing import cost
+from experiments.fusion.variants.catalogue import variant
+from experiments.fusion.variants.variant import BenchmarkConfig, random_actions
 from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.variants.catalogue import variant
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, random_actions
 
 MOST_STEPS = {
     "gymnasium": 2e4, "gymnasium-vector": 2e6, "envpool": 1e6, "torch": 5e6, "torch.compile": 1e7, "xla": 7e7, "warp": 3e7,

@@ -79,7 +79,7 @@ def purejax_loop(settings: Settings) -> tuple[Callable[[], float], int]:
     """Several iterations in one call."""
     from experiments.fusion.collectors import SIMULATOR
     from experiments.fusion.purejax import make_training
-    from rayagi.envs.fused.variants.jax_world import JaxWorld
+    from experiments.fusion.variants.jax_world import JaxWorld
 
     start, train = make_training(JaxWorld(SIMULATOR, settings.seed), settings, ITERATIONS_PER_CALL)
     carry = start()

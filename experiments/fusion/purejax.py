@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.fusion.settings import Settings
-from rayagi.envs.fused.variants.jax_world import JaxWorld
+from experiments.fusion.variants.jax_world import JaxWorld
 
 Tree = Any
 

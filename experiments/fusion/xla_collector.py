@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from experiments.fusion.collectors import CHOICES, OBS_DIM, SIMULATOR
 from experiments.fusion.purejax import forward, network
 from experiments.fusion.settings import Settings
-from rayagi.envs.fused.variants.jax_variant import launches
-from rayagi.envs.fused.variants.jax_world import JaxEnvState, JaxWorld
-from rayagi.envs.fused.variants.variant import Counts
+from experiments.fusion.variants.jax_variant import launches
+from experiments.fusion.variants.jax_world import JaxEnvState, JaxWorld
+from experiments.fusion.variants.variant import Counts
 
 
 class XlaCollector:

@@ -1,4 +1,4 @@
-/* The type ``real``: float32, or float64 (REAL_BITS 64) for comparisons with the reference (parity.py). */
+/* The type ``real``: float32, or float64 (REAL_BITS 64) for comparisons with the reference (experiments.fusion.parity). */
 
 #include <math.h>
 #include <stdint.h>

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from experiments.fusion.variants.catalogue import variant
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
-from rayagi.envs.fused.variants.catalogue import variant
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
 
 pytestmark = [
     pytest.mark.gpu,

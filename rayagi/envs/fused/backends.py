@@ -91,29 +91,6 @@ class StepBatch:
         )
 
 
-@dataclass(slots=True)
-class Totals:
-    """Sums over K steps, for kernels that keep only the environments' state (the MLBench'22 paper, §3.2).
-
-    Attributes:
-        rewards: sum over the steps     (N,)
-        ended: episodes that ended      (N,) int32
-    """
-
-    rewards: Tensor
-    ended: Tensor
-
-    @classmethod
-    def allocate(
-        cls, num_envs: int, device: torch.device | str = "cpu", real: torch.dtype = torch.float32
-    ) -> Totals:
-        """Zeroed storage."""
-        return cls(
-            torch.zeros(num_envs, dtype=real, device=device),
-            torch.zeros(num_envs, dtype=torch.int32, device=device),
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class EnvConfig:
     """Configuration of a backend.
@@ -124,7 +101,7 @@ class EnvConfig:
         first_env_index: global index of the first environment, over all GMIs
         seed: seed of all random numbers
         max_episode_steps: time limit; None: none
-        real: dtype of all reals. parity.py uses float64, where rounding hides no mistake in a program
+        real: dtype of all reals. Parity checks use float64, where rounding hides no mistake in a program
     """
 
     simulator: Simulator
@@ -161,10 +138,6 @@ class FusedBackend(Protocol):
             actions: (K, N, dim) reals, clipped to the box here; or choices, (K, N) int64
             out: results, filled in place
         """
-        ...
-
-    def run_random_actions(self, iteration: int, num_steps: int, out: Totals) -> None:
-        """K steps with uniform random actions, drawn in the kernel (``draws.random_actions`` of ``iteration``)."""
         ...
 
 

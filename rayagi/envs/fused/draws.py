@@ -18,8 +18,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.simulator import Discrete, Simulator, action_dim
-
 START: Final = 0
 """Purpose: initial states. Position: the episode; step 0."""
 EXPLORE: Final = 1
@@ -85,16 +83,6 @@ def _round(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, Tensor, 
     z = (z + x * y) & _MASK
     w = (w + y * z) & _MASK
     return x, y, z, w
-
-
-def random_actions(simulator: Simulator, word: int, indices: Tensor, iteration: int, step: int) -> Tensor:
-    """Uniform random actions: choices (N,) int64, or reals in the box (N, dim) float32."""
-    drawn = uniform(word, indices, iteration, step, EXPLORE, action_dim(simulator))
-    actions = simulator.actions
-    if isinstance(actions, Discrete):
-        return torch.floor(drawn[:, 0] * actions.count).to(torch.int64)
-    low, high = (torch.tensor(side, device=drawn.device) for side in (actions.low, actions.high))
-    return low + (high - low) * drawn
 
 
 def open_uniform(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, StepBatch, Totals, check_actions
-from rayagi.envs.fused.draws import START, random_actions, seed_word, uniform
+from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, StepBatch, check_actions
+from rayagi.envs.fused.draws import START, seed_word, uniform
 from rayagi.envs.fused.ops import clip
 from rayagi.envs.fused.simulator import Box, Simulator, named
 
@@ -72,16 +72,6 @@ class TorchBackend:
             after = self._step(actions[t])
             for name in ("obs", "rewards", "terminated", "truncated", "final_obs"):
                 getattr(out, name)[t].copy_(getattr(after, name))
-
-    def run_random_actions(self, iteration: int, num_steps: int, out: Totals) -> None:
-        """K steps, one after another."""
-        out.rewards.zero_()
-        out.ended.zero_()
-        word = seed_word(self.env_config.seed)
-        for t in range(num_steps):
-            after = self._step(random_actions(self.env_config.simulator, word, self._indices, iteration, t))
-            out.rewards += after.rewards
-            out.ended += after.terminated | after.truncated
 
     @torch.no_grad()
     def _step(self, actions: Tensor) -> TorchStepResult:

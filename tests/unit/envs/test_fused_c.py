@@ -9,19 +9,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from collectives.compiler import load
-from rayagi.envs.fused import Box, Simulator, ops, parity
-from rayagi.envs.fused.backends import EnvConfig, StepBatch, Totals
+from experiments.fusion import parity
+from rayagi.envs.fused import Box, Simulator, ops
+from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
-from rayagi.envs.fused.c.source import C, function_source
-from rayagi.envs.fused.draws import random_actions
+from rayagi.envs.fused.c.source import C, _function
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.printing import Language
-from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
 from rayagi.envs.fused.trace import trace_function
+from rayagi.native.headers import numbers
 from rayagi.native.pointers import pointer
 
 NAMES = ("a", "b", "c")
@@ -30,7 +30,8 @@ NAMES = ("a", "b", "c")
 def in_c(function, inputs):
     """Values of a traced function in compiled C: (outputs, lanes) of (inputs, lanes)."""
     lanes = inputs.shape[1]
-    library = load(function_source("wanted", function, lanes))
+    printed = _function("wanted", function, torch.float32).removeprefix("static ")
+    library = load("\n".join([f"#define L {lanes}", numbers(torch.float32), printed]))
     out = torch.empty((len(function.outputs), lanes))
     library.wanted.argtypes = (ctypes.c_void_p,) * 2
     library.wanted(pointer(inputs), pointer(out))
@@ -142,7 +143,7 @@ class Still(Simulator):
 )
 def test_the_c_backend_agrees_with_the_reference(simulator):
     """20 steps in float64, and each of 20 in float32."""
-    found = parity.check(simulator, num_envs=130)
+    found = parity.check_steps(simulator, num_envs=130)
     assert found.exact < 1e-11
     assert found.single < 1e-6
     assert found.split == 0
@@ -156,27 +157,15 @@ def test_the_parity_check_detects_a_wrong_backend():
             )
         )
 
-    with pytest.raises(parity.ParityError, match=r"^CartPole: (obs|environment \d+ ends at step)"):
-        parity.check(CartPole(), heavier)
-
-
-@pytest.mark.parametrize("simulator", [CartPole(), Quadrotor()], ids=lambda one: one.name)
-def test_random_actions_equal_the_reference_s(simulator):
-    env_config = EnvConfig(simulator, 100, first_env_index=3, seed=9, max_episode_steps=15)
-    mine, reference = CBackend(env_config), TorchBackend(env_config)
-    totals = [Totals.allocate(100) for _ in range(2)]
-    for backend, out in zip((mine, reference), totals, strict=True):
-        backend.start()
-        backend.run_random_actions(2, 20, out)
-    assert torch.equal(totals[0].ended, totals[1].ended)
-    torch.testing.assert_close(totals[0].rewards, totals[1].rewards, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(mine.env_state.state, reference.env_state.state, rtol=1e-4, atol=1e-4)
-    assert torch.equal(mine.env_state.episode, reference.env_state.episode)
+    with pytest.raises(parity.ParityError, match=r"^CartPole: (obs|final_obs|environment \d+ ends at step)"):
+        parity.check_steps(CartPole(), heavier)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_k_steps_in_one_call_are_k_calls(num_threads):
-    actions = torch.stack([random_actions(CartPole(), 1, torch.arange(1000), 0, step) for step in range(40)])
+    actions = torch.stack(
+        [parity.random_actions(EnvConfig(CartPole(), 1000), 1, 0, step) for step in range(40)]
+    )
     together, apart = (
         CBackend(EnvConfig(CartPole(), 1000, max_episode_steps=25), threads) for threads in (num_threads, 1)
     )

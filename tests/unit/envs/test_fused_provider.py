@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiments.fusion import parity
 from rayagi import envs
 from rayagi.cli import main
 from rayagi.config.presets import preset
 from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
-from rayagi.envs.fused import catalogue, parity, rollout_parity
+from rayagi.envs.fused import catalogue
 from rayagi.envs.fused.errors import SimulatorError
 from tests.unit.envs.test_fused_rollout import program_of
 
@@ -47,7 +48,7 @@ def test_simulators_are_listed_with_their_sizes():
 def test_the_documented_example_is_short_and_runs_on_every_backend(example):
     assert len(example.splitlines()) < 60
     lander = importlib.import_module("lander").Lander()
-    for found in (parity.check(lander), rollout_parity.check(lander)):
+    for found in (parity.check_steps(lander), parity.check_rollouts(lander)):
         assert found.exact < 1e-9
         assert found.single < 1e-6
     info = envs.env_info("lander:Lander")

@@ -7,15 +7,14 @@ import torch
 
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
+from experiments.fusion import parity
 from placement.types import Slice
 from rayagi.algorithms import program
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
-from rayagi.envs.fused import rollout_parity
 from rayagi.envs.fused.catalogue import make_simulator
 from rayagi.envs.fused.draws import exploration_noise
-from rayagi.envs.fused.parity import ParityError
 from rayagi.models import policy
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -108,7 +107,7 @@ def test_a_fused_rollout_is_the_unfused_one(kernel_noise, env_id, activation, hi
 )
 def test_a_kernel_s_program_is_the_loop_s(env_id, activation):
     """20 steps in float64, and each of 20 in float32; the goal is 1e-6 for both."""
-    found = rollout_parity.check(make_simulator(env_id, {}), activation=activation)
+    found = parity.check_rollouts(make_simulator(env_id, {}), activation=activation)
     assert found.exact < 1e-11
     assert found.single < 1e-6
     assert found.split == 0
@@ -118,9 +117,9 @@ def test_the_parity_check_finds_other_noise(monkeypatch):
     def weaker(**options):
         return 0.99 * exploration_noise(**options)
 
-    monkeypatch.setattr(rollout_parity, "exploration_noise", weaker)
-    with pytest.raises(ParityError, match=r"^Quadrotor: actions at step and environment 0, 0 is "):
-        rollout_parity.check(make_simulator("fused/Quadrotor-v0", {}))
+    monkeypatch.setattr(parity, "exploration_noise", weaker)
+    with pytest.raises(parity.ParityError, match=r"^Quadrotor: actions at step and environment 0, 0 is "):
+        parity.check_rollouts(make_simulator("fused/Quadrotor-v0", {}))
 
 
 def test_another_dtype_is_rejected():

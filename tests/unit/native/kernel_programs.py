@@ -9,8 +9,6 @@ from collectives.transports.shm import kernel
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.c import backend
 from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.variants.c_variant import CStepper
-from rayagi.envs.fused.variants.variant import BenchmarkConfig
 from rayagi.envs.mujoco_cpu import compiled_loop
 from rayagi.native import acting, learning
 
@@ -28,8 +26,5 @@ LOADED: Mapping[str, Callable[[], object]] = {
     "tasks' formulas": lambda: make_envs("Ant-v5"),
     "tasks' rules": lambda: make_envs("rayagi/BallBalance-v0"),
     "fused simulators": lambda: backend.compiled(CartPole(), torch.float32),
-    "fused simulators with knobs": lambda: CStepper(
-        BenchmarkConfig(simulator=CartPole(), num_envs=2, steps_per_call=1, seed=0)
-    ),
 }
 """By kernel name: a function that loads the kernel, and maybe others before it."""

@@ -31,7 +31,6 @@ COMPARED = {
     "tasks' formulas": "envs/test_whole_rollouts.py::test_a_rollout_is_the_stepwise_one",
     "tasks' rules": "envs/test_compiled_tasks.py::test_compiled_functions_agree_with_torch",
     "fused simulators": "envs/test_fused_c.py::test_the_c_backend_agrees_with_the_reference",
-    "fused simulators with knobs": "envs/test_fused_variants.py::test_twenty_steps_in_float64_are_the_reference_s",
 }
 """The test that compares each kernel with its reference, below tests/unit."""
 

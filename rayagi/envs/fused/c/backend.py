@@ -14,7 +14,7 @@ from torch import Tensor
 from collectives.compiler import CompilerError
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
-from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, StepBatch, Totals, check_actions
+from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, StepBatch, check_actions
 from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
@@ -122,16 +122,6 @@ class CBackend:
             ),
         )
 
-    def run_random_actions(self, iteration: int, num_steps: int, out: Totals) -> None:
-        """K steps in one library call per thread."""
-        env_state, rewards, ended = self.env_state_pointers(), pointer(out.rewards), pointer(out.ended)
-        self.on_threads(
-            num_steps,
-            lambda begin, end: self.library.rayagi_run_random_actions(
-                env_state, begin, end, num_steps, iteration, rewards, ended
-            ),
-        )
-
     def env_state_pointers(self) -> Any:
         """Pointer to a BatchedEnvState struct for a library call."""
         env_config, env_state = self.env_config, self.env_state
@@ -169,10 +159,9 @@ def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CD
     library.rayagi_start.argtypes = (address, i64, i64)
     library.rayagi_observe.argtypes = (address, i64, i64, address)
     library.rayagi_run.argtypes = (address, i64, i64, i64, address, address, address)
-    library.rayagi_run_random_actions.argtypes = (address, i64, i64, i64, u32, address, address)
     library.rayagi_rollout.argtypes = (address, i64, i64, i64, u32, address, address)
     library.rayagi_rollout.restype = library.rayagi_rows.restype = i64
-    for name in ("start", "observe", "run", "run_random_actions"):
+    for name in ("start", "observe", "run"):
         getattr(library, f"rayagi_{name}").restype = None
     return traced, library
 

@@ -75,12 +75,6 @@ def _bounds(box: Box, real: torch.dtype) -> list[str]:
     ]
 
 
-def function_source(name: str, function: Function, lanes: int = LANES) -> str:
-    """A program with one exported function only. in: (inputs, lanes); out: (outputs, lanes)."""
-    printed = _function(name, function, torch.float32).removeprefix("static ")
-    return "\n".join([f"#define L {lanes}", numbers(torch.float32), printed])
-
-
 def _function(name: str, function: Function, real: torch.dtype) -> str:
     """A static C function: one vectorised loop over lanes. in: (inputs, L); out: (outputs, L)."""
     inputs = {text: f"in[{row} * L + j]" for row, text in enumerate(function.inputs)}

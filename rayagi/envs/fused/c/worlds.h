@@ -5,7 +5,6 @@ low and high: bounds of the actions; simulator_start, simulator_step, simulator_
 Every tile computes L lanes, even a partial last one, so that an environment's results do not depend on its position. */
 
 #define DRAW_BLOCKS ((DRAWS + 3) / 4)
-#define ACTION_BLOCKS ((A + 3) / 4)
 
 /* State of all environments, in Python's tensors (backends.py's BatchedEnvState). Threads get disjoint ranges begin..end of
    environments, so nothing is atomic. */
@@ -159,46 +158,6 @@ void rayagi_run(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t st
             }
             for (int d = 0; d < D; d++) memcpy(out->obs + (k * D + d) * n + begin, t.obs[d], count * sizeof(real));
         }
-        tile_store(&t, f, begin, count);
-    }
-}
-
-/* ``steps`` steps with random actions drawn here; only sums are kept: rewards (n), ended episodes (n). */
-void rayagi_run_random_actions(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, real *rewards,
-                   int32_t *ended) {
-    Tile t;
-    real draws[4 * ACTION_BLOCKS][L] __attribute__((aligned(64)));
-    real sum[L] __attribute__((aligned(64)));
-    int32_t ends[L] __attribute__((aligned(64)));
-    uint32_t position[L] __attribute__((aligned(64)));
-    for (int j = 0; j < L; j++) position[j] = iteration;
-    for (; begin < end; begin += L) {
-        int count = tile_count(f, begin);
-        tile_load(&t, f, begin, count);
-        memset(sum, 0, sizeof sum);
-        memset(ends, 0, sizeof ends);
-        for (int64_t k = 0; k < steps; k++) {
-            uniform(f->word, t.index, position, (uint32_t)k, EXPLORE, A, draws[0]);
-            for (int i = 0; i < A; i++) {
-#pragma omp simd
-                for (int j = 0; j < L; j++) {
-#if CHOICES
-                    t.x[S + i][j] = real_floor(draws[i][j] * (real)CHOICES);
-#else
-                    t.x[S + i][j] = low[i] + (high[i] - low[i]) * draws[i][j];
-#endif
-                }
-            }
-            int any = tile_step(&t, f->limit, count);
-#pragma omp simd
-            for (int j = 0; j < L; j++) {
-                sum[j] += t.y[S][j];
-                ends[j] += t.ended[j] ? 1 : 0;
-            }
-            if (any) tile_renew(&t, f->word);
-        }
-        memcpy(rewards + begin, sum, count * sizeof(real));
-        memcpy(ended + begin, ends, count * sizeof(int32_t));
         tile_store(&t, f, begin, count);
     }
 }

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.simulator import Discrete
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
 
 GYMNASIUM_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1", "Acrobot": "Acrobot-v1"}
 """Gymnasium ids of simulators by name; their states have the same order."""

@@ -8,11 +8,11 @@ from textwrap import indent
 
 import torch
 
+from experiments.fusion.variants.variant import BenchmarkConfig
 from rayagi.envs.fused import draws
 from rayagi.envs.fused.printing import INFIX, Body, Language, print_function
 from rayagi.envs.fused.simulator import Box
 from rayagi.envs.fused.trace import trace
-from rayagi.envs.fused.variants.variant import BenchmarkConfig
 
 _FUNCTIONS = {  # overloaded: of float and double
     name: f"{name}({{0}})" for name in ("sqrt", "exp", "log", "sin", "cos", "tan", "tanh", "floor")

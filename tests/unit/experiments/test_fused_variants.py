@@ -7,6 +7,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from experiments.fusion.variants import catalogue
+from experiments.fusion.variants.catalogue import variant
+from experiments.fusion.variants.cuda_source import cuda_source
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
 from rayagi.envs.fused.backends import StepBatch
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
@@ -15,10 +19,6 @@ from rayagi.envs.fused.simulators.acrobot import Acrobot
 from rayagi.envs.fused.simulators.cartpole import CartPole
 from rayagi.envs.fused.simulators.pendulum import Pendulum
 from rayagi.envs.fused.simulators.quadrotor import Quadrotor
-from rayagi.envs.fused.variants import catalogue
-from rayagi.envs.fused.variants.catalogue import variant
-from rayagi.envs.fused.variants.cuda_source import cuda_source
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
 
 SIMULATORS = [CartPole(), Pendulum(), Acrobot(), Quadrotor()]
 
@@ -302,7 +302,7 @@ ENTRY %main (x: f32[4]) -> f32[4] {
 @pytest.mark.skipif(find_spec("jax") is None, reason="no jax")
 def test_kernels_of_an_xla_program():
     """A copy, and in each of 7 turns a fusion and what a call calls: 1 + 7 * 2."""
-    from rayagi.envs.fused.variants.jax_variant import launches
+    from experiments.fusion.variants.jax_variant import launches
 
     assert launches(PROGRAM.replace("{TRIPS}", '{"known_trip_count":{"n":"7"}}')) == 15
     with pytest.raises(ValueError, match=r"reports no trip count of this loop: %w"):

@@ -8,10 +8,10 @@ import envpool
 import numpy as np
 from torch import Tensor
 
+from experiments.fusion.variants.gymnasium_variants import GYMNASIUM_IDS
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.simulator import Discrete
-from rayagi.envs.fused.variants.gymnasium_variants import GYMNASIUM_IDS
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
 
 
 class EnvPoolStepper:

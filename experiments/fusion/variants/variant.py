@@ -14,10 +14,33 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, Totals
+from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.reference import started_states
 from rayagi.envs.fused.simulator import Discrete, Simulator
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over K steps, for kernels that keep only the environments' state (the MLBench'22 paper, §3.2).
+
+    Attributes:
+        rewards: sum over the steps     (N,)
+        ended: episodes that ended      (N,) int32
+    """
+
+    rewards: Tensor
+    ended: Tensor
+
+    @classmethod
+    def allocate(
+        cls, num_envs: int, device: torch.device | str = "cpu", real: torch.dtype = torch.float32
+    ) -> Totals:
+        """Zeroed storage."""
+        return cls(
+            torch.zeros(num_envs, dtype=real, device=device),
+            torch.zeros(num_envs, dtype=torch.int32, device=device),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

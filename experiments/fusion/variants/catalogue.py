@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 
+from experiments.fusion.variants.variant import Variant, not_installed
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.variants.variant import Variant, not_installed
 
-_PACKAGE = "rayagi.envs.fused.variants"
+_PACKAGE = "experiments.fusion.variants"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,16 @@ from importlib.resources import files
 from torch import Tensor
 
 from collectives.kernels import Kernel
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 from rayagi.envs.fused.c.backend import CBackend, load_kernel
 from rayagi.envs.fused.c.source import source
 from rayagi.envs.fused.simulator import Discrete
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 from rayagi.native.pointers import pointer
 
 KNOBS = Kernel(
     name="fused simulators with knobs",
     module=__name__,
-    reference="rayagi.envs.fused.variants.torch_variants:TorchStepper",
+    reference="experiments.fusion.variants.torch_variants:TorchStepper",
     without="engine fused_torch needs no compiler",
 )
 

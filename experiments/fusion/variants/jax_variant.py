@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.fusion.variants.jax_world import JaxEnvState, JaxWorld
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts, random_actions
 from rayagi.envs.fused.backends import BatchedEnvState, Totals
 from rayagi.envs.fused.simulator import Discrete
-from rayagi.envs.fused.variants.jax_world import JaxEnvState, JaxWorld
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts, random_actions
 
 Carried = tuple[JaxEnvState, jax.Array, jax.Array, jax.Array]
 """State of the environments, copies, and the call's rewards and ended episodes."""

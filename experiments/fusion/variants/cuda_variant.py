@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from experiments.fusion.variants.cuda_source import cuda_source
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.variants.cuda_source import cuda_source
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 
 THREADS = 128
 """Threads per block."""

@@ -10,10 +10,10 @@ import torch
 import warp as wp
 from torch import Tensor
 
+from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts
+from experiments.fusion.variants.warp_source import warp_source
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.variants.variant import BenchmarkConfig, BenchmarkState, Counts
-from rayagi.envs.fused.variants.warp_source import warp_source
 
 
 class WarpStepper:
