@@ -1,4 +1,4 @@
-"""The papers' cost model of compositions: their formulas, and the projection from measured unit costs.
+"""The papers' cost model of compositions: the projection from measured unit costs.
 
 Symbols: n (preprint: g) devices, m (preprint: t) GMIs on each, S (M_p) bytes of gradients, B1 bytes/s between processes
 through the host, B2 bytes/s between devices. Both papers neglect the final broadcast.
@@ -18,40 +18,9 @@ def all_reduce_s(members: int, nbytes: float, bandwidth: float) -> float:
     return 2 * (members - 1) * nbytes / (members * bandwidth)
 
 
-def ip_only_s(n: int, m: int, nbytes: float, b1: float) -> float:
-    """GMI-DRL §3.2.1: 2 (mn - 1) S / (mn B1). The paper prints 2 (m - n - 1), a misprint: its estimate has mn - 1."""
-    return all_reduce_s(n * m, nbytes, b1)
-
-
-def rp_only_s(n: int, nbytes: float, b2: float) -> float:
-    """GMI-DRL §3.2.1: 2 x 2 (n - 1) S / (n B2), two steps; the rings of a step run in parallel."""
-    return 2 * all_reduce_s(n, nbytes, b2)
-
-
-def hybrid_s(n: int, m: int, k: int, nbytes: float, b1: float, b2: float) -> float:
-    """GMI-DRL §3.2.1: 2 (n - 1) S / (n B2) + 2 (n (m - k) + k - 1) S / ((n (m - k) + k) B1); no rings if k = 0."""
-    rings = all_reduce_s(n, nbytes, b2) if k else 0.0
-    return rings + all_reduce_s(hybrid_members(n, m, k), nbytes, b1)
-
-
-def mpr_s(g: int, t: int, nbytes: float, b1: float) -> float:
-    """Preprint, Table 2: 2 (gt - 1) M_p / (gt B1)."""
-    return all_reduce_s(g * t, nbytes, b1)
-
-
-def mrr_s(g: int, t: int, nbytes: float, b2: float) -> float:
-    """Preprint, Table 2: 2 (g - 1) (t + 1) M_p / (g B2): t rings one after another, and the ring over their roots."""
-    return (t + 1) * all_reduce_s(g, nbytes, b2)
-
-
 def har_s(g: int, t: int, nbytes: float, b1: float, b2: float) -> float:
     """Preprint, Table 2: 2 (g - 1) M_p / (g B2) + 2 (t - 1) M_p / (t B1)."""
     return all_reduce_s(g, nbytes, b2) + all_reduce_s(t, nbytes, b1)
-
-
-def hybrid_members(n: int, m: int, k: int) -> int:
-    """Members of the hybrid's second step: one of each ring, and all GMIs outside the rings."""
-    return n * (m - k) + k
 
 
 def scaled_s(cost_s: float, measured_members: int, members: int) -> float:
@@ -68,20 +37,6 @@ def scaled_s(cost_s: float, measured_members: int, members: int) -> float:
             f"a cost among {measured_members} members says nothing about {members}; measure at least two"
         )
     return cost_s * all_reduce_s(members, 1, 1) / all_reduce_s(measured_members, 1, 1)
-
-
-def hybrid_published_s(n: int, m: int, k: int, cost_ip_s: float, cost_rp_s: float) -> float:
-    """GMI-DRL §3.2.1 as printed: (k/n + m - k) Cost_ip + Cost_rp.
-
-    It assumes that the second step's cost is proportional to its members, and so does not follow from ``hybrid_s``.
-    ``hybrid_derived_s`` does.
-    """
-    return (k / n + m - k) * cost_ip_s + cost_rp_s
-
-
-def hybrid_derived_s(n: int, m: int, k: int, cost_ip_s: float, cost_rp_s: float) -> float:
-    """The estimate that follows from ``hybrid_s``: Cost_ip scaled to the members of the second step, plus Cost_rp."""
-    return scaled_s(cost_ip_s, n, hybrid_members(n, m, k)) + cost_rp_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +78,7 @@ def project(schedule: Schedule, units: Mapping[Primitive, UnitCost]) -> Projecti
     """Project the cost by the papers' model, for any layout: the sum over the steps that reduce.
 
     Rings of a step run in parallel and cost Cost_rp. A step of another primitive scales with the members of its largest
-    group. For equal devices on one host these are the formulas of this module with B1 and B2 eliminated.
+    group. For equal devices on one host these are the papers' formulas with B1 and B2 eliminated.
 
     Raises:
         KeyError: a primitive of the schedule has no unit cost.
@@ -134,7 +89,7 @@ def project(schedule: Schedule, units: Mapping[Primitive, UnitCost]) -> Projecti
     if schedule.composition.startswith("hybrid"):
         for index, step in enumerate(reducing):
             if step.primitive == "ip":
-                # As printed (hybrid_published_s): members / n * Cost_ip.
+                # As printed, (k/n + m - k) Cost_ip + Cost_rp: proportional to the members, (n (m - k) + k) / n.
                 unit = units["ip"]
                 published[index] = max(map(len, step.groups)) / unit.members * unit.seconds
     return Projection(derived_s=sum(derived), published_s=sum(published))

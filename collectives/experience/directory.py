@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Protocol, Self
-from urllib.parse import quote, unquote
 
 
 class Directory(Protocol):
@@ -21,26 +17,6 @@ class Directory(Protocol):
     def announced(self, prefix: str) -> dict[str, str]:
         """All entries whose key begins with ``prefix``."""
         ...
-
-
-class FileDirectory(Directory):
-    """Directory for processes of this host: a folder with a file per key, which is replaced atomically."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def announce(self, key: str, value: str) -> None:
-        """Store ``value`` under ``key``."""
-        descriptor, draft = tempfile.mkstemp(dir=self._folder, prefix=".")
-        with os.fdopen(descriptor, "w") as file:
-            file.write(value)
-        os.replace(draft, self._folder / quote(key, safe=""))
-
-    def announced(self, prefix: str) -> dict[str, str]:
-        """All entries whose key begins with ``prefix``."""
-        paths = {unquote(path.name): path for path in self._folder.glob("[!.]*")}
-        return {key: path.read_text() for key, path in sorted(paths.items()) if key.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)

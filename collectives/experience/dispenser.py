@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-import torch
 from torch import Tensor
 
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
@@ -67,7 +66,7 @@ class Dispenser:
         self.rings: tuple[ProducerRing, ...] = tuple(
             ProducerRing(
                 group,
-                rows=plan.batch * ((ragged_rows or rows) if group.name in plan.ragged else rows),
+                rows=(ragged_rows or rows) if group.name in plan.ragged else rows,
                 slots=slots,
                 producer=producer,
                 origin=origin,
@@ -77,9 +76,7 @@ class Dispenser:
         )
         self._full = [ring for ring in self.rings if ring.schema.name not in plan.ragged]
         self._reservations: dict[str, ReservedSlot] = {}
-        self._kept: dict[str, list[dict[str, Tensor]]] = {name: [] for name in plan.ragged}
-        """Ragged rows of the transfer that is not full yet."""
-        self._filled = self._sequence = self._version = self._newest = 0
+        self._sequence = self._newest = 0
         self._is_closed = False
         self._routes: dict[int, Route] = {}
         self._carried: dict[int, int] = {}
@@ -100,16 +97,11 @@ class Dispenser:
         for ring in self._full:
             if ring.schema.name not in self._reservations:
                 self._reservations[ring.schema.name] = self._reserve(ring, ring.rows, begin, timeout_s)
-        rows = slice(self._filled * self.rows, (self._filled + 1) * self.rows)
         reservations = [self._reservations[ring.schema.name] for ring in self._full]
-        return {
-            name: tensor[rows] for reservation in reservations for name, tensor in reservation.tensors.items()
-        }
+        return {name: tensor for reservation in reservations for name, tensor in reservation.tensors.items()}
 
     def send(self, version: int, ragged: Ragged | None = None, timeout_s: float = 60.0) -> int:
         """Send the opened tensors, and rows of ragged groups (none for a group that is not given).
-
-        With several groups per transfer, the last call sends all of them, with the oldest of their versions.
 
         Returns:
             the sequence number, from 1; the same in all channels.
@@ -121,20 +113,11 @@ class Dispenser:
         """
         if len(self._reservations) < len(self._full):
             raise ValueError("nothing is open: call open() and write into its tensors first")
-        parts = self._checked(ragged or {})
-        if self._filled + 1 < self.plan.batch:
-            for name, part in parts.items():
-                self._kept[name].append({field: tensor.clone() for field, tensor in part.items()})
-        else:
-            self._fill_ragged(parts, timeout_s)
-        self._version = version if self._filled == 0 else min(version, self._version)
-        self._filled += 1
-        if self._filled < self.plan.batch:
-            return self._sequence + 1
+        self._check(ragged or {})
+        self._fill_ragged(ragged or {}, timeout_s)
         # Commit every group under the same number; nothing is posted before ``progress`` chooses the consumer.
         for ring in self.rings:
-            self._sequence = self._reservations.pop(ring.schema.name).commit(self._version)
-        self._reset_transfer()
+            self._sequence = self._reservations.pop(ring.schema.name).commit(version)
         self.progress()
         return self._sequence
 
@@ -142,7 +125,6 @@ class Dispenser:
         """Discard the transfer that is not sent yet, with all its groups."""
         while self._reservations:
             self._reservations.popitem()[1].cancel()
-        self._reset_transfer()
 
     def attach(self, index: int, endpoints: Sequence[str]) -> None:
         """Connect all groups to a consumer of this host: its number, and its endpoints in the plan's order.
@@ -228,23 +210,19 @@ class Dispenser:
                     waited_s = time.monotonic() - begin
                     raise ChannelTimeoutError(error.channel, error.detail, waited_s) from None
 
-    def _checked(self, ragged: Ragged) -> dict[str, dict[str, Tensor]]:
-        """Validated ragged rows by group; ``env`` is shifted to index rows of the whole transfer."""
+    def _check(self, ragged: Ragged) -> None:
+        """Raise SchemaError for ragged rows that do not fit."""
         unknown = ragged.keys() - self.plan.ragged
         if unknown:
             raise SchemaError(
                 self.plan.groups[0].name,
                 f"ragged rows of {sorted(unknown)} were given: the plan has {sorted(self.plan.ragged)}",
             )
-        parts = {}
         for ring in self.rings:
-            name = ring.schema.name
-            if name in ragged and ring.schema.refuse_tensors(ragged[name]):
-                parts[name] = dict(ragged[name])
-                parts[name][ROW_FIELD] = parts[name][ROW_FIELD] + self._filled * self.rows
-        return parts
+            if ring.schema.name in ragged:
+                ring.schema.refuse_tensors(ragged[ring.schema.name])
 
-    def _fill_ragged(self, last: Mapping[str, Mapping[str, Tensor]], timeout_s: float) -> None:
+    def _fill_ragged(self, ragged: Ragged, timeout_s: float) -> None:
         """Reserve slots for the ragged rows of this transfer, and copy them there."""
         begin = time.monotonic()
         reservations: dict[str, ReservedSlot] = {}
@@ -253,21 +231,16 @@ class Dispenser:
                 name = ring.schema.name
                 if name not in self.plan.ragged:
                     continue
-                parts = [*self._kept[name], *([last[name]] if name in last else [])]
-                rows = sum(len(part[ROW_FIELD]) for part in parts)
+                part = ragged.get(name, {})
+                rows = len(part[ROW_FIELD]) if part else 0
                 reservations[name] = reservation = self._reserve(ring, rows, begin, timeout_s)
-                for field in reservation.tensors if parts else ():
-                    torch.cat([part[field] for part in parts], out=reservation[field])
+                for field, values in part.items():
+                    reservation[field].copy_(values)
         except Exception:
             for reservation in reservations.values():
                 reservation.cancel()
             raise
         self._reservations.update(reservations)
-
-    def _reset_transfer(self) -> None:
-        self._filled = 0
-        for parts in self._kept.values():
-            parts.clear()
 
     def _hand_over_waiting(self) -> None:
         # A transfer moves as a whole: only when all its parts wait, and all of them to the same consumer.

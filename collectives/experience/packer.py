@@ -1,26 +1,18 @@
-"""Packer (GMI-DRL §3.2.2; compressor in the preprint): groups fields into channels, and sets groups per transfer."""
+"""Packer (GMI-DRL §3.2.2; compressor in the preprint): groups fields into channels."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import torch
 
-from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import SchemaError
 from collectives.experience.grouping import Package, group_packages
-from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 ROW_FIELD = "env"
 """Field of a ragged group: the row of the full groups that each ragged row belongs to."""
-_GOOD_SHARE = 0.95
-"""Share of the best bandwidth that the chosen batch must reach."""
-_TRY_S = 0.03
-_TRY_BYTES = 2**26
-"""Largest transfer that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +21,6 @@ class ChannelPlan:
 
     groups: tuple[ExperienceSchema, ...]
     """The first is not ragged."""
-    batch: int = 1
-    """Groups per transfer: rollouts of an agent that are sent together."""
     ragged: frozenset[str] = frozenset()
     """Names of groups with a row count of their own; each has an int64 field ``env``."""
     value: float = 0.0
@@ -65,7 +55,7 @@ class ChannelPlan:
             f"{', '.join(map(str, group.fields))} ({group.row_bytes} B a row)"
             for group in self.groups
         )
-        return f"{len(self.groups)} channels, {self.batch} group(s) per transfer: {channels}\n{self.reason}"
+        return f"{len(self.groups)} channels: {channels}\n{self.reason}"
 
 
 def pack(
@@ -103,68 +93,3 @@ def pack(
     return ChannelPlan(
         groups=tuple(schemas), ragged=frozenset(unequal), value=grouping.value, reason=str(grouping)
     )
-
-
-def with_batch(plan: ChannelPlan, *, rows: int, most: int) -> ChannelPlan:
-    """The plan with the fewest groups per transfer that reach 95 % of the best measured bandwidth.
-
-    Measures on this host, for some tenths of a second: keep the result.
-
-    Args:
-        plan: groups of fields
-        rows: of one rollout of the agent
-        most: upper bound of groups per transfer; more groups make experience older on arrival
-
-    Raises:
-        ChannelError: there is not enough memory.
-    """
-    # Powers of two, up to ``most`` and up to the largest transfer worth measuring.
-    sizes = [1]
-    while sizes[-1] * 2 <= most and 2 * sizes[-1] * rows * plan.groups[0].row_bytes <= _TRY_BYTES:
-        sizes.append(2 * sizes[-1])
-    rates = {batch: measure_bandwidth(plan.full, batch * rows) for batch in sizes}
-    chosen = smallest_good(rates)
-    measured = ", ".join(f"{batch}: {rate / 1e6:.0f} MB/s" for batch, rate in rates.items())
-    reason = f"{plan.reason}\n{chosen} group(s) of {rows} rows per transfer: the fewest within 5 % of the best ({measured})"
-    return replace(plan, batch=chosen, reason=reason)
-
-
-def smallest_good(rates: dict[int, float]) -> int:
-    """The smallest batch whose rate is at least 95 % of the best."""
-    enough = _GOOD_SHARE * max(rates.values())
-    return min(batch for batch, rate in rates.items() if rate >= enough)
-
-
-def measure_bandwidth(groups: Sequence[ExperienceSchema], rows: int, limit_s: float = _TRY_S) -> float:
-    """Bytes per second through real channels: written once and read once, in batches of ``rows``."""
-    consumer_endpoints = [ConsumerEndpoint(group) for group in groups]
-    rings = [ProducerRing(group, rows=rows, slots=2) for group in groups]
-    sources = [_filled(group, rows) for group in groups]
-    targets = [_filled(group, rows) for group in groups]
-    try:
-        for ring, consumer_endpoint in zip(rings, consumer_endpoints, strict=True):
-            ring.attach(consumer_endpoint.endpoint)
-        num_bytes = sum(group.row_bytes for group in groups) * rows
-        best_s, begin, tries = float("inf"), time.perf_counter(), 0
-        while tries < 3 or time.perf_counter() - begin < limit_s:
-            started, tries = time.perf_counter(), tries + 1
-            for ring, source in zip(rings, sources, strict=True):
-                ring.put(source, version=0)
-            for consumer_endpoint, target in zip(consumer_endpoints, targets, strict=True):
-                batch = consumer_endpoint.take()
-                assert batch is not None  # its producer is attached
-                with batch:
-                    for name, tensor in batch.tensors.items():
-                        target[name].copy_(tensor)
-                    del tensor
-            best_s = min(best_s, time.perf_counter() - started)
-        return num_bytes / best_s
-    finally:
-        for ring in rings:
-            ring.close(timeout_s=0.0)
-        for consumer_endpoint in consumer_endpoints:
-            consumer_endpoint.close()
-
-
-def _filled(group: ExperienceSchema, rows: int) -> dict[str, torch.Tensor]:
-    return {field.name: torch.ones((rows, *field.shape), dtype=field.dtype) for field in group.fields}

@@ -16,12 +16,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.relay import Relays
 from collectives.experience.batcher import Batcher
-from collectives.experience.directory import FileDirectory
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
 from collectives.experience.packer import ChannelPlan
 from collectives.experience.schema import ExperienceSchema, Field
+from tests.unit.collectives.experience.file_directory import FileDirectory
 
 pytestmark = pytest.mark.cluster
 

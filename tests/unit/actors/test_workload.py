@@ -7,9 +7,9 @@ import torch
 
 from actors.gmi import GmiContext, GmiIdentity
 from actors.workload import GmiProgram
-from collectives.threads import ThreadGroup
 from experiments.stencil.heat import HeatStrip, cold_plate, rows_of, solve, step
 from placement.types import Slice
+from tests.unit.collectives.thread_group import ThreadGroup
 
 
 def run_gmis(num_gmis, program, *args, run=()):

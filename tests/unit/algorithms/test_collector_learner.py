@@ -8,7 +8,6 @@ import torch
 
 from actors.gmi import GmiContext, GmiIdentity
 from actors.rendezvous_actor import RendezvousActor
-from collectives.threads import ThreadGroup
 from placement.role_layout import make_role_layout
 from placement.types import Slice
 from rayagi.algorithms.collector_learner import CollectorLearnerFactory
@@ -17,6 +16,7 @@ from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
+from tests.unit.collectives.thread_group import ThreadGroup
 
 PPO = PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3)
 SPEC = RunSpec(

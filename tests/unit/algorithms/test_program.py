@@ -9,13 +9,13 @@ import torch
 from actors.errors import NonFiniteError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
-from collectives.threads import ThreadGroup
 from placement.types import Slice
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.policy import load_policy
 from tests.fakes.point import make_point, make_poisoned_point
+from tests.unit.collectives.thread_group import ThreadGroup
 
 SPEC = RunSpec(
     gmi=GmiSpec(num_envs=4),

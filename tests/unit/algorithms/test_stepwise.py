@@ -10,7 +10,6 @@ import torch
 from actors.errors import NonFiniteError, PartnerLostError
 from actors.gmi import GmiContext, GmiIdentity
 from actors.rendezvous_actor import RendezvousActor
-from collectives.threads import ThreadGroup
 from placement.types import Slice
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.stepwise import StepwiseFactory
@@ -19,6 +18,7 @@ from rayagi.models.policy import load_policy
 from rayagi.monitoring.catalogue import merge
 from tests.fakes.point import PointEnv, make_point
 from tests.unit.algorithms.test_program import build as build_dp_only
+from tests.unit.collectives.thread_group import ThreadGroup
 
 E, A, T, AT = ("simulator",), ("agent",), ("trainer",), ("agent", "trainer")
 SPEC = RunSpec(

@@ -18,7 +18,7 @@ from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.layout import Layout
 from collectives.rendezvous import Member, this_member
-from collectives.threads import ThreadGroup
+from tests.unit.collectives.thread_group import ThreadGroup
 from tests.unit.forkserver import context
 
 LIMIT_S = 60.0

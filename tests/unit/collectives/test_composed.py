@@ -14,9 +14,9 @@ from collectives.compositions import compose, composition_names
 from collectives.errors import CommunicatorError, CompositionError
 from collectives.layout import Layout
 from collectives.queue import OperationQueue
-from collectives.reference import execute
 from collectives.rendezvous import poll
-from collectives.threads import ThreadGroup
+from tests.unit.collectives.schedule_reference import execute
+from tests.unit.collectives.thread_group import ThreadGroup
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 ACCURACY = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float64: 1e-14}

@@ -21,7 +21,7 @@ from collectives.compositions import (
 )
 from collectives.errors import CompositionError
 from collectives.layout import Layout
-from collectives.reference import execute
+from tests.unit.collectives.schedule_reference import execute
 
 layouts = st.lists(st.lists(st.integers(1, 10), min_size=1, max_size=8), min_size=1, max_size=4).map(
     Layout.from_counts

@@ -9,10 +9,10 @@ from members import Failed, run_group
 from collectives.buckets import views
 from collectives.compositions import compose
 from collectives.layout import Layout
-from collectives.reference import execute
 from collectives.rendezvous import poll
 from collectives.shares import shares
 from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
+from tests.unit.collectives.schedule_reference import execute
 
 SIZES = (0, 1, 1001, STAGING_BUFFER_BYTES // 4 + 4097)
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)

@@ -15,7 +15,7 @@ from collectives import point_to_point
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.point_to_point import MESSAGE_DTYPES
 from collectives.solo import SoloCommunicator
-from collectives.threads import ThreadGroup
+from tests.unit.collectives.thread_group import ThreadGroup
 
 WAYS = [("auto", None), ("gloo", None), ("auto", "1|1|1")]
 """Shared memory; Gloo on one host; Gloo between members that claim different hosts."""

@@ -5,8 +5,8 @@ import torch
 
 from collectives.errors import CompositionError
 from collectives.layout import Layout
-from collectives.reference import execute
 from collectives.schedule import Schedule, Step, ranks_text
+from tests.unit.collectives.schedule_reference import execute
 
 TWO_BY_TWO = Layout.parse("2x2")
 IN_DEVICES = Step("reduce", "ip", ((0, 1), (2, 3)))

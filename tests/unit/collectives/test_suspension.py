@@ -11,9 +11,9 @@ from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
 from collectives.transports import calls
 from collectives.transports.gloo import GlooStore, GlooTransport
-from collectives.transports.inprocess import InProcessGroup
 from collectives.transports.shm import kernel, memory
 from experiments.collectives.suspension import run
+from tests.unit.collectives.thread_transport import InProcessGroup
 
 
 @pytest.mark.parametrize("without_compiler", [False, True], ids=["compiled", "python"])

@@ -20,8 +20,8 @@ DONE = ExperienceSchema("done", (Field(name="done", dtype=torch.bool),))
 FINALS = ExperienceSchema("finals", (Field(name="env", dtype=torch.int64), Field(name="last", shape=(3,))))
 
 
-def plan_of(batch=1):
-    return ChannelPlan((OBS, DONE, FINALS), batch=batch, ragged=frozenset({"finals"}))
+def plan_of():
+    return ChannelPlan((OBS, DONE, FINALS), ragged=frozenset({"finals"}))
 
 
 def send(dispenser, first, version, cut=()):
@@ -50,11 +50,10 @@ def check(experience):
 def pair():
     opened = []
 
-    def open_pair(rows, wanted, batch=1, slots=4, producers=1):
-        batcher = Batcher(plan_of(batch), rows=wanted)
+    def open_pair(rows, wanted, slots=4, producers=1):
+        batcher = Batcher(plan_of(), rows=wanted)
         dispensers = [
-            Dispenser(plan_of(batch), rows=rows, producer=producer, slots=slots)
-            for producer in range(producers)
+            Dispenser(plan_of(), rows=rows, producer=producer, slots=slots) for producer in range(producers)
         ]
         opened.extend([batcher, *dispensers])
         for dispenser in dispensers:
@@ -132,19 +131,6 @@ def test_more_rows_than_a_producer_has_slots_for_do_not_wait_for_each_other(pair
                 batcher.next(timeout_s=0.0)
     with batcher.next(LIMIT_S) as experience:
         assert check(experience) == [0, 1, 2]
-
-
-def test_groups_of_one_transfer_are_sent_together_under_the_oldest_version(pair):
-    dispenser, batcher = pair(rows=2, wanted=6, batch=3)
-    assert [send(dispenser, first, version, cut=[1]) for first, version in [(0, 5), (2, 6), (4, 4)]] == [
-        1,
-        1,
-        1,
-    ]
-    with batcher.next(LIMIT_S) as experience:
-        assert check(experience) == list(range(6))
-        assert experience.ragged["finals"]["env"].tolist() == [1, 3, 5]
-        assert experience.versions.tolist() == [4] * 6
 
 
 def test_a_round_has_one_transfer_of_each_producer_in_their_order(pair):
@@ -276,11 +262,10 @@ def test_another_plan_at_the_consumer_is_refused():
 @given(
     rows=st.integers(1, 5),
     wanted=st.integers(1, 12),
-    batch=st.integers(1, 3),
     slots=st.integers(1, 3),
     script=st.lists(st.tuples(st.integers(0, 2), st.sets(st.integers(0, 4))), min_size=1, max_size=20),
 )
-def test_every_row_arrives_once_whatever_is_sliced_and_stacked(rows, wanted, batch, slots, script):
+def test_every_row_arrives_once_whatever_is_sliced_and_stacked(rows, wanted, slots, script):
     counts, sent = [], []
 
     def take_what_is_there():
@@ -296,8 +281,8 @@ def test_every_row_arrives_once_whatever_is_sliced_and_stacked(rows, wanted, bat
             except ChannelTimeoutError:
                 return
 
-    with Batcher(plan_of(batch), rows=wanted) as batcher:
-        dispensers = [Dispenser(plan_of(batch), rows=rows, producer=index, slots=slots) for index in range(3)]
+    with Batcher(plan_of(), rows=wanted) as batcher:
+        dispensers = [Dispenser(plan_of(), rows=rows, producer=index, slots=slots) for index in range(3)]
         for dispenser in dispensers:
             dispenser.attach(0, batcher.endpoints)
         for turn, (who, cut) in enumerate(script):
@@ -309,15 +294,7 @@ def test_every_row_arrives_once_whatever_is_sliced_and_stacked(rows, wanted, bat
             dispenser.close()
         assert batcher.next(LIMIT_S) is None
         left = batcher.left_rows
-    complete = [
-        turn
-        for who in range(3)
-        for place, turn in enumerate(turn for whose, turn in sent if whose == who)
-        if place < sum(whose == who for whose, _ in sent) // batch * batch
-    ]
-    expected = {
-        (dict(map(reversed, sent))[turn], 1000 * turn + row) for turn in complete for row in range(rows)
-    }
+    expected = {(who, 1000 * turn + row) for who, turn in sent for row in range(rows)}
     assert len(counts) == len(set(counts))
     assert set(counts) <= expected
     assert len(counts) + left == len(expected)

@@ -11,7 +11,7 @@ import torch
 
 from collectives.experience.batcher import Batcher
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
-from collectives.experience.directory import ConsumerAnnouncement, FileDirectory, consumer_key
+from collectives.experience.directory import ConsumerAnnouncement, consumer_key
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
 from collectives.experience.migrator import Migrator
@@ -19,6 +19,7 @@ from collectives.experience.packer import ChannelPlan
 from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 from collectives.rendezvous import host_identity
+from tests.unit.collectives.experience.file_directory import FileDirectory
 from tests.unit.forkserver import context
 
 LIMIT_S = 20.0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from collectives.experience.errors import SchemaError
-from collectives.experience.packer import ChannelPlan, measure_bandwidth, pack, smallest_good, with_batch
+from collectives.experience.packer import ChannelPlan, pack
 from collectives.experience.schema import ExperienceSchema, Field
 
 STEPS = 16
@@ -62,20 +62,3 @@ def test_a_ragged_group_needs_the_row_that_each_row_belongs_to():
 def test_the_first_group_must_be_full():
     with pytest.raises(ValueError, match="the first must be full"):
         ChannelPlan((FINALS, TRAJECTORY), ragged=frozenset({"finals"}))
-
-
-def test_the_smallest_batch_within_five_percent_of_the_best_is_taken():
-    assert smallest_good({1: 50.0, 2: 94.0, 4: 96.0, 8: 100.0, 16: 80.0}) == 4
-
-
-def test_the_batch_is_measured_and_its_reason_is_given():
-    tiny = pack(ExperienceSchema("scalars", (Field(name="rewards"), Field(name="dones", dtype=torch.bool))))
-    plan = with_batch(tiny, rows=16, most=64)
-    assert plan.batch > 1  # 80 bytes: all of its time is what a transfer costs whatever its size
-    assert plan.groups == tiny.groups
-    assert f"{plan.batch} group(s) of 16 rows per transfer" in plan.reason
-    assert with_batch(tiny, rows=16, most=1).batch == 1
-
-
-def test_bandwidth_is_that_of_a_real_channel():
-    assert measure_bandwidth((TRAJECTORY,), rows=64, limit_s=0.01) > 1e6

@@ -12,7 +12,7 @@ from collectives.layout import Layout
 from collectives.schedule import Primitive
 from collectives.solo import SoloCommunicator
 from collectives.transports.base import Transport
-from collectives.transports.inprocess import InProcessGroup
+from tests.unit.collectives.thread_transport import InProcessGroup
 
 
 class ThreadGroup:
