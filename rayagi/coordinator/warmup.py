@@ -15,11 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_T_95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""Student's t, two-sided 95 %, for 1 to 20 degrees of freedom; 1.96 to 2.08 beyond."""
+import numpy as np
+from scipy.special import stdtrit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +49,12 @@ def trim_warmup(seconds: Sequence[float], least: int = 1) -> SteadyState:
     warm_up = min(candidates, key=lambda count: (_squared_error(seconds[count:]), count))
     kept = seconds[warm_up:]
     # 95 % confidence interval of the mean: t * s / sqrt(n)
-    mean = sum(kept) / len(kept)
-    half = _t_95(len(kept) - 1) * math.sqrt(_variance(kept) / len(kept)) if len(kept) > 1 else math.inf
+    mean = float(np.mean(kept))
+    half = (
+        float(stdtrit(len(kept) - 1, 0.975)) * float(np.std(kept, ddof=1)) / math.sqrt(len(kept))
+        if len(kept) > 1
+        else math.inf
+    )
     return SteadyState(warm_up=warm_up, num_kept=len(kept), mean_s=mean, relative_error=half / mean)
 
 
@@ -61,14 +62,4 @@ def _squared_error(values: Sequence[float]) -> float:
     """MSER statistic: sum of squared deviations / n^2; infinite for a single value."""
     if len(values) < 2:
         return math.inf
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / len(values) ** 2
-
-
-def _variance(values: Sequence[float]) -> float:
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-
-
-def _t_95(freedom: int) -> float:
-    return _T_95[freedom - 1] if freedom <= len(_T_95) else 1.96 + 2.5 / freedom
+    return float(np.var(values)) / len(values)
