@@ -22,6 +22,7 @@ from placement.role_layout import (
     make_role_layout,
     worker_type_name,
 )
+from placement.text import aligned
 from placement.types import BackendName, Machine, Slice
 from placement.unequal_slices import reject_conflicting_counts, unequal_core_slices, unequal_gpu_slices
 
@@ -100,12 +101,7 @@ class PlacementPlan:
     def table(self) -> str:
         """The plan as aligned plain text: one line per GMI, then the reason."""
         head = ("GMI", "node", "slice", "roles", "envs", "threads", "memory")
-        rows = [head, *(self._row(index) for index in range(self.num_gmis))]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
+        lines = aligned([head, *(self._row(index) for index in range(self.num_gmis))])
         summary = counted(self.num_gmis, "GMI")
         if self.template != "program":
             summary += f", {counted(sum(self.envs), 'environment')}"

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from placement.text import aligned
+
 Role = Literal["simulator", "agent", "trainer"]
 Mode = Literal["serving", "synchronous", "asynchronous"]
 Resource = Literal["compute", "memory"]
@@ -261,11 +263,7 @@ def explain(estimates: Sequence[Estimate], costs: UnitCosts) -> str:
     """Format the predictions: a line per template, fastest first, then the factors of each gain."""
     best = estimates[0]
     head = ("template", "GMIs", "R", "compute ms", "COM KiB", "COM/BW ms", "steps/s", "bound by")
-    rows = [head, *(_row(each) for each in estimates)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = aligned([head, *(_row(each) for each in estimates)])
     lines.append(
         f"R in shares of a device's {costs.resource}: simulator {costs.simulator_share:.3g}, agent "
         f"{costs.agent_share:.3g}, trainer {costs.trainer_share:.3g}; alpha {costs.alpha:.2f}, beta {costs.beta:.2f}."

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from placement.errors import counted
+from placement.text import aligned
 from placement.types import Gpu, Machine, MigInstance, Node, core_ranges
 
 UNKNOWN = "?"
@@ -13,14 +12,6 @@ UNKNOWN = "?"
 def describe(machine: Machine) -> str:
     """Describe every node: cores, NUMA nodes, driver, GPUs with MIG instances and processes, and interconnects."""
     return "\n\n".join("\n".join(_node_lines(node)) for node in machine.nodes)
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format rows as aligned columns; the first row has the headings."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def _node_lines(node: Node) -> list[str]:
@@ -42,11 +33,11 @@ def _node_lines(node: Node) -> list[str]:
         f"NVIDIA driver {node.driver_version or UNKNOWN}, CUDA up to {cuda}; "
         f"MPS control program: {_yes(node.mps_control)}; may create MIG instances: {_yes(node.may_configure_mig)}"
     )
-    lines += ["", *table([_HEADS, *(_gpu_row(gpu) for gpu in node.gpus)])]
+    lines += ["", *aligned([_HEADS, *(_gpu_row(gpu) for gpu in node.gpus)])]
     for gpu in node.gpus:
         lines += _details(gpu)
     if node.gpu_links:
-        lines += ["", "links, as NVLinks and PCIe path:", *table(_matrix(node))]
+        lines += ["", "links, as NVLinks and PCIe path:", *aligned(_matrix(node))]
     return lines
 
 
@@ -90,7 +81,7 @@ def _details(gpu: Gpu) -> list[str]:
     if gpu.mig_instances:
         lines += ["", f"MIG instances of GPU {gpu.index}:"]
         heads = ("profile", "memory slices", "SMs", "memory", "in use", "uuid")
-        lines += table([heads, *(_instance_row(one) for one in gpu.mig_instances)])
+        lines += aligned([heads, *(_instance_row(one) for one in gpu.mig_instances)])
     return lines
 
 

@@ -13,6 +13,7 @@ from collectives.costs import project
 from collectives.errors import ProfileError
 from collectives.profile import Profile
 from collectives.schedule import Schedule
+from placement.text import aligned
 from rayagi.benchmark.measure import BenchmarkCase, CompositionTiming, LayoutMeasurement
 
 
@@ -127,14 +128,8 @@ def table(measurements: Sequence[LayoutMeasurement], rows: Sequence[ResultRow], 
         layout = str(measurement.case.layout)
         lines = [f"{layout}: {where(measurement.case, cores)}"]
         own = [row for row in rows if row.layout == layout]
-        cells = [_HEAD, *(_cells(row, own) for row in own)]
-        widths = [max(len(line[column]) for line in cells) for column in range(len(_HEAD))]
-        for line in cells:
-            aligned = [
-                cell.ljust(width) if column in (0, 2) else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ]
-            lines.append("  ".join(aligned).rstrip())
+        right = {*range(len(_HEAD))} - {0, 2}
+        lines += aligned([_HEAD, *(_cells(row, own) for row in own)], right)
         lines += _verdicts(own)
         unusable = [*measurement.case.skipped, *measurement.unavailable]
         lines += [f"{name}: no, {reason}" for name, reason in unusable]

@@ -17,7 +17,7 @@ from collectives.experience.inspection import (
     ProducerRingStats,
     list_producer_rings,
 )
-from placement.inventory.describing import table
+from placement.text import aligned
 
 _CLEAR = "\x1b[H\x1b[2J"
 _HEADS = (
@@ -113,7 +113,7 @@ def _described(rated: Sequence[tuple[ProducerRingStats, ChannelRates]]) -> list[
         members = list(group)
         fields = ", ".join(map(str, schema.fields))
         lines += [f"channel {schema.name}: {fields}; {schema.row_bytes:,} bytes a row"]
-        lines += [f"  {line}" for line in table([_HEADS, *(_row(*one) for one in members)])]
+        lines += [f"  {line}" for line in aligned([_HEADS, *(_row(*one) for one in members)])]
     return lines
 
 

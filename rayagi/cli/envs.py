@@ -6,6 +6,7 @@ import argparse
 
 import gymnasium
 
+from placement.text import aligned
 from rayagi.envs import UnknownEnvironmentError, list_envs, named_env
 
 _UNLISTED = (
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     if pattern and not (rows or others or unlisted):
         raise UnknownEnvironmentError(arguments.pattern, _nearest(arguments.pattern))
     if rows:
-        _print_table([("environment", "engine", "observation", "action", "time limit", "what it is"), *rows])
+        head = ("environment", "engine", "observation", "action", "time limit", "what it is")
+        print("\n".join(aligned([head, *rows])))
     if pattern and others:
         print(f"\nthrough Gymnasium's own environments: {', '.join(others)}")
     elif not pattern:
@@ -65,9 +67,3 @@ def _nearest(pattern: str) -> tuple[str, ...]:
         name.lower(): name for name in (*gymnasium.registry, *(listing.env_id for listing in list_envs()))
     }
     return tuple(names[match] for match in difflib.get_close_matches(pattern.lower(), names, n=3, cutoff=0.4))
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

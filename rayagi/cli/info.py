@@ -7,7 +7,8 @@ import os
 
 from placement.backends import BACKENDS
 from placement.inventory import cluster_machine, dump_machine, load_machine, local_machine, machine_text
-from placement.inventory.describing import describe, table
+from placement.inventory.describing import describe
+from placement.text import aligned
 from placement.types import Machine
 
 
@@ -50,4 +51,4 @@ def _backend_lines(machine: Machine) -> list[str]:
                 general = why if gpu is None else why.replace(gpu.uuid, "GPU")
                 answers.setdefault(general, ("yes" if found.usable else "no", why))
             rows += [(node.name, name, usable, why) for usable, why in answers.values()]
-    return table(rows)
+    return aligned(rows)

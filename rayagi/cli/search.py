@@ -8,6 +8,7 @@ from pathlib import Path
 
 from placement.errors import counted
 from placement.search import Trial, TrialFailure, TrialMeasurement
+from placement.text import aligned
 from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
 from rayagi.cli.settings import refuse_unmeasured, spec_from
@@ -71,10 +72,7 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     found = counted(best.gmis_per_gpu, "GMI") + (" per GPU" if result.on_gpus else "")
     head = (unit, "envs", "steps/s", "+-", "memory of a GMI", "projected", "Sat", "")
     rows = [head, *(_row(trial, best=trial is best) for trial in result.trials)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = aligned(rows, right=range(len(head)))
     ended = "" if result.complete else " The budget ended the search; the same command continues it."
     unsure = "" if best.verdict == "again" else " It was measured only once, briefly."
     noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from collectives.costs import all_reduce_s, har_s
 from placement.errors import PlanError
 from placement.templates import UnitCosts
+from placement.text import aligned
 
 MAX_GPUS = 1024
 MAX_GMIS_PER_GPU = 10
@@ -193,11 +194,7 @@ def table(forecasts: Sequence[Forecast]) -> str:
         "bound by",
     )
     first = forecasts[0]
-    rows = [head, *(_row(each, first) for each in forecasts)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return "\n".join(aligned([head, *(_row(each, first) for each in forecasts)]))
 
 
 def _reduction(costs: UnitCosts, cluster: Cluster, gmis_per_gpu: int, updates: int) -> dict[str, float]:
