@@ -85,7 +85,7 @@ class GreenBackend(DirectBackend):
             SliceError: the slice has no share yet, or this torch or its CUDA has no green contexts.
         """
         super().enter(gmi_slice)
-        from torch.cuda import green_contexts
+        from torch.cuda import green_contexts  # the slice's environment has to be in place before this import
 
         if gmi_slice.share is None or gmi_slice.share.sm_count is None:
             raise SliceError("a number of SMs", "a slice without a partition", "Partition the GPU first")

@@ -121,7 +121,7 @@ class MigBackend(PartitionedBackend):
 
     def verify(self, gmi_slice: Slice) -> None:
         """Check that CUDA reports no more SMs and memory than the instance has."""
-        import torch
+        import torch  # the slice's environment has to be in place before this import
 
         assert gmi_slice.share is not None  # entered
         device = torch.cuda.get_device_properties(0)

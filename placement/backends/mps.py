@@ -104,7 +104,7 @@ class MpsBackend(PartitionedBackend):
 
     def verify(self, gmi_slice: Slice) -> None:
         """Check that the daemon lists this process as a client, NVML reports clients, and CUDA reports no excess SMs."""
-        import torch
+        import torch  # the slice's environment has to be in place before this import
 
         pid, share = os.getpid(), gmi_slice.share
         assert share is not None  # entered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 
 import gymnasium
 
@@ -61,8 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _nearest(pattern: str) -> tuple[str, ...]:
-    import difflib
-
     names = {
         name.lower(): name for name in (*gymnasium.registry, *(listing.env_id for listing in list_envs()))
     }

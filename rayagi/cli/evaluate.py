@@ -65,7 +65,7 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
         RenderingError: the task or this machine cannot render.
         DiskError: the file cannot be written.
     """
-    import imageio.v2 as imageio
+    import imageio.v2 as imageio  # takes 0.3 s, and only --video needs it
 
     env = render_env(spec.env.id, spec.env.kwargs)
     fps = env.metadata.get("render_fps", 30)

@@ -59,6 +59,7 @@ class DecoupledSession(Session):
     log: Callable[[str], None] = staticmethod(_logger.warning)
 
     def _begin(self, deployment: Deployment) -> None:
+        # Imported here: it needs torch, which the session imports in the background while Ray starts.
         from rayagi.coordinator.recovery import Recovery
 
         self._pending_calls = PendingCalls(deployment.group)

@@ -125,6 +125,7 @@ class Session:
             early = self._planned(local_machine()) if starts_local(self._ray_address) else None
             with import_in_background("torch"):
                 undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
+            # Imported here: it needs torch, which was imported in the background while Ray started.
             from rayagi.coordinator.deployment import deploy, join_and_build
 
             plan = early or self._planned(cluster_machine(START_TIMEOUT_S))
@@ -270,6 +271,7 @@ class Session:
 
     def _program_factory(self) -> ProgramFactory | WorkloadFactory:
         """The factory of each GMI's program."""
+        # Imported here, as above.
         from rayagi.coordinator.templates import template_factory
 
         return self._factory or template_factory(self._spec, self._run_name)

@@ -52,6 +52,7 @@ class Exporter:
                 gauge.set(value)
 
     def _declare(self, metrics: Sequence[Metric], tags: dict[str, str], prefix: str) -> None:
+        # Imported here: programs and tests without Ray do not load it.
         from ray.util.metrics import Counter, Gauge
 
         for metric in metrics:
