@@ -13,7 +13,6 @@ from placement.backends.base import SliceLimits
 from placement.colocation import colocate_on_cores
 from placement.equal_slices import equal_core_slices, equal_gpu_slices, max_gmis_on_cores
 from placement.errors import PlanError, counted
-from placement.predicted_limits import predict_limits
 from placement.role_layout import (
     OVERLAPPED_TEMPLATES,
     RoleLayout,
@@ -239,3 +238,25 @@ def _on_cores(
         slices, layout.worker_types, layout.counts_for_simulators(len(slices)), overlapped=layout.overlapped
     )
     return shared, kinds, f"{how}; {sharing}"
+
+
+def predict_limits(machine: Machine, slices: Sequence[Slice]) -> tuple[SliceLimits, ...]:
+    """Predict the limits of each slice, in order. ``slices`` must contain all slices of each GPU.
+
+    Raises:
+        PlanError: a GPU cannot be partitioned into these sizes; the text says what would fit.
+    """
+    by_gpu: dict[tuple[str, str], list[int]] = {}
+    for index, gmi_slice in enumerate(slices):
+        if gmi_slice.gpu_uuid is not None:
+            by_gpu.setdefault((gmi_slice.node, gmi_slice.gpu_uuid), []).append(index)
+    limits = [SliceLimits() for _ in slices]
+    for (node_name, uuid), indices in by_gpu.items():
+        node = machine.node(node_name)
+        backend = get_backend(slices[indices[0]].backend)
+        for gpu in node.gpus:
+            if gpu.uuid == uuid:
+                sizes = [slices[index].gpu_fraction for index in indices]
+                for index, limit in zip(indices, backend.predict_limits(node, gpu, sizes), strict=True):
+                    limits[index] = limit
+    return tuple(limits)

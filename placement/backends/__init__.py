@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from placement.backends.base import Backend
-from placement.backends.cpu import CpuBackend
-from placement.backends.direct import DirectBackend
 from placement.backends.green import GreenBackend
 from placement.backends.mig import MigBackend
 from placement.backends.mps import MpsBackend
+from placement.backends.unpartitioned import CpuBackend, DirectBackend
 from placement.errors import PlanError
 
 BACKENDS: dict[str, Backend] = {

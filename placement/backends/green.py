@@ -15,7 +15,7 @@ from placement.backends.base import (
     SliceLimits,
     validate_sizes,
 )
-from placement.backends.direct import DirectBackend
+from placement.backends.unpartitioned import DirectBackend
 from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from placement.backends.base import Availability, SliceHealth, SliceLimits, validate_sizes
-from placement.backends.mig_commands import create_command, mode_commands, mode_problem
 from placement.backends.mig_nvml import MigGpu, mig_gpu
 from placement.backends.mig_steps import claim_idle_instances, create_instances, undo_step
 from placement.backends.partitioned import PartitionedBackend
 from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger, exclusive_lock
-from placement.mig_geometry import geometry_of
+from placement.mig_geometry import PlacedProfile, geometry_of
 from placement.mig_planner import choose_existing, plan_instances, required_geometry
 from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 
@@ -191,3 +190,44 @@ def _command_for(gpu: Gpu, sizes: tuple[float, ...]) -> str:
         return create_command(gpu, plan_instances(gpu, sizes))
     except PlanError:
         return f"`sudo nvidia-smi mig -i {gpu.uuid} -lgi` to list the instances"
+
+
+FIRST_WITHOUT_RESET = (9, 0)
+"""From Hopper on, a change of MIG mode needs no reset of the GPU."""
+
+
+def mode_problem(enabled: bool | None, pending: bool | None) -> str | None:
+    """Why no instance can be created in this state of MIG mode; None if it is on."""
+    if enabled and pending is not False:
+        return None
+    if enabled:
+        return "MIG mode is on, but will be off after the pending reset"
+    if pending:
+        return "MIG mode will be on after the pending reset of the GPU"
+    return "MIG mode is off" if enabled is False else "the MIG mode is unknown"
+
+
+def mode_commands(gpu: Gpu, enabled: bool | None, pending: bool | None) -> str:
+    """Commands that enable MIG mode on an idle GPU.
+
+    Args:
+        gpu: its compute capability decides whether a reset is needed
+        enabled: whether the mode is on now; None: unknown
+        pending: whether it will be on after the next reset
+    """
+    reset = f"`sudo nvidia-smi --gpu-reset -i {gpu.uuid}`"
+    if pending and not enabled:
+        return f"{reset} while the GPU is idle"
+    switch = f"`sudo nvidia-smi -i {gpu.uuid} -mig 1`"
+    if enabled:
+        return f"{switch}, which cancels the pending change"
+    if gpu.compute_capability is not None and gpu.compute_capability >= FIRST_WITHOUT_RESET:
+        return f"{switch} while the GPU is idle"
+    return f"{switch}, then {reset}, while the GPU is idle"
+
+
+def create_command(gpu: Gpu, placed: Sequence[PlacedProfile]) -> str:
+    """Command that creates these GPU instances, each with its compute instance."""
+    by_size = sorted(placed, key=lambda one: (-one.profile.size, one.start))
+    specifiers = ",".join(f"{one.profile.profile_id}:{one.start}" for one in by_size)
+    return f"`sudo nvidia-smi mig -i {gpu.uuid} -cgi {specifiers} -C`"

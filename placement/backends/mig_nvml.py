@@ -14,8 +14,7 @@ from typing import Any
 
 from placement.errors import InventoryError, PartitionError
 from placement.inventory.nvml import nvml_session
-from placement.inventory.nvml_mig import MIB, mig_devices, read_instances
-from placement.inventory.nvml_queries import read_processes, text
+from placement.inventory.nvml_queries import MIB, mig_devices, read_instances, read_processes, text
 from placement.mig_geometry import Geometry, PlacedProfile, Placement
 from placement.types import MigInstance
 

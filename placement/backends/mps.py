@@ -11,14 +11,12 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import floor
 from pathlib import Path
 
 from placement.backends.base import Availability, SliceHealth, SliceLimits, validate_sizes
-from placement.backends.mps_availability import mps_availability
-from placement.backends.mps_control import DaemonTimeoutError, MpsDaemon
-from placement.backends.mps_sizes import FIRST_STATIC, MIB, chunk_for, memory_of, sms_of
+from placement.backends.mps_control import INSTALL, DaemonTimeoutError, MpsDaemon, wait_until
 from placement.backends.partitioned import PartitionedBackend
-from placement.backends.processes import wait_until
 from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger, LedgerEntry, Owner, UndoValue, all_ledgers, exclusive_lock
@@ -241,3 +239,90 @@ def _reject_gpu_of_other_run(gpu: Gpu, ledger: Ledger) -> None:
                 if left
                 else "Wait for that run, leave this GPU out, or use backend='direct'",
             )
+
+
+def mps_availability(node: Node, gpu: Gpu | None) -> Availability:
+    """Usable from Volta on, if MPS is installed and no one else uses the GPU exclusively."""
+    if gpu is None:
+        return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
+    for rule in (_too_old, _control_missing, _in_mig_mode, _gpu_in_use):
+        refusal = rule(node, gpu)
+        if refusal is not None:
+            return Availability(usable=False, reason=refusal[0], hint=refusal[1])
+    return Availability(usable=True, reason="no other MPS server uses the GPU")
+
+
+def _too_old(node: Node, gpu: Gpu) -> tuple[str, str] | None:
+    if gpu.compute_capability is not None and gpu.compute_capability < (7, 0):
+        version = ".".join(map(str, gpu.compute_capability))
+        return f"{gpu.name} has compute capability {version}, and MPS shares need 7.0", "Use backend='direct'"
+    return None
+
+
+def _control_missing(node: Node, gpu: Gpu) -> tuple[str, str] | None:
+    if node.mps_control is False:
+        return f"node {node.name} has no nvidia-cuda-mps-control on PATH", INSTALL
+    return None
+
+
+def _in_mig_mode(node: Node, gpu: Gpu) -> tuple[str, str] | None:
+    if gpu.mig_enabled:
+        return (
+            f"{gpu.uuid} is in MIG mode",
+            f"Use backend='mig', or run `nvidia-smi -i {gpu.uuid} -mig 0` as root",
+        )
+    return None
+
+
+def _gpu_in_use(node: Node, gpu: Gpu) -> tuple[str, str] | None:
+    if gpu.mps_running:
+        hint = (
+            "Run `rayagi cleanup` if it was left by a run of yours; else its owner ends it with "
+            "`echo quit | nvidia-cuda-mps-control`, or use backend='direct' inside of it"
+        )
+        return f"an MPS server that this run did not start uses {gpu.uuid}", hint
+    if gpu.compute_mode == "prohibited":
+        return (
+            f"{gpu.uuid} admits no process (compute mode prohibited)",
+            f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
+        )
+    if gpu.compute_mode == "exclusive_process" and gpu.processes:
+        pids = ", ".join(str(process.pid) for process in gpu.processes)
+        return (
+            f"process {pids} uses {gpu.uuid} exclusively (compute mode exclusive_process)",
+            "Wait until it has ended",
+        )
+    return None
+
+
+FIRST_STATIC = (13, 1)
+"""First CUDA version with static SM partitions."""
+
+MIB = 2**20
+
+
+def sms_per_chunk(gpu: Gpu) -> int | None:
+    """SMs of the smallest static partition; None for a MIG instance, a GPU before Ampere, or an unknown SM count."""
+    if gpu.uuid.startswith("MIG-"):
+        return None
+    if gpu.compute_capability is None or gpu.compute_capability < (8, 0) or gpu.sm_count is None:
+        return None
+    return 8 if gpu.compute_capability >= (9, 0) else 4
+
+
+def chunk_for(gpu: Gpu, sizes: Sequence[float]) -> int | None:
+    """The chunk size in SMs if each share gets at least one chunk; else None."""
+    chunk = sms_per_chunk(gpu)
+    return chunk if chunk is not None and all(sms_of(gpu, size, chunk) for size in sizes) else None
+
+
+def sms_of(gpu: Gpu, size: float, chunk: int | None) -> int | None:
+    """SMs of a share, in whole chunks if ``chunk`` is given; None if the GPU's SM count is unknown."""
+    if gpu.sm_count is None:
+        return None
+    return max(1, floor(gpu.sm_count * size)) if chunk is None else floor(gpu.sm_count * size / chunk) * chunk
+
+
+def memory_of(gpu: Gpu, size: float) -> int:
+    """Bytes of a share, in whole MiB, the unit of MPS's memory limit."""
+    return floor(gpu.memory_total_bytes * size) // MIB * MIB

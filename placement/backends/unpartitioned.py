@@ -1,12 +1,27 @@
-"""Base class of the backends that change nothing on the host (cpu, direct, green): nothing to partition, nothing to undo."""
+"""Backends that change nothing on the host: nothing to partition, nothing to undo.
+
+cpu: a slice is a set of cores; affinity pins the process, and every thread pool has the slice's size. direct: processes
+share a whole GPU by the driver's time slicing, without limits [unverified on GPU]. green (green.py) derives from direct.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from placement.backends.base import Backend, SliceHealth, SliceLimits, validate_sizes
+from placement.backends.base import (
+    Availability,
+    Backend,
+    SliceHealth,
+    SliceLimits,
+    cuda_missing_error,
+    limit_torch_threads,
+    pin_to_cores,
+    thread_environment,
+    validate_sizes,
+)
+from placement.errors import SliceError
 from placement.ledger import Ledger
-from placement.types import Gpu, Share, Slice
+from placement.types import BackendName, Gpu, Node, Share, Slice
 
 
 class UnpartitionedBackend(Backend):
@@ -30,3 +45,79 @@ class UnpartitionedBackend(Backend):
     def health(self, gmi_slice: Slice) -> SliceHealth:
         """Always ok."""
         return SliceHealth(state="ok", text=f"{self.name} creates nothing on the host that could fail")
+
+
+class CpuBackend(UnpartitionedBackend):
+    """Slices of a machine without a GPU, or of one whose GPUs are not used."""
+
+    name: BackendName = "cpu"
+
+    def availability(self, node: Node, gpu: Gpu | None) -> Availability:
+        """Usable if Ray grants at least one core."""
+        if node.usable_cores:
+            return Availability(usable=True, reason=f"node {node.name} has {len(node.usable_cores)} cores")
+        return Availability(
+            usable=False, reason=f"node {node.name} has no core", hint="Give Ray at least one CPU there"
+        )
+
+    def environment(self, gmi_slice: Slice) -> dict[str, str]:
+        """Thread counts, and no visible GPU, so that no CUDA context is created by accident."""
+        return thread_environment(gmi_slice.num_threads) | {"CUDA_VISIBLE_DEVICES": ""}
+
+    def device(self, gmi_slice: Slice) -> str:
+        """Always the CPU."""
+        return "cpu"
+
+    def enter(self, gmi_slice: Slice) -> None:
+        """Pin to the slice's cores and limit torch's threads."""
+        pin_to_cores(gmi_slice.cores)
+        limit_torch_threads(gmi_slice.num_threads)
+
+
+class DirectBackend(UnpartitionedBackend):
+    """Default sharing of a GPU: the baseline for the other backends."""
+
+    name: BackendName = "direct"
+
+    def availability(self, node: Node, gpu: Gpu | None) -> Availability:
+        """Usable if the compute mode and MIG mode admit CUDA processes."""
+        if gpu is None:
+            return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
+        if gpu.compute_mode == "prohibited":
+            return Availability(
+                usable=False,
+                reason=f"{gpu.uuid} admits no process (compute mode prohibited)",
+                hint=f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
+            )
+        if gpu.mig_enabled:
+            return Availability(
+                usable=False,
+                reason=f"{gpu.uuid} is in MIG mode, where only its instances are devices",
+                hint="Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
+            )
+        return Availability(usable=True, reason="processes may share the GPU")
+
+    def environment(self, gmi_slice: Slice) -> dict[str, str]:
+        """Thread counts; Ray sets CUDA_VISIBLE_DEVICES to the GPU that it allocated.
+
+        Ray does not publish which GPU it allocated to whom, so a process that chose by itself could take another run's GPU.
+        The variable is set to 0 explicitly, since the node may have been started with it set to 1.
+        """
+        if gmi_slice.gpu_uuid is None:
+            raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
+        return thread_environment(gmi_slice.num_threads) | {
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"
+        }
+
+    def device(self, gmi_slice: Slice) -> str:
+        """The only GPU that the process sees."""
+        return "cuda:0"
+
+    def enter(self, gmi_slice: Slice) -> None:
+        """Pin to the slice's cores, limit torch's threads, and check that CUDA has a device."""
+        pin_to_cores(gmi_slice.cores)
+        limit_torch_threads(gmi_slice.num_threads)
+        import torch  # the slice's environment has to be in place before this import
+
+        if not torch.cuda.is_available():
+            raise cuda_missing_error(gmi_slice)

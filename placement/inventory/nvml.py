@@ -13,9 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from placement.errors import InventoryError
-from placement.inventory.nvml_links import read_links
-from placement.inventory.nvml_mig import mig_mode, read_instances
-from placement.inventory.nvml_queries import if_supported, read_processes, text
+from placement.inventory.nvml_queries import (
+    if_supported,
+    mig_mode,
+    read_instances,
+    read_links,
+    read_processes,
+    text,
+)
 from placement.mig_geometry import geometry_of
 from placement.types import ComputeMode, Gpu, GpuLink, GpuProcess, MigInstance
 

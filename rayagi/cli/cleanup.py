@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from placement.cleanup import recover_stale_state, stale_ledgers
 from placement.errors import counted
 from placement.ledger import Ledger, all_ledgers
+from placement.partitioner import recover_stale_state, stale_ledgers
 from rayagi.cli.failures import FAILED
 from rayagi.cli.output import complain
 

@@ -21,10 +21,10 @@ from actors.errors import GmiLostError
 from actors.partitioners import Partitioners
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
-from placement.cleanup import stale_ledgers
 from placement.errors import PartitionError, ReservationError, SliceLostError
 from placement.inventory import cluster_machine
 from placement.ledger import Ledger, all_ledgers, start_ticks
+from placement.partitioner import stale_ledgers
 from placement.plan import make_plan
 from placement.ray_groups import reserve
 from rayagi.cli import main

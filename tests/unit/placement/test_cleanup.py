@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from placement.cleanup import recover_stale_state, stale_ledgers
 from placement.errors import PartitionError
 from placement.ledger import Ledger, all_ledgers
-from placement.partitioner import Partitioner
+from placement.partitioner import Partitioner, recover_stale_state, stale_ledgers
 from rayagi.cli import main
 from tests.fakes.mps import NOTHING, ROOT, gpu, surroundings
 

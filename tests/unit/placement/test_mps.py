@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.backends import mps, mps_control, partitioned
-from placement.backends.mps import MpsBackend
+from placement.backends.mps import MpsBackend, sms_per_chunk
 from placement.backends.mps_control import DaemonTimeoutError, MpsDaemon, parse_partition
-from placement.backends.mps_sizes import sms_per_chunk
 from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
