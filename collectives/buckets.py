@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from collectives.communicator import Tensors
-from collectives.transports.arithmetic import DTYPES
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import DTYPES, ReduceOp
 
 
 def checked(tensors: Tensors, op: ReduceOp) -> list[Tensor]:

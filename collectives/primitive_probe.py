@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass
 import torch
 
 from collectives.errors import CommunicatorError
-from collectives.exchange import SupportsAllGather, exchange
 from collectives.limits import call_with_timeout
 from collectives.rendezvous import host_identity
 from collectives.schedule import Primitive
 from collectives.shares import shares
 from collectives.transports import shm
-from collectives.transports.base import Transport
+from collectives.transports.base import SupportsAllGather, Transport, exchange
 from collectives.transports.nccl import MIG_SINCE, Version, nccl_version
 
 _PROBE_ELEMENTS = 1001

@@ -19,8 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
+from collectives.futex import SYSCALL_NUMBERS
 from collectives.kernels import Kernel
-from collectives.system_calls import SYSCALL_NUMBERS
 
 WORDS = Kernel(
     name="shared words",

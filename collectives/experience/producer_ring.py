@@ -19,9 +19,8 @@ from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
 from collectives.experience.file_layout import RingLayout, SharedFile
 from collectives.experience.messages import MessageLayouts
-from collectives.experience.reserved_slot import EncodedBatch, ReservedSlot
 from collectives.experience.schema import ExperienceSchema
-from collectives.experience.slots import Slots
+from collectives.experience.slots import EncodedBatch, ReservedSlot, Slots
 from collectives.experience.spsc_queue import SpscQueue, open_consumer_file
 from collectives.process_watcher import ProcessWatcher
 

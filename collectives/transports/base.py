@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -115,3 +115,57 @@ class ExposesBarrierProgress(Protocol):
     def barrier_progress(self) -> BarrierProgress:
         """How many operations each member has begun."""
         ...
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+"""Reducible dtypes."""
+
+
+def combine(parts: Sequence[Tensor], out: Tensor, op: ReduceOp) -> None:
+    """Reduce parts of equal size in their order: ((p0 + p1) + p2) + ... ``out`` may alias the first part only.
+
+    bfloat16 is summed in float32 and rounded once. A NaN in any part gives NaN, for max too.
+    """
+    if op == "max":
+        total = torch.maximum(parts[0], parts[1], out=out) if len(parts) > 1 else out.copy_(parts[0])
+        for part in parts[2:]:
+            torch.maximum(total, part, out=total)
+        return
+    total = out if out.dtype != torch.bfloat16 else torch.empty_like(out, dtype=torch.float32)
+    total.copy_(parts[0])
+    for part in parts[1:]:
+        total.add_(part)
+    if op == "mean":
+        total.div_(len(parts))
+    if total is not out:
+        out.copy_(total)
+
+
+_WORD_BYTES = 8
+
+
+class SupportsAllGather(Protocol):
+    """The part of a ``Transport`` or ``Communicator`` that an exchange needs."""
+
+    rank: int
+    world_size: int
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+        ...
+
+
+def exchange(group: SupportsAllGather, message: bytes) -> list[bytes]:
+    """Every member's message, by rank. All members call it; messages may differ in length and be empty.
+
+    Raises:
+        CommunicatorError: as the group's ``all_gather``.
+    """
+    lengths = group.all_gather(torch.tensor([len(message)], dtype=torch.int64)).view(-1).tolist()
+    words = -(-max(lengths) // _WORD_BYTES)
+    if words == 0:
+        return [b""] * group.world_size
+    # int64 and not uint8: the one integer dtype that every transport supports.
+    padded = torch.frombuffer(bytearray(message.ljust(words * _WORD_BYTES, b"\0")), dtype=torch.int64)
+    rows = group.all_gather(padded)
+    return [row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]

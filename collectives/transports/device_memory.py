@@ -19,8 +19,8 @@ import torch
 import torch.multiprocessing  # teaches ForkingPickler to send tensors as handles
 from torch import Tensor
 
-from collectives.exchange import SupportsAllGather, exchange
 from collectives.rendezvous import Member
+from collectives.transports.base import SupportsAllGather, exchange
 
 
 class ControlTransport(SupportsAllGather, Protocol):

@@ -28,8 +28,7 @@ from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.rendezvous import Member, other_members
 from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.arithmetic import combine
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import ReduceOp, combine
 from collectives.transports.gloo_mesh import connected_mesh
 
 _LOOPBACK = "127.0.0.1"

@@ -18,7 +18,7 @@ from collectives.rendezvous import Member, this_member
 from collectives.transports.gloo import GlooStore
 from collectives.transports.shm import Segment, SharedMemoryTransport
 from collectives.transports.shm.kernel import Operation, library, reduction
-from collectives.transports.shm.reduction import Reduction
+from collectives.transports.shm.prepared_reductions import Reduction
 
 TIMEOUT_S = 120.0
 REDUCING = ("gloo", "staged", "registered")

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from collectives.errors import CommunicatorError
-from collectives.exchange import exchange
 from collectives.primitive_probe import PrimitiveProbe, local_capabilities, probe_primitives
+from collectives.transports.base import exchange
 from collectives.transports.gloo import GlooStore
 from collectives.transports.nccl import SHARED_GPU_SINCE, NcclTransport, nccl_version
 from placement.inventory import local_machine

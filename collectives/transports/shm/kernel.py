@@ -11,7 +11,8 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal
@@ -32,7 +33,7 @@ from collectives.transports.shm.waiting import ARRIVALS, ASLEEP, BLAMED, CALL, G
 OPERATIONS = Kernel(
     name="operations in shared memory",
     module=__name__,
-    reference="collectives.transports.shm.reduction:Reduction",
+    reference="collectives.transports.shm.prepared_reductions:Reduction",
     without="shared memory: reductions without the compiled kernel, which is faster",
     level=logging.WARNING,
 )
@@ -290,3 +291,32 @@ def _num_cores(members: Sequence[Member]) -> int:
         except OSError:  # it has just ended
             continue
     return len(cores)
+
+
+class CompiledGroup:
+    """Implements CompiledOperations. An operation that returned TRY_AGAIN (``kernel.c``) continues at the same step."""
+
+    def __init__(
+        self, kernel: KernelBarrier, reduction: Operation, turn: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """
+        Args:
+            kernel: of this member
+            reduction: the reduce-scatter
+            turn: context of exclusive use; closes the transport on an error
+        """
+        barrier_operation = kernel.barrier_operation(calls.encode_call("barrier"))
+        self._operations = {
+            ctypes.addressof(operation): operation for operation in (reduction, barrier_operation)
+        }
+        self._kernel, self._turn = kernel, turn
+        self.run, self.member = kernel.addresses
+        self.reduce_scatter, self.barrier = self._operations
+
+    def drive_program(self, program: Callable[[], int | None]) -> None:
+        """Call the program until it returns None, and complete the operations whose addresses it returns."""
+        with self._turn():
+            while (address := program()) is not None:
+                self._kernel.check_open("compiled program")
+                if address:
+                    self._kernel.run(self._operations[address])

@@ -26,8 +26,8 @@ from collectives.rendezvous import Member
 from collectives.transports import calls
 from collectives.transports.base import CompiledOperations, ReduceOp
 from collectives.transports.calls import ON_DEVICE, ON_HOST
-from collectives.transports.shm.compiled import CompiledGroup
 from collectives.transports.shm.kernel import (
+    CompiledGroup,
     KernelBarrier,
     Operation,
     all_members_have_kernel,

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import Failed, run_group
 
-from collectives.exchange import exchange
 from collectives.limits import call_with_timeout, poll_until_done
+from collectives.transports.base import exchange
 
 
 class Exchange:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import collectives
-from collectives.system_calls import BY_MACHINE
+from collectives.futex import BY_MACHINE
 
 HERE, SOURCES = Path(__file__).parent, Path(collectives.__file__).parent
 LIMIT_S = 100

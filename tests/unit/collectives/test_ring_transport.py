@@ -10,9 +10,9 @@ import torch.distributed as dist
 from members import Failed, run_group
 
 from collectives.errors import CommunicatorError
-from collectives.exchange import exchange
 from collectives.rendezvous import this_member
 from collectives.shares import shares
+from collectives.transports.base import exchange
 from collectives.transports.gloo import GlooStore
 from collectives.transports.nccl import (
     NcclTransport,

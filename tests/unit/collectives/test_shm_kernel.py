@@ -20,7 +20,7 @@ from collectives.shared_words import WORD_BYTES
 from collectives.shares import shares
 from collectives.transports.shm import SharedMemoryTransport, kernel, waiting
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, Segment
-from collectives.transports.shm.reduction import REDUCIBLE, Reduction
+from collectives.transports.shm.prepared_reductions import REDUCIBLE, Reduction
 from tests.signals import set_default_signals
 
 CHUNK_ELEMENTS = 2048

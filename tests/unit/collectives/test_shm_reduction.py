@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from collectives.transports.shm.reduction import REDUCIBLE, Reduction
+from collectives.transports.shm.prepared_reductions import REDUCIBLE, Reduction
 
 
 def reduced(op, parts):

@@ -14,7 +14,7 @@ from shm_members import run_members
 from collectives.errors import CommunicatorError
 from collectives.shares import shares
 from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
-from collectives.transports.shm.reduction import REDUCIBLE
+from collectives.transports.shm.prepared_reductions import REDUCIBLE
 
 PIECES_3 = 2 * STAGING_BUFFER_BYTES // 4 + 4099
 """float32 elements that pass the staging memory in three pieces, the last an odd one."""

@@ -11,8 +11,7 @@ from torch import Tensor
 from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.arithmetic import combine
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import ReduceOp, combine
 
 
 class InProcessGroup:
