@@ -40,7 +40,7 @@ from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
 from rayagi.rllib_watch import RunWatch
-from rayagi.run.unstable_share import UnstableShare
+from rayagi.run.measures import UnstableShare
 
 # Their warnings concern parts of RLlib that rayagi replaces.
 for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):

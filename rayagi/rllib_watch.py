@@ -13,7 +13,7 @@ from rayagi.coordinator.decisions import Decision
 from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.throughput_prediction import predict_throughput
-from rayagi.monitoring.run_exporting import RunExporter
+from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.run.limits import Position
 
 _logger = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from actors.rendezvous import RemoteRendezvous, start_rendezvous_actor
 from collectives.layout import Layout
 from collectives.schedule import Primitive
 from rayagi.benchmark.bench import Start
-from rayagi.benchmark.errors import BenchmarkError, MemberEndedError
-from rayagi.benchmark.measure import BenchmarkCase, Members
+from rayagi.benchmark.measure import BenchmarkCase, BenchmarkError, MemberEndedError, Members
 from rayagi.benchmark.member import BenchMember
 from rayagi.benchmark.processes import ANSWER_LIMIT_S
 from rayagi.coordinator.cluster import connected

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self
 
 from actors.rendezvous_actor import RendezvousActor
 from collectives.rendezvous import Rendezvous
-from rayagi.benchmark.errors import MemberEndedError
+from rayagi.benchmark.measure import MemberEndedError
 
 ANSWER_LIMIT_S = 300.0
 """For one answer, whatever the request. Generous: it only ends calls that hang."""

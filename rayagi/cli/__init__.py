@@ -1,6 +1,5 @@
 """The ``rayagi`` command line. Light on import: each command imports what it needs when it runs."""
 
-from rayagi.cli.main import main
-from rayagi.cli.process import run_process
+from rayagi.cli.main import main, run_process
 
 __all__ = ["main", "run_process"]

@@ -32,7 +32,7 @@ KNOWN: dict[str, int] = {
     "placement.errors.InventoryError": BAD_INPUT,
     "placement.errors.PlacementError": FAILED,
     "actors.errors.NonFiniteError": FAILED,
-    "rayagi.benchmark.errors.BenchmarkError": FAILED,
+    "rayagi.benchmark.measure.BenchmarkError": FAILED,
     "collectives.errors.LayoutError": BAD_INPUT,
     "collectives.errors.CompositionError": BAD_INPUT,
     "collectives.errors.ProfileError": BAD_INPUT,

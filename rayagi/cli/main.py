@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from typing import NoReturn
 
 from rayagi.cli.failures import FAILED, INTERRUPTED, explain
 from rayagi.cli.output import complain, silence
@@ -80,3 +82,17 @@ def _report(error: Exception, *, debug: bool) -> int:
 def _notes(error: BaseException) -> list[str]:
     """Notes that the command added to the error."""
     return list(getattr(error, "__notes__", ()))
+
+
+def run_process() -> NoReturn:
+    """Run the command and end the process, without the exit handlers of native libraries.
+
+    Destructors and threads of these libraries (two gRPCs, Arrow's allocator, torch) are slow and can deadlock: one finished
+    and saved training did not end. Python's own exit functions do run.
+    """
+    code = main()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
+            stream.flush()
+    os._exit(code)

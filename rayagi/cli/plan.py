@@ -7,9 +7,8 @@ import argparse
 from placement.inventory import load_machine
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
-from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
-from rayagi.cli.settings import refuse_unmeasured, spec_from
+from rayagi.cli.settings import machine_of_run, refuse_unmeasured, spec_from
 from rayagi.planning import plan_of, uses_gpus
 from rayagi.run.quantities import bytes_text
 

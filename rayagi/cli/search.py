@@ -9,9 +9,8 @@ from pathlib import Path
 from placement.errors import counted
 from placement.search import Trial, TrialFailure, TrialMeasurement
 from placement.text import aligned
-from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import complain, say
-from rayagi.cli.settings import refuse_unmeasured, spec_from
+from rayagi.cli.settings import machine_of_run, refuse_unmeasured, spec_from
 from rayagi.coordinator.searching import SearchResult, SearchSettings, search
 from rayagi.run.errors import disk_errors
 from rayagi.run.quantities import bytes_text, duration_text

@@ -12,8 +12,8 @@ from typing import Any
 
 from placement.errors import counted
 from rayagi.cli.failures import INTERRUPTED, UsageError
-from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import say
+from rayagi.cli.settings import machine_of_run
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
 from rayagi.planning import serving_plan_of

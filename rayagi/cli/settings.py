@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from placement.inventory import cluster_machine, local_machine
+from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.config.convert import with_settings
 from rayagi.config.files import load_config_file
@@ -147,3 +150,19 @@ def _with_training_options(spec: RunSpec, arguments: argparse.Namespace) -> RunS
     if getattr(arguments, "replan", False):
         spec = replace(spec, gmi=replace(spec.gmi, replan=True))
     return spec
+
+
+def machine_of_run() -> Machine:
+    """What `rayagi train` would run on: the cluster at RAY_ADDRESS, else this machine.
+
+    Raises:
+        ClusterUnreachableError: no cluster answers there.
+        InventoryError: a node could not be read.
+    """
+    if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
+        return local_machine()
+    # Imported here: without a cluster Ray is not needed.
+    from rayagi.coordinator.cluster import connected
+
+    with connected():
+        return cluster_machine()

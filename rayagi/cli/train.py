@@ -12,11 +12,11 @@ from rich.console import Console
 from placement.errors import PlanError
 from placement.plan import PlacementPlan
 from rayagi.cli.endings import after_failure, conclude
-from rayagi.cli.machines import machine_of_run
 from rayagi.cli.output import say
 from rayagi.cli.settings import (
     decays_linearly,
     limits_from,
+    machine_of_run,
     resumed_limits,
     resumed_spec,
     spec_from,
@@ -31,7 +31,7 @@ from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
-from rayagi.monitoring.run_exporting import RunExporter
+from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint

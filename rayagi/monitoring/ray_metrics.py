@@ -11,7 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rayagi.monitoring.catalogue import Metric
+from rayagi.monitoring.catalogue import DERIVED, EVALUATION, Metric
+from rayagi.run.limits import Position
+from rayagi.run.recorders import Values
 
 if TYPE_CHECKING:
     from ray.util.metrics import Counter, Gauge
@@ -70,3 +72,32 @@ def _inside_ray() -> bool:
     """Whether this process has imported Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
+
+
+_METRICS = tuple(dict.fromkeys((*DERIVED, *EVALUATION)))
+
+
+class RunExporter:
+    """Recorder for Ray metrics, named ``rayagi_run_<name>`` and tagged ``gmi="all"``."""
+
+    def __init__(self, *, run: str, task: str) -> None:
+        tags = {"run": run, "task": task, "gmi": "all", "slice": "all"}
+        self._exporter = Exporter(_METRICS, tags, prefix="rayagi_run_")
+
+    def iterated(self, rows: Sequence[Values], position: Position) -> None:
+        """Export the newest row."""
+        self.export(rows[-1])
+
+    def evaluated(self, row: Values, *, best: bool) -> None:
+        """Export the evaluation."""
+        self.export(row)
+
+    def export(self, values: Values) -> None:
+        """Export merged values by their names in the catalogue."""
+        self._exporter.export(values)
+
+    def saved(self, checkpoint: str) -> None:
+        """Do nothing: no metric changes."""
+
+    def rewound(self, position: Position) -> None:
+        """Do nothing: the next row has the position."""

@@ -17,9 +17,9 @@ from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import RunFolder
+from rayagi.run.limits import WINDOW
 from rayagi.run.prediction import load_prediction, parts_range
 from rayagi.run.quantities import bytes_text, count_text, duration_text
-from rayagi.run.window import WINDOW
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }

@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -22,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rayagi.run.atomic import replace_json, sync_folder, write_bytes
 from rayagi.run.errors import CheckpointError, NoCheckpointError, disk_errors
-from rayagi.run.safe_load import load_tensors
 
 NUM_LAST = 2
 """Newest checkpoints that are kept besides the best. Two, in case the last one is damaged."""
@@ -215,3 +217,37 @@ def _checked_content(folder: Path, file: str, files: Mapping[str, Mapping[str, A
     if _digest(data) != expected["sha256"]:
         raise CheckpointError(str(folder), f"{file} does not match its checksum")
     return data
+
+
+def _allowed() -> list[Any]:
+    """Types allowed besides tensors and Python's built-in values: numpy arrays and scalars."""
+    array = np.zeros(1)
+    reconstruct = array.__reduce__()[0]
+    scalar = np.float64(0.0).__reduce__()[0]
+    dtypes = {type(np.dtype(code)) for code in "?bhilqBHILQefdU"}
+    # Pickle writes an empty array as a call of bytes.
+    return [reconstruct, scalar, np.ndarray, np.dtype, bytes, *dtypes]
+
+
+def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
+    """Load the output of ``torch.save`` to the CPU.
+
+    Raises:
+        CheckpointError: the data holds types other than tensors, numpy arrays and Python's built-in values.
+    """
+    # Imported here: opening a run folder does not need torch.
+    import torch
+
+    try:
+        with torch.serialization.safe_globals(_allowed()):
+            loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointError(str(path.parent), f"{path.name} cannot be read ({_reason(error)})") from error
+    return dict(loaded)
+
+
+def _reason(error: Exception) -> str:
+    """The sentence of torch's message that states the cause."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    telling = [line for line in lines if "Unpickler error: " in line or "unsupported GLOBAL" in line]
+    return (telling or lines)[0].rpartition("error: ")[2].partition(". ")[0].strip().rstrip(".")

@@ -1,4 +1,4 @@
-"""Pure functions of the training loop over results, states and counters."""
+"""Functions of the training loop over results, states and counters, and the limit of unstable simulations."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from actors.protocols import EvaluationResult
-from rayagi.run.limits import Position
-from rayagi.run.window import EpisodeWindow
+from rayagi.run.errors import UnstableSimulationsError
+from rayagi.run.limits import EpisodeWindow, Position
 
 
 def position_of(counters: Mapping[str, Any]) -> Position:
@@ -63,3 +63,29 @@ def first_non_finite(state: Any, name: str = "state") -> tuple[str, float] | Non
         if found is not None:
             return found
     return None
+
+
+_WINDOW_STEPS = 10_000
+"""Environment steps of a window: fewer give no reliable share."""
+
+
+class UnstableShare:
+    """Counts unstable simulations in windows of at least 10,000 environment steps."""
+
+    def __init__(self, limit: float) -> None:
+        """``limit``: largest share of environment steps that may become unstable (``env.max_unstable_share``)."""
+        self._limit, self._unstable, self._steps = limit, 0.0, 0.0
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Add an iteration's counts.
+
+        Raises:
+            UnstableSimulationsError: the share of a window exceeds the limit.
+        """
+        self._unstable += metrics.get("faults_unstable", 0.0)
+        self._steps += metrics.get("env_steps", 0.0)
+        if self._steps < _WINDOW_STEPS:
+            return
+        if self._unstable > self._limit * self._steps:
+            raise UnstableSimulationsError(int(self._unstable), int(self._steps), self._limit)
+        self._unstable = self._steps = 0.0

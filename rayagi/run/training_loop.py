@@ -18,12 +18,10 @@ from rayagi.monitoring.catalogue import reward_column
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NoCheckpointError, NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
-from rayagi.run.limits import Position, Stop, iterations_until, should_stop
+from rayagi.run.limits import EpisodeWindow, Position, Stop, iterations_until, should_stop
 from rayagi.run.loop_types import HealthMonitor, LoopSettings, TrainingOutcome, TrainingSession
-from rayagi.run.measures import evaluation_row, first_non_finite
+from rayagi.run.measures import UnstableShare, evaluation_row, first_non_finite
 from rayagi.run.recorders import Recorder, Values
-from rayagi.run.unstable_share import UnstableShare
-from rayagi.run.window import EpisodeWindow
 
 REPORT_S = 1.0
 """Approximate duration of one request."""

@@ -106,12 +106,6 @@ class ColumnLayout:
         return cls(obs_dim=int(stored["obs_dim"]), action=ActionSpec(**action))
 
 
-def layout_from_schema(schema: pa.Schema) -> dict[str, Any]:
-    """The origin in a file's schema; empty if rayagi did not write the file."""
-    stored = (schema.metadata or {}).get(_METADATA_KEY)
-    return {} if stored is None else dict(json.loads(stored))
-
-
 class Block(NamedTuple):
     """L steps of one GMI's N environments, environment first."""
 

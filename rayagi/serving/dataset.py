@@ -18,11 +18,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 from numpy.typing import NDArray
 
+from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.manifest import CompleteFile, DatasetFolder
 from rayagi.serving.statistics import FileStatistics
 
@@ -209,3 +211,15 @@ def _matrix(column: pa.Array) -> NDArray[Any]:
     if isinstance(column.type, pa.FixedSizeListType):
         return column.flatten().to_numpy().reshape(len(column), -1)
     return column.to_numpy()
+
+
+def spaces_of(layout: ColumnLayout) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """Observation space and action space of the columns."""
+    obs = gymnasium.spaces.Box(-np.inf, np.inf, (layout.obs_dim,), np.float32)
+    action = layout.action
+    if action.kind == "discrete":
+        return obs, gymnasium.spaces.Discrete(action.num_choices)
+    if action.kind == "multi_discrete":
+        return obs, gymnasium.spaces.MultiDiscrete(list(action.choices))
+    low, high = np.array(action.low, dtype=np.float32), np.array(action.high, dtype=np.float32)
+    return obs, gymnasium.spaces.Box(low, high, dtype=np.float32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 _LEAST_S, _GROWTH = 1e-6, 1.02
@@ -83,11 +82,3 @@ class Latencies:
         return ", ".join(
             f"p{share} {1e3 * (self.percentile(share / 100) or 0.0):.3g} ms" for share in (50, 90, 99)
         )
-
-
-def merged(parts: Iterable[Latencies]) -> Latencies:
-    """The sum of all histograms."""
-    whole = Latencies()
-    for part in parts:
-        whole.merge(part)
-    return whole

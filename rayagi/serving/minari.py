@@ -15,10 +15,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rayagi.serving.dataset import Dataset
+from rayagi.serving.dataset import Dataset, spaces_of
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
-from rayagi.serving.spaces import spaces_of
 
 _DATA_FORMAT = "arrow"
 """The storage format of Minari that needs no further dependency."""

@@ -19,10 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 
-from rayagi.serving.dataset import Dataset, Episode, open_dataset
+from rayagi.serving.dataset import Dataset, Episode, open_dataset, spaces_of
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
-from rayagi.serving.spaces import spaces_of
 
 # Names of ray.rllib.core.columns.Columns. Importing it takes seconds.
 _NAMES = {

@@ -1,15 +1,31 @@
-"""Chooses the serving template and the program of its GMIs."""
+"""Serving templates and the programs of their GMIs (GMI-DRL §3.1.1, Figure 5).
+
+dp_only has simulator and agent in one GMI: no data crosses GMIs. In dp_mp and mp_dp they are in different GMIs, which
+exchange observations and actions at every step: dp_mp has one agent per simulator, mp_dp one agent for several. The
+GMI with the simulator records.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from actors.gmi import WorkloadFactory
+from torch import Tensor
+
+from actors.gmi import GmiContext, WorkloadFactory
+from actors.partners import close_on_error
+from actors.protocols import StepResult
+from actors.simulator import Simulator
 from placement.types import Machine
+from placement.unequal_slices import env_counts
+from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
-from rayagi.serving.dp_only import DpOnlyServingFactory
-from rayagi.serving.program import ServingJob
-from rayagi.serving.task_dedicated import TaskDedicatedServingFactory
+from rayagi.envs import make_env_factory
+from rayagi.models.policy import load_policy
+from rayagi.serving.latency import Latencies
+from rayagi.serving.program import RowSink, ServingJob, ServingProgram, ServingResult
+from rayagi.serving.simulating import ServingAgent, SimulatingProgram
 
 TIE = 1.02
 """Templates whose predictions differ by less count as equally fast: unit costs are not more accurate."""
@@ -44,3 +60,172 @@ def chosen_template(
 def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:
     """The factory of each GMI's program."""
     return DpOnlyServingFactory(job) if template == "dp_only" else TaskDedicatedServingFactory(job)
+
+
+@dataclass(frozen=True, slots=True)
+class DpOnlyServingFactory:
+    """Picklable: carries the job to the GMI's process and builds the program there."""
+
+    job: ServingJob
+
+    def __call__(self, context: GmiContext) -> DpOnlyServing:
+        """Build simulator and agent on this GMI's slice."""
+        return DpOnlyServing(self.job, context)
+
+
+class DpOnlyServing(SimulatingProgram):
+    """On a GPU slice the policy runs on the GPU and physics on the host. [unverified on GPU]"""
+
+    def __init__(self, job: ServingJob, context: GmiContext) -> None:
+        gmi = job.spec.gmi
+        super().__init__(job, context, env_counts(gmi.envs, context.identity.num_gmis, gmi.slices or ()))
+        policy = load_policy(job.shared, job.spec, self.simulator.info, context.device)
+        self.agent = ServingAgent(
+            job,
+            policy,
+            self.simulator.info,
+            num_envs=self.num_envs,
+            first_env_index=self.first_env_index,
+        )
+
+    def serve(self, num_steps: int) -> ServingResult:
+        """Make ``num_steps`` steps of every environment.
+
+        Raises:
+            DiskError, WriterError: experience cannot be written.
+            SimulationError: a simulation became unstable.
+        """
+        simulator, sink, clock = self.simulator, self.sink, time.perf_counter
+        with self.measured(num_steps) as result:
+            for _ in range(num_steps):
+                started = clock()
+                actions = self.agent.act(simulator.obs)
+                acted = clock()
+                sink.record_actions(simulator.obs, actions)
+                recorded = clock()
+                step = simulator.step(actions)
+                simulated = clock()
+                self.agent.reset(step.final_ids)
+                sink.record_step(step)
+                result.act.add(acted - started)
+                result.simulate.add(simulated - recorded)
+                result.step.add(clock() - started)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDedicatedServingFactory:
+    """Picklable: carries the job to the GMI's process and builds the program of its role there."""
+
+    job: ServingJob
+
+    def __call__(self, context: GmiContext) -> SimulatorServing | AgentServing:
+        """Build the simulator or the agent on this GMI's slice."""
+        assignment = RoleAssignment.for_gmi(context.identity, self.job.spec.gmi)
+        program = SimulatorServing if context.identity.roles == ("simulator",) else AgentServing
+        return program(self.job, context, assignment)
+
+
+class SimulatorServing(SimulatingProgram):
+    """Steps its environments with the actions of another GMI's agent, and records every step."""
+
+    def __init__(self, job: ServingJob, context: GmiContext, assignment: RoleAssignment) -> None:
+        super().__init__(job, context, assignment.envs)
+        self._recorded = _RecordingSimulator(self.simulator, self.sink)
+        limit_s = job.spec.gmi.collective_timeout_s
+        self._server = connect_step_server(self._recorded, self.simulator.info, context, assignment, limit_s)
+        self._requests = 0
+
+    def serve(self, num_steps: int) -> ServingResult:
+        """Make ``num_steps`` steps of every environment, with the agent's actions.
+
+        Raises:
+            DiskError, WriterError: experience cannot be written.
+            SimulationError: a simulation became unstable.
+            PartnerLostError, ChannelTimeoutError: the agent died or does not answer.
+        """
+        with self.measured(num_steps) as result, close_on_error(self._server):
+            self._recorded.simulate = result.simulate
+            self._server.begin(self._requests)
+            for _ in range(num_steps):
+                started = time.perf_counter()
+                self._server.step()
+                result.step.add(time.perf_counter() - started)
+        self._requests += 1
+        return result
+
+    def close(self) -> None:
+        """Disconnect from the agent, then close sink and environments."""
+        try:
+            self._server.close()
+        finally:
+            super().close()
+
+
+class AgentServing(ServingProgram):
+    """Acts for the simulators of other GMIs.
+
+    On a GPU slice the policy lives there; observations and actions pass through the host. [unverified on GPU]
+    """
+
+    def __init__(self, job: ServingJob, context: GmiContext, assignment: RoleAssignment) -> None:
+        spec = job.spec
+        make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
+        self._simulators = connect_simulators(make_env, context, assignment, spec.gmi.collective_timeout_s)
+        policy = load_policy(job.shared, spec, self._simulators.info, context.device)
+        self.agent = ServingAgent(
+            job,
+            policy,
+            self._simulators.info,
+            num_envs=self._simulators.num_envs,
+            first_env_index=assignment.first_env_index_of(context.identity.index),
+        )
+        self._requests = 0
+
+    def serve(self, num_steps: int) -> ServingResult:
+        """Act for ``num_steps`` steps of all its simulators, which count them.
+
+        Raises:
+            PartnerLostError, ChannelTimeoutError: a simulator died or does not answer.
+        """
+        result, clock = ServingResult(), time.perf_counter
+        begin, simulators = clock(), self._simulators
+        with close_on_error(simulators):
+            simulators.begin(self._requests)
+            for _ in range(num_steps):
+                started = clock()
+                actions = self.agent.act(simulators.obs)
+                result.act.add(clock() - started)
+                self.agent.reset(simulators.step(actions).final_ids)
+        self._requests += 1
+        result.wall_s = clock() - begin
+        return result
+
+    def finish(self, timeout_s: float) -> None:
+        """Nothing to do: an agent records nothing."""
+
+    def close(self) -> None:
+        """Disconnect from the simulators."""
+        self._simulators.close()
+
+
+class _RecordingSimulator:
+    """A simulator that times and records its steps."""
+
+    def __init__(self, simulator: Simulator, sink: RowSink) -> None:
+        self._simulator, self._sink = simulator, sink
+        self.simulate = Latencies()
+
+    @property
+    def obs(self) -> Tensor:
+        """The current observations."""
+        return self._simulator.obs
+
+    def step(self, actions: Tensor) -> StepResult:
+        """Advance every environment, and record it."""
+        self._sink.record_actions(self._simulator.obs, actions)
+        started = time.perf_counter()
+        result = self._simulator.step(actions)
+        self.simulate.add(time.perf_counter() - started)
+        self._sink.record_step(result)
+        return result

@@ -11,7 +11,7 @@ from collections import namedtuple
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from actors.protocols import ActionSpec
 
@@ -34,14 +34,6 @@ class Box:
 
     low: tuple[float, ...]
     high: tuple[float, ...]
-
-
-class Transition(NamedTuple):
-    """Result of ``step``."""
-
-    state: Sequence[Scalar]
-    reward: Scalar
-    terminated: Scalar
 
 
 class Simulator(ABC):

@@ -8,7 +8,7 @@ import pytest
 
 from collectives.errors import LayoutError
 from collectives.layout import Layout
-from rayagi.benchmark.errors import MemberEndedError
+from rayagi.benchmark.measure import MemberEndedError
 from rayagi.benchmark.processes import MemberProcesses
 
 

@@ -9,12 +9,12 @@ from collectives.compositions import compose
 from collectives.layout import Layout
 from collectives.profile import Profile, ProfilePoint, StepShape
 from rayagi.benchmark.bench import make_case
-from rayagi.benchmark.errors import WrongResultError
 from rayagi.benchmark.measure import (
     CompositionTiming,
     LayoutMeasurement,
     StoppedError,
     TimingBudget,
+    WrongResultError,
     measure,
     profile_sizes,
 )

@@ -22,7 +22,7 @@ from rayagi.envs.errors import UnsupportedSpaceError
 from rayagi.envs.gymnasium_adapter import action_spec, to_space
 from rayagi.rl_module import spaces as rllib_spaces
 from rayagi.serving.column_layout import Block, ColumnLayout, Numbering, record_batch
-from rayagi.serving.spaces import spaces_of
+from rayagi.serving.dataset import spaces_of
 from tests.fakes.echo import ACTIONS, CHOICES, OBSERVATIONS
 
 ECHO = "tests.fakes.echo:Echo-v0"

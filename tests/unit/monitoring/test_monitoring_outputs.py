@@ -11,9 +11,8 @@ from actors.protocols import IterationResult
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, merge
 from rayagi.monitoring.plots import draw_learning_curve, save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
-from rayagi.monitoring.ray_metrics import Exporter
+from rayagi.monitoring.ray_metrics import Exporter, RunExporter
 from rayagi.monitoring.report import mean_rate, mean_speed, summary
-from rayagi.monitoring.run_exporting import RunExporter
 from rayagi.run.folder import create_run
 from rayagi.run.limits import Limits, Position
 

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.checkpoints import CheckpointStore, load_tensors
 from rayagi.run.errors import CheckpointError, NoCheckpointError
-from rayagi.run.safe_load import load_tensors
 
 
 def save(store, iteration, best=None):

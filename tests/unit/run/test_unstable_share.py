@@ -3,7 +3,7 @@
 import pytest
 
 from rayagi.run.errors import UnstableSimulationsError
-from rayagi.run.unstable_share import UnstableShare
+from rayagi.run.measures import UnstableShare
 
 
 def add(share, env_steps, unstable):

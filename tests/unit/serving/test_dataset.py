@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.protocols import ActionSpec
-from rayagi.serving.column_layout import Block, ColumnLayout, layout_from_schema
+from rayagi.serving.column_layout import Block, ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import DatasetError
 from rayagi.serving.manifest import DatasetFolder, Description
@@ -73,7 +73,7 @@ def test_rows_by_hand_as_pyarrow_reads_them(tmp_path, file_format):
     assert [row["final_obs"] for row in rows] == [None, [50, 50], [99, 99], None, None, [50, 50]]
     assert {row["policy_version"] for row in rows} == {7}
     assert {(row["gmi"], row["session"]) for row in rows} == {(0, 0)}
-    origin = layout_from_schema(table.schema)
+    origin = json.loads(table.schema.metadata[b"rayagi.dataset"])
     assert origin["task"] == "Task-v0"
     assert origin["obs_dim"] == 2
 

@@ -14,9 +14,9 @@ from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import load_policy
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.dataset import open_dataset
-from rayagi.serving.dp_only import DpOnlyServing
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording, ServingJob, merged_results
+from rayagi.serving.templates import DpOnlyServing
 
 TASK = "InvertedPendulum-v5"
 
