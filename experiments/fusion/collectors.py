@@ -24,7 +24,7 @@ from rayagi.envs import make_env_factory
 from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.errors import KernelError
-from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators import CartPole
 from rayagi.models.networks import mlp
 
 SIMULATOR = CartPole()

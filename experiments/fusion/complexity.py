@@ -15,7 +15,7 @@ from experiments.fusion.fusion import simulation
 from experiments.fusion.plots import log_axes
 from experiments.fusion.records import Records, by
 from experiments.fusion.variants.variant import BenchmarkConfig
-from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators import CartPole
 
 FORM = "c"
 """The form that fuses: state stays in registers and caches for K steps, as in the paper's CUDA."""

@@ -11,7 +11,7 @@ from experiments.fusion.records import Records
 from experiments.fusion.timing import cost
 from experiments.fusion.variants.catalogue import variant
 from experiments.fusion.variants.variant import BenchmarkConfig, random_actions
-from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators import CartPole
 
 MOST_STEPS = {
     "gymnasium": 2e4, "gymnasium-vector": 2e6, "envpool": 1e6, "torch": 5e6, "torch.compile": 1e7, "xla": 7e7, "warp": 3e7,

@@ -10,7 +10,7 @@ from experiments.fusion.figure import Case, Size
 from experiments.fusion.fusion import simulation
 from experiments.fusion.records import Records
 from experiments.fusion.variants.variant import BenchmarkConfig
-from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators import CartPole
 
 GOAL = 1000.0
 RATES = ("steps_per_s", "steps_per_cpu_s")

@@ -25,8 +25,8 @@ from actors.rollout import Rollout
 from rayagi.envs.errors import EnvError
 from rayagi.envs.fused.backends import EnvConfig, FusedBackend, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
-from rayagi.envs.fused.catalogue import make_simulator
 from rayagi.envs.fused.draws import EXPLORE, exploration_noise, seed_word, uniform
+from rayagi.envs.fused.provider import make_simulator
 from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.rollout import FusedRollout
 from rayagi.envs.fused.simulator import Discrete, Simulator, action_dim, action_spec

@@ -19,10 +19,7 @@ from experiments.fusion.records import Records
 from experiments.fusion.timing import cost
 from experiments.fusion.variants.variant import BenchmarkConfig
 from rayagi.envs.fused.simulator import Simulator
-from rayagi.envs.fused.simulators.acrobot import Acrobot
-from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.simulators.pendulum import Pendulum
-from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.registry import make_env_factory
 
 STEPS = 100

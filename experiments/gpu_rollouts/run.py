@@ -23,7 +23,7 @@ import torch
 from experiments.gpu_rollouts.cases import MODES, Case, measure, ratios
 from experiments.origin import origin
 from rayagi.envs.errors import EnvError
-from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.provider import TASKS
 
 NUM_ENVS, NUM_STEPS = (256, 1024, 4096, 16384), 32
 LAUNCH_STEPS, LAUNCH_ENVS = (8, 16, 32), 1024

@@ -22,9 +22,9 @@ import torch
 from actors.agent import Agent
 from experiments.origin import origin
 from rayagi.envs.providers import VecEnvArgs
-from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.engines import make_batched_sim
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
+from rayagi.envs.tasks.provider import TASKS, make_task
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 from rayagi.serving.source import saved_policy
 

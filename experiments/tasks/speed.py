@@ -26,8 +26,7 @@ from experiments.origin import origin
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
 from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.batched_sim import BatchedSim
-from rayagi.envs.tasks.catalogue import TASKS, make_task
-from rayagi.envs.tasks.provider import OwnTaskProvider
+from rayagi.envs.tasks.provider import TASKS, OwnTaskProvider, make_task
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -14,10 +14,9 @@ from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult
+from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
-from rayagi.envs.providers import check_num_envs, log_sim_errors
-from rayagi.envs.user_class import user_module
+from rayagi.envs.providers import VecEnvArgs, check_num_envs, log_sim_errors, user_module
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
@@ -329,3 +328,38 @@ class GymnasiumVecEnv:
 def _float32(values: Any) -> Tensor:
     # A copy: the vector environment reuses its observation buffer.
     return torch.from_numpy(copy.copy(np.asarray(values)).astype(np.float32))
+
+
+class GymnasiumProvider:
+    """Implements EnvProvider. Lists no ids: the registry belongs to Gymnasium."""
+
+    engines: tuple[str, ...] = (ENGINE,)
+
+    def ids(self) -> Iterable[str]:
+        """Empty: no ids are listed."""
+        return ()
+
+    def knows(self, env_id: str) -> bool:
+        """Whether ``gymnasium.make`` knows it."""
+        return is_registered(env_id)
+
+    def description(self, env_id: str) -> str:
+        """Empty: no ids are listed."""
+        return ""
+
+    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+        """No-op: Gymnasium checks options when it makes an environment."""
+
+    def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
+        """Describe the environment; makes one instance for it."""
+        return describe(env_id, kwargs)
+
+    def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
+        """Make a vectorized environment that steps its environments in sequence in this process."""
+        return GymnasiumVecEnv(
+            env_id,
+            kwargs,
+            num_envs=env_args.num_envs,
+            first_env_index=env_args.first_env_index,
+            seed=env_args.seed,
+        )

@@ -13,10 +13,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import ActionSpec, EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
-from rayagi.envs.lazy_provider import LazyProvider
 from rayagi.envs.mujoco_cpu.provider import MujocoProvider
-from rayagi.envs.providers import EnvProvider, VecEnvArgs
-from rayagi.envs.user_class import unsupported_reason
+from rayagi.envs.providers import EnvProvider, LazyProvider, VecEnvArgs, unsupported_reason
 
 PROVIDERS: tuple[EnvProvider, ...] = (
     MujocoProvider(),
@@ -24,7 +22,7 @@ PROVIDERS: tuple[EnvProvider, ...] = (
     LazyProvider(("fused", "fused_torch"), "rayagi.envs.fused.provider:FusedProvider"),
     LazyProvider(("isaacgym",), "rayagi.envs.isaac.provider:IsaacProvider", "isaacgym"),
     LazyProvider(("isaaclab",), "rayagi.envs.isaac.provider:IsaacProvider", "isaaclab"),
-    LazyProvider(("gymnasium",), "rayagi.envs.gymnasium_provider:GymnasiumProvider"),
+    LazyProvider(("gymnasium",), "rayagi.envs.gymnasium_adapter:GymnasiumProvider"),
 )
 """Providers in order of lookup."""
 ONLY_BY_ENGINE: tuple[EnvProvider, ...] = (

@@ -7,8 +7,7 @@ import torch
 
 from experiments.fusion.variants.catalogue import variant
 from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
-from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.simulators import CartPole, Quadrotor
 
 pytestmark = [
     pytest.mark.gpu,

@@ -19,7 +19,7 @@ from rayagi.algorithms.ppo.captured import CapturedPPOLearner
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
-from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.provider import TASKS
 from rayagi.models.policy import new_policy
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "envs"))
@@ -151,8 +151,7 @@ def test_launches_of_an_iteration_do_not_grow_with_the_rollout():
 
 
 def test_memory_is_told_before_it_is_taken():
-    from rayagi.envs.mujoco_warp.capacity import measured
-    from rayagi.envs.mujoco_warp.memory import bytes_per_world
+    from rayagi.envs.mujoco_warp.capacity import bytes_per_world, measured
 
     model, count = TASKS[ANT]().load(), 8192
     make_env(ANT, "mujoco_warp", 1).step(torch.zeros(1, 8))  # kernels are loaded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,12 +10,46 @@ from actors.protocols import EnvInfo, VecEnv
 from placement.inventory.limits import memory_bytes
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.fused.backends import EnvConfig
-from rayagi.envs.fused.catalogue import SIMULATORS, find, make_simulator
 from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulator import Simulator, action_dim, action_spec
+from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace
 from rayagi.envs.fused.vec_env import BackendVecEnv, FusedVecEnv
-from rayagi.envs.providers import VecEnvArgs, time_limit
+from rayagi.envs.providers import VecEnvArgs, time_limit, user_class
+
+SIMULATORS: Mapping[str, type[Simulator]] = {
+    "fused/CartPole-v1": CartPole,
+    "fused/Pendulum-v1": Pendulum,
+    "fused/Acrobot-v1": Acrobot,
+    "fused/Quadrotor-v0": Quadrotor,
+}
+
+
+def find(env_id: str) -> type[Simulator] | None:
+    """The simulator class of an id; None if it names no simulator.
+
+    Raises:
+        EnvironmentOptionError: it names a module that cannot be imported.
+    """
+    return SIMULATORS.get(env_id) or user_class(env_id, Simulator)
+
+
+def make_simulator(env_id: str, options: Mapping[str, Any]) -> Simulator:
+    """Construct a simulator with its options.
+
+    Raises:
+        EnvironmentOptionError: an unknown option or an invalid value.
+    """
+    found = find(env_id)
+    assert found is not None
+    signature = inspect.signature(found)
+    try:
+        signature.bind(**options)
+        return found(**options)
+    except (TypeError, ValueError) as error:
+        known = ", ".join(["max_episode_steps", *signature.parameters])
+        raise EnvironmentOptionError(env_id, f"{error}; it has {known}") from error
+
 
 COMPILED, TORCH = "fused", "fused_torch"
 """Engines: a compiled kernel on the CPU; the same functions on torch tensors, which needs no compiler."""

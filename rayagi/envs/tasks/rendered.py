@@ -13,8 +13,7 @@ from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 from numpy.typing import NDArray
 
 from rayagi.envs.providers import VecEnvArgs
-from rayagi.envs.tasks.catalogue import make_task
-from rayagi.envs.tasks.provider import OwnTaskProvider, options_of
+from rayagi.envs.tasks.provider import OwnTaskProvider, make_task, options_of
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 _ENGINE = "mujoco_cpu"

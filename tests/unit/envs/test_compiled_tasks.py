@@ -11,9 +11,8 @@ from mujoco.batch import Batch
 from collectives import kernels
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.providers import VecEnvArgs
-from rayagi.envs.tasks.catalogue import TASKS, make_task
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
-from rayagi.envs.tasks.provider import OwnTaskProvider
+from rayagi.envs.tasks.provider import TASKS, OwnTaskProvider, make_task
 from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 SEED = 2**63 + 5

@@ -9,8 +9,8 @@ import torch
 
 import rayagi.envs as envs
 from rayagi.envs import registry
-from rayagi.envs.lazy_provider import LazyProvider
-from rayagi.envs.mujoco_cpu.catalogue import TASKS
+from rayagi.envs.mujoco_cpu.provider import TASKS
+from rayagi.envs.providers import LazyProvider
 
 
 def test_our_own_tasks_run_on_our_engine_and_others_on_gymnasiums():

@@ -16,10 +16,7 @@ from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.c.source import C, _function
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.printing import Language
-from rayagi.envs.fused.simulators.acrobot import Acrobot
-from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.simulators.pendulum import Pendulum
-from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace_function
 from rayagi.native.headers import numbers
 from rayagi.native.pointers import pointer

@@ -12,10 +12,7 @@ from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.fused.ops import clip, minimum, sin, where
 from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulator import action_dim, named
-from rayagi.envs.fused.simulators.acrobot import Acrobot
-from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.simulators.pendulum import Pendulum
-from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace, trace_function
 
 

@@ -14,7 +14,7 @@ from rayagi import envs
 from rayagi.cli import main
 from rayagi.config.presets import preset
 from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
-from rayagi.envs.fused import catalogue
+from rayagi.envs.fused import provider
 from rayagi.envs.fused.errors import SimulatorError
 from tests.unit.envs.test_fused_rollout import program_of
 
@@ -39,7 +39,7 @@ def made(env_id, num_envs=5, engine="auto", **kwargs):
 
 def test_simulators_are_listed_with_their_sizes():
     listing = {line.env_id: line for line in envs.list_envs()}
-    assert set(catalogue.SIMULATORS) <= set(listing)
+    assert set(provider.SIMULATORS) <= set(listing)
     cartpole = listing["fused/CartPole-v1"]
     assert (cartpole.obs_dim, cartpole.action, cartpole.max_episode_steps) == (4, "2 choices", 500)
     assert cartpole.engine.startswith("fused, fused_torch")

@@ -13,8 +13,8 @@ from rayagi.algorithms import program
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
-from rayagi.envs.fused.catalogue import make_simulator
 from rayagi.envs.fused.draws import exploration_noise
+from rayagi.envs.fused.provider import make_simulator
 from rayagi.models import policy
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rayagi.envs as envs
-from rayagi.envs.tasks.catalogue import make_task
+from rayagi.envs.tasks.provider import make_task
 from rayagi.envs.tasks.task import MODELS, State
 
 DT = 1 / 60

@@ -10,7 +10,7 @@ import torch
 from mujoco_parity import make_ours, make_theirs, random_actions, state_of
 
 from rayagi.envs import EnvironmentOptionError, SimulationError
-from rayagi.envs.mujoco_cpu.catalogue import TASKS
+from rayagi.envs.mujoco_cpu.provider import TASKS
 
 BOTH_PHYSICS = ["Ant-v5", "InvertedDoublePendulum-v5"]
 STATE_ARRAYS = ("obs", "rewards", "terminated", "truncated", "final_ids", "final_obs")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mujoco_parity import assert_same_trajectory, make_ours, make_theirs, random_actions, state_of
 
-from rayagi.envs.mujoco_cpu.catalogue import TASKS
+from rayagi.envs.mujoco_cpu.provider import TASKS
 
 OPTIONS = [
     (

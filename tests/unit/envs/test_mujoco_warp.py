@@ -10,7 +10,7 @@ import torch
 
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import EnvironmentOptionError, ModelError
-from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.provider import TASKS
 from rayagi.envs.tasks.task import MODELS
 
 wp = pytest.importorskip("warp", reason="the extra 'gpu' is not installed: nothing of mujoco_warp was tested")
@@ -167,8 +167,7 @@ def test_the_capacity_is_measured_with_a_margin_or_given_by_the_model(tmp_path):
 
 
 def test_memory_is_estimated_before_allocation():
-    from rayagi.envs.mujoco_warp.capacity import measured
-    from rayagi.envs.mujoco_warp.memory import _bytes, bytes_per_world
+    from rayagi.envs.mujoco_warp.capacity import _bytes, bytes_per_world, measured
 
     worlds = make_env(ANT, "mujoco_warp", 64)._worlds
     model = TASKS[ANT]().load()

@@ -10,7 +10,7 @@ import torch
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
-from rayagi.envs.tasks.catalogue import TASKS, make_task
+from rayagi.envs.tasks.provider import TASKS, make_task
 from rayagi.envs.tasks.randomisation import QUANTITIES, drawn_factors, varied_fields
 
 RANGES = {"mass": (0.5, 2.0), "friction": (0.5, 1.5), "gain": (0.9, 1.1), "damping": (0.5, 2.0)}

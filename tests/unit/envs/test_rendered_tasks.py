@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import rayagi.envs as envs
-from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.provider import TASKS
 from rayagi.envs.tasks.rendered import RenderedTask
 
 

@@ -5,7 +5,7 @@ import torch
 from no_waiting import NoWaiting, WaitedError
 from warp_beside_cpu import make_env
 
-from rayagi.envs.tasks.catalogue import TASKS
+from rayagi.envs.tasks.provider import TASKS
 
 
 def test_the_guard_detects_synchronising_operations():

@@ -10,8 +10,8 @@ import torch
 
 import rayagi.envs as envs
 from rayagi.envs.errors import ModelError
-from rayagi.envs.tasks.catalogue import TASKS
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
+from rayagi.envs.tasks.provider import TASKS
 from rayagi.envs.tasks.random_uniforms import START, uniform
 from rayagi.envs.tasks.task import MODELS
 

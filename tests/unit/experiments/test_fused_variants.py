@@ -15,10 +15,7 @@ from rayagi.envs.fused.backends import StepBatch
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.reference import TorchBackend
-from rayagi.envs.fused.simulators.acrobot import Acrobot
-from rayagi.envs.fused.simulators.cartpole import CartPole
-from rayagi.envs.fused.simulators.pendulum import Pendulum
-from rayagi.envs.fused.simulators.quadrotor import Quadrotor
+from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 
 SIMULATORS = [CartPole(), Pendulum(), Acrobot(), Quadrotor()]
 

@@ -8,7 +8,7 @@ from collectives import shared_words
 from collectives.transports.shm import kernel
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.c import backend
-from rayagi.envs.fused.simulators.cartpole import CartPole
+from rayagi.envs.fused.simulators import CartPole
 from rayagi.envs.mujoco_cpu import compiled_loop
 from rayagi.native import acting, learning
 

@@ -1,1 +1,0 @@
-"""Fused simulators that ship with rayagi."""
