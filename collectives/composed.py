@@ -6,14 +6,14 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from collectives.barrier_progress import BarrierProgress
 from collectives.buckets import adjacent, checked, copy_all, views
+from collectives.closing import ClosesOnExit
 from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.point_to_point import Direction, PointToPointChannels
@@ -70,7 +70,7 @@ class TransportFactory(Protocol):
         ...
 
 
-class ComposedCommunicator:
+class ComposedCommunicator(ClosesOnExit):
     """All-reduces by a schedule. Other operations use one transport among all members."""
 
     def __init__(
@@ -227,14 +227,6 @@ class ComposedCommunicator:
         by = ", ".join(f"{primitive} by {kind}" for primitive, kind in kinds.items())
         layout = f"{self.schedule.composition} on {self.schedule.layout}"
         return f"rank {self.rank} of {self.world_size}: {layout} ({self.reason}); {by}"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _group(self, ranks: tuple[int, ...]) -> Communicator | None:
         """Make a group after all members have compared their ranks."""

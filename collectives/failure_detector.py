@@ -19,9 +19,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
+from collectives.closing import ClosesOnExit
 from collectives.errors import MemberLostError
 from collectives.failure_detector_server import DEATH_NOTICE, get_failure_detector_server
 from collectives.rendezvous import Member
@@ -44,7 +43,7 @@ class _Link:
     """Of a death notice that has not arrived in full."""
 
 
-class FailureDetector:
+class FailureDetector(ClosesOnExit):
     """Watches the members given to ``watch`` until it is closed.
 
     A loss is final. It does not end waits by itself: a wait calls ``check`` regularly, or is woken by ``on_lost``.
@@ -254,11 +253,3 @@ class FailureDetector:
                 link.socket.close()
             self._epoll.close()
             os.close(self._wake)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from collectives.barrier_progress import BarrierProgress
+from collectives.closing import ClosesOnExit
 from collectives.communicator import Tensors, WorkHandle
 from collectives.transports.base import CompiledOperations, ReduceOp
 
 
-class SoloCommunicator:
+class SoloCommunicator(ClosesOnExit):
     """The communicator of a GMI that trains alone."""
 
     rank = 0
@@ -80,14 +79,6 @@ class SoloCommunicator:
 
     def __repr__(self) -> str:
         return "rank 0 of 1"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Done:

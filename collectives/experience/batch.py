@@ -6,7 +6,6 @@ import itertools
 import logging
 import sys
 import weakref
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -221,7 +220,5 @@ class Batch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()

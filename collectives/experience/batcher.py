@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from collectives.closing import ClosesOnExit
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.directory import ConsumerAnnouncement, Directory, consumer_key
 from collectives.experience.errors import ChannelTimeoutError
@@ -63,9 +63,7 @@ class Experience:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 
@@ -88,7 +86,7 @@ class _Stack:
                 return
 
 
-class Batcher:
+class Batcher(ClosesOnExit):
     """Experience of one trainer: a consumer endpoint per group. Not thread-safe.
 
     ::
@@ -383,11 +381,3 @@ class Batcher:
             for group in self._full
             for field in self.plan.groups[group].fields
         }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

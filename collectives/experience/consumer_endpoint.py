@@ -6,10 +6,9 @@ import logging
 import os
 import sys
 import time
-from types import TracebackType
-from typing import Self
 
 from collectives import futex
+from collectives.closing import ClosesOnExit
 from collectives.experience import file_layout
 from collectives.experience.batch import Batch, ProducerLink
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
@@ -26,7 +25,7 @@ _SLEEP_S = 0.05
 """Longest sleep, and the interval at which a consumer checks whether its producers are alive."""
 
 
-class ConsumerEndpoint:
+class ConsumerEndpoint(ClosesOnExit):
     """One consumer of a channel. Not thread-safe; but any thread may release batches.
 
     ::
@@ -205,14 +204,6 @@ class ConsumerEndpoint:
     def _check_open(self) -> None:
         if self._closed:
             raise ChannelClosedError(self.schema.name, "this consumer endpoint is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not sys.is_finalizing():  # at exit producers detect the end of the process

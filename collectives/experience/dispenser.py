@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 from torch import Tensor
 
+from collectives.closing import ClosesOnExit
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
 from collectives.experience.packer import ROW_FIELD, ChannelPlan
 from collectives.experience.producer_ring import ProducerRing, ReservedSlot
@@ -22,7 +21,7 @@ Ragged = Mapping[str, Mapping[str, Tensor]]
 """Rows of ragged groups: by group, by field."""
 
 
-class Dispenser:
+class Dispenser(ClosesOnExit):
     """Sends the experience of one agent: a producer ring per group, and one consumer per sequence number.
 
     Not thread-safe. ::
@@ -276,14 +275,6 @@ class Dispenser:
         """Close a route. Transfers that it copied and did not deliver wait again."""
         self._routes.pop(index).close()
         self._carried = {sequence: whose for sequence, whose in self._carried.items() if whose != index}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _LeastBacklog(Router):

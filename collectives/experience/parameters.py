@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from collectives import futex
+from collectives.closing import ClosesOnExit
 from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError
 from collectives.experience.file_layout import SharedFile
@@ -59,7 +59,7 @@ class ReadableParameterStore(Protocol):
         ...
 
 
-class ParameterStore:
+class ParameterStore(ClosesOnExit):
     """One owner publishes; any number of processes of the host read. Not thread-safe.
 
     The tensors that are published, and those that are read into, may be on a device. [unverified on GPU]
@@ -216,14 +216,6 @@ class ParameterStore:
     def _check_open(self) -> None:
         if self._closed:
             raise ChannelClosedError(self.schema.name, "this parameter store is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _rows(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from collectives import futex
+from collectives.closing import ClosesOnExit
 from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
 from collectives.experience.file_layout import RingLayout, SharedFile
@@ -43,7 +42,7 @@ class ConsumerState:
     """Whether it has mapped this ring. From then on it can read its batches even if this process ends."""
 
 
-class ProducerRing:
+class ProducerRing(ClosesOnExit):
     """Slots of one producer. Not thread-safe.
 
     A slot is free, reserved (being filled), waiting (committed, in no queue) or posted to one consumer; then free again.
@@ -393,14 +392,6 @@ class ProducerRing:
     def _check_open(self) -> None:
         if self._closed:
             raise ChannelClosedError(self.schema.name, f"the ring of producer {self.producer} is closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if not sys.is_finalizing():  # at exit consumers detect the end of the process

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.managers import BaseManager
 from multiprocessing.process import BaseProcess
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from actors.rendezvous_actor import RendezvousActor
+from collectives.closing import ClosesOnExit
 from collectives.rendezvous import Rendezvous
 from rayagi.benchmark.measure import MemberEndedError
 
@@ -46,7 +46,7 @@ class _RendezvousManager(BaseManager):
 _RendezvousManager.register("RendezvousActor", RendezvousActor)
 
 
-class MemberProcesses:
+class MemberProcesses(ClosesOnExit):
     """One object per process, and their rendezvous. ``close`` ends all processes."""
 
     def __init__(self, makers: Sequence[Callable[[], Closable]]) -> None:
@@ -127,14 +127,6 @@ class MemberProcesses:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()
             process.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _serve(maker: Callable[[], Closable], pipe: Connection) -> None:

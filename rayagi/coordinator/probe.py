@@ -11,11 +11,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self
 
 from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
+from collectives.closing import ClosesOnExit
 from placement.errors import InventoryError, ReservationError
 from placement.search import FailureKind, TrialFailure, TrialMeasurement
 from placement.types import Machine
@@ -84,7 +83,7 @@ VALIDATION = ProbeSettings(
 """Settings of each validation round."""
 
 
-class SessionProbe:
+class SessionProbe(ClosesOnExit):
     """Implements placement.search.Probe for one task on one machine. Close it, or use it as a context manager."""
 
     def __init__(self, spec: RunSpec, machine: Machine, settings: ProbeSettings = SCREENING) -> None:
@@ -176,14 +175,6 @@ class SessionProbe:
         session, self._session = self._session, None
         if session is not None:
             session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _measure_until_sufficient(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from actors.protocols import EvaluationResult, IterationResult, StateDict
@@ -258,9 +257,7 @@ class Session:
         """Stop the GMIs, release the reservation, and shut Ray down if it was started here. Idempotent."""
         self._end("it was closed")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _planned(self, machine: Machine) -> PlacementPlan:

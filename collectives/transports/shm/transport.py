@@ -14,13 +14,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from collectives.barrier_progress import BarrierProgress
+from collectives.closing import ClosesOnExit
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
 from collectives.transports import calls
@@ -42,7 +41,7 @@ from collectives.transports.shm.waiting import ARRIVALS, STRIDE, Barrier
 _MOST_BUFFERS = ON_DEVICE - 1
 
 
-class SharedMemoryTransport:
+class SharedMemoryTransport(ClosesOnExit):
     """One member of a group on one host."""
 
     def __init__(
@@ -347,14 +346,6 @@ class SharedMemoryTransport:
     def _views(self, place: int, tensor: Tensor) -> tuple[Tensor, ...]:
         """Every member's tensor in a registered buffer."""
         return self._regions[region_of(place)].views(tensor.numel(), tensor.dtype)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _flat(tensor: Tensor) -> Tensor:
