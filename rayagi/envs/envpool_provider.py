@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from actors.protocols import EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
 from rayagi.envs.gymnasium_adapter import action_spec, episode_seed
-from rayagi.envs.providers import VecEnvArgs, check_num_envs, log_sim_errors, time_limit
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, log_sim_errors, time_limit
 
 
 class EnvPoolVecEnv:
@@ -156,14 +156,10 @@ _OURS = ("seed", "env_seed", "num_envs", "num_threads", "batch_size", "max_num_p
 _NO_LIMIT = int(np.iinfo(np.int32).max)
 
 
-class EnvPoolProvider:
-    """Implements EnvProvider. Lists no ids: EnvPool has thousands."""
+class EnvPoolProvider(EnvProvider):
+    """Lists no ids: EnvPool has thousands."""
 
-    engines: tuple[str, ...] = (ENGINE,)
-
-    def ids(self) -> Iterable[str]:
-        """None."""
-        return ()
+    engines = (ENGINE,)
 
     def knows(self, env_id: str) -> bool:
         """Whether EnvPool has the id.
@@ -172,10 +168,6 @@ class EnvPoolProvider:
             EnvironmentOptionError: EnvPool is not installed.
         """
         return env_id in _envpool(env_id).list_all_envs()
-
-    def description(self, env_id: str) -> str:
-        """Empty, since no ids are listed."""
-        return ""
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Check for options that rayagi sets; EnvPool validates the others in ``info``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
-from rayagi.envs.providers import VecEnvArgs, check_num_envs, log_sim_errors, user_module
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, log_sim_errors, user_module
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
@@ -330,25 +330,14 @@ def _float32(values: Any) -> Tensor:
     return torch.from_numpy(copy.copy(np.asarray(values)).astype(np.float32))
 
 
-class GymnasiumProvider:
-    """Implements EnvProvider. Lists no ids: the registry belongs to Gymnasium."""
+class GymnasiumProvider(EnvProvider):
+    """Lists no ids, since the registry belongs to Gymnasium, which checks options when it makes an environment."""
 
-    engines: tuple[str, ...] = (ENGINE,)
-
-    def ids(self) -> Iterable[str]:
-        """Empty: no ids are listed."""
-        return ()
+    engines = (ENGINE,)
 
     def knows(self, env_id: str) -> bool:
         """Whether ``gymnasium.make`` knows it."""
         return is_registered(env_id)
-
-    def description(self, env_id: str) -> str:
-        """Empty: no ids are listed."""
-        return ""
-
-    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
-        """No-op: Gymnasium checks options when it makes an environment."""
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """Describe the environment; makes one instance for it."""

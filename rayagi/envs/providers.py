@@ -1,17 +1,18 @@
-"""EnvProvider protocol: a kind of environments with its ids, engines and constructor; users' classes; options."""
+"""EnvProvider: a kind of environments with its ids, engines and constructor; users' classes; options."""
 
 from __future__ import annotations
 
 import logging
 import os
 import traceback
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib import import_module
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError
@@ -29,35 +30,32 @@ class VecEnvArgs:
     num_threads: int
 
 
-class EnvProvider(Protocol):
+class EnvProvider(ABC):
     """Environments of one kind."""
 
     engines: tuple[str, ...]
     """Engines that run them; the first is the default."""
+    catalogue: ClassVar[Mapping[str, type[Any]]] = {}
+    """Classes of the ids that ``rayagi envs`` lists."""
 
-    def ids(self) -> Iterable[str]:
-        """Ids shown by ``rayagi envs``."""
-        ...
+    def find(self, env_id: str) -> type[Any] | None:
+        """The class of an id; None if there is none. Raises EnvironmentOptionError for a module that cannot be imported."""
+        return self.catalogue.get(env_id)
 
     def knows(self, env_id: str) -> bool:
         """Whether the provider has an id, listed or not."""
-        ...
+        return self.find(env_id) is not None
 
-    def description(self, env_id: str) -> str:
-        """Description of a listed environment, in a few words."""
-        ...
-
-    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
+    def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:  # noqa: B027 - some check in ``info``
         """Validate the options without simulating. Raises EnvironmentOptionError."""
-        ...
 
+    @abstractmethod
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """Sizes and limits. Raises EnvError."""
-        ...
 
+    @abstractmethod
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
         """Construct the environments. Raises EnvError."""
-        ...
 
 
 def time_limit(
@@ -182,3 +180,6 @@ class LazyProvider:
         if name.startswith("__"):  # copy and pickle look for special methods before there are any attributes
             raise AttributeError(name)
         return getattr(self.provider, name)
+
+
+AnyProvider = EnvProvider | LazyProvider

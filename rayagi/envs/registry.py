@@ -14,9 +14,9 @@ from gymnasium.envs.registration import EnvSpec
 from actors.protocols import ActionSpec, EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.mujoco_cpu.provider import MujocoProvider
-from rayagi.envs.providers import EnvProvider, LazyProvider, VecEnvArgs, unsupported_reason
+from rayagi.envs.providers import AnyProvider, LazyProvider, VecEnvArgs, unsupported_reason
 
-PROVIDERS: tuple[EnvProvider, ...] = (
+PROVIDERS: tuple[AnyProvider, ...] = (
     MujocoProvider(),
     LazyProvider(("mujoco_cpu", "mujoco_warp"), "rayagi.envs.tasks.provider:OwnTaskProvider"),
     LazyProvider(("fused", "fused_torch"), "rayagi.envs.fused.provider:FusedProvider"),
@@ -25,7 +25,7 @@ PROVIDERS: tuple[EnvProvider, ...] = (
     LazyProvider(("gymnasium",), "rayagi.envs.gymnasium_adapter:GymnasiumProvider"),
 )
 """Providers in order of lookup."""
-ONLY_BY_ENGINE: tuple[EnvProvider, ...] = (
+ONLY_BY_ENGINE: tuple[AnyProvider, ...] = (
     LazyProvider(("envpool",), "rayagi.envs.envpool_provider:EnvPoolProvider"),
 )
 """Providers used only if their engine is named; ``auto`` skips them."""
@@ -117,7 +117,7 @@ def env_info(env_id: str, engine: str = "auto", kwargs: Mapping[str, Any] | None
 
 def list_envs() -> list[EnvListing]:
     """rayagi's own environments. Any other Gymnasium id works too, through its vector environments."""
-    return [_listing(provider, env_id) for provider in PROVIDERS for env_id in provider.ids()]
+    return [_listing(provider, env_id) for provider in PROVIDERS for env_id in provider.catalogue]
 
 
 def named_env(env_id: str) -> list[EnvListing]:
@@ -125,7 +125,7 @@ def named_env(env_id: str) -> list[EnvListing]:
     return [_listing(_provider(env_id, "auto"), env_id)] if ":" in env_id else []
 
 
-def _listing(provider: EnvProvider, env_id: str) -> EnvListing:
+def _listing(provider: AnyProvider, env_id: str) -> EnvListing:
     info = env_info(env_id, provider.engines[0])
     return EnvListing(
         env_id=env_id,
@@ -133,7 +133,7 @@ def _listing(provider: EnvProvider, env_id: str) -> EnvListing:
         obs_dim=info.obs_dim,
         action=_text_of(info.action),
         max_episode_steps=info.max_episode_steps,
-        description=provider.description(env_id),
+        description=getattr(provider.find(env_id), "description", ""),
     )
 
 
@@ -159,7 +159,7 @@ def is_user_task(env_id: str) -> bool:
     return ":" in env_id and "mujoco_cpu" in _provider(env_id, "auto").engines
 
 
-def _provider(env_id: str, engine: str) -> EnvProvider:
+def _provider(env_id: str, engine: str) -> AnyProvider:
     """The provider of an environment on an engine."""
     if engine not in ENGINES:
         raise EnvironmentOptionError(
@@ -173,7 +173,7 @@ def _provider(env_id: str, engine: str) -> EnvProvider:
                 return provider
             having += provider.engines
     if having:
-        others = [name for provider in PROVIDERS if engine in provider.engines for name in provider.ids()]
+        others = [name for provider in PROVIDERS if engine in provider.engines for name in provider.catalogue]
         has = f" (it has {', '.join(others)})" if others else ""
         raise EnvironmentOptionError(
             env_id, f"{engine} does not have it{has}; use engine {' or '.join(having)}, or auto"
@@ -199,7 +199,7 @@ def _nearest(env_id: str) -> tuple[str, ...]:
     alive = [
         name for name, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, FunctionType)
     ]
-    own = {name for provider in PROVIDERS for name in provider.ids()}
+    own = {name for provider in PROVIDERS for name in provider.catalogue}
     by_lower = {name.lower(): name for name in sorted({*own, *alive})}
     close = difflib.get_close_matches(env_id.lower(), by_lower, n=4, cutoff=0.5)
     # By edit distance a short name like "ant" is far from "rayagi/Ant-v0"; match the bare name as well.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from actors.protocols import EnvInfo, VecEnv
@@ -15,7 +15,7 @@ from rayagi.envs.fused.simulator import Simulator, action_dim, action_spec
 from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace
 from rayagi.envs.fused.vec_env import BackendVecEnv, FusedVecEnv
-from rayagi.envs.providers import VecEnvArgs, time_limit, user_class
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, time_limit, user_class
 
 SIMULATORS: Mapping[str, type[Simulator]] = {
     "fused/CartPole-v1": CartPole,
@@ -55,23 +55,12 @@ COMPILED, TORCH = "fused", "fused_torch"
 """Engines: a compiled kernel on the CPU; the same functions on torch tensors, which needs no compiler."""
 
 
-class FusedProvider:
-    """Implements EnvProvider."""
+class FusedProvider(EnvProvider):
+    """Registered simulators, and users' classes."""
 
-    engines: tuple[str, ...] = (COMPILED, TORCH)
-
-    def ids(self) -> Iterable[str]:
-        """Ids of the catalogue."""
-        return SIMULATORS
-
-    def knows(self, env_id: str) -> bool:
-        """Whether the catalogue has it, or it names a Simulator as ``module:Class``."""
-        return find(env_id) is not None
-
-    def description(self, env_id: str) -> str:
-        """The class's ``description``."""
-        found = find(env_id)
-        return "" if found is None else found.description
+    engines = (COMPILED, TORCH)
+    catalogue = SIMULATORS
+    find = staticmethod(find)
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Trace the simulator. Raises SimulatorError or EnvironmentOptionError."""

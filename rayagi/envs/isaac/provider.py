@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError
 from rayagi.envs.isaac.process import SimulatorProcess
-from rayagi.envs.providers import VecEnvArgs, check_num_envs
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs
 
 
 class IsaacVecEnv:
@@ -101,24 +101,16 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {"isaacgym": ("python",), "isaaclab": (
 """python: interpreter of the simulator. clip_actions: action range, for tasks that do not define one."""
 
 
-class IsaacProvider:
-    """Implements EnvProvider. Lists no ids: only the simulator's Python knows its tasks. [unverified on GPU]"""
+class IsaacProvider(EnvProvider):
+    """Lists no ids: only the simulator's Python knows its tasks. [unverified on GPU]"""
 
     def __init__(self, engine: str) -> None:
-        self.engines: tuple[str, ...] = (engine,)
+        self.engines = (engine,)
         self._engine = engine
-
-    def ids(self) -> Iterable[str]:
-        """None."""
-        return ()
 
     def knows(self, env_id: str) -> bool:
         """Whether the id starts with the engine's name; an unknown task fails at construction."""
         return env_id.startswith(f"{self._engine}/")
-
-    def description(self, env_id: str) -> str:
-        """Empty, since no ids are listed."""
-        return ""
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Validate the options, and check that the interpreter exists."""

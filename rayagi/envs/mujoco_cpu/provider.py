@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -14,7 +14,7 @@ from rayagi.envs.mujoco_cpu.humanoids import Humanoid, HumanoidStandup
 from rayagi.envs.mujoco_cpu.pendulums import InvertedDoublePendulum, InvertedPendulum
 from rayagi.envs.mujoco_cpu.task import Task
 from rayagi.envs.mujoco_cpu.walkers import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
-from rayagi.envs.providers import VecEnvArgs, check_options, time_limit
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_options, time_limit
 
 TASKS: Mapping[str, type[Task]] = {
     "Ant-v5": Ant,
@@ -40,22 +40,11 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     return task_class(**values)
 
 
-class MujocoProvider:
-    """Implements EnvProvider."""
+class MujocoProvider(EnvProvider):
+    """Tasks of the catalogue."""
 
-    engines: tuple[str, ...] = (ENGINE,)
-
-    def ids(self) -> Iterable[str]:
-        """All ids of the catalogue."""
-        return TASKS
-
-    def knows(self, env_id: str) -> bool:
-        """Whether the catalogue has it."""
-        return env_id in TASKS
-
-    def description(self, env_id: str) -> str:
-        """The task's description."""
-        return TASKS[env_id].description
+    engines = (ENGINE,)
+    catalogue = TASKS
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Check the options by making the task, without its model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache, partial
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 from actors.protocols import EnvInfo
 from rayagi.envs.errors import EnvironmentOptionError, TaskError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
-from rayagi.envs.providers import VecEnvArgs, check_options, time_limit, user_class
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_options, time_limit, user_class
 from rayagi.envs.tasks.anymal import Anymal
 from rayagi.envs.tasks.ball_balance import BallBalance
 from rayagi.envs.tasks.compiled.program import RULES, compile_task
@@ -87,22 +87,12 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
 _logger = logging.getLogger("rayagi.envs.tasks")
 
 
-class OwnTaskProvider:
-    """Implements EnvProvider."""
+class OwnTaskProvider(EnvProvider):
+    """Registered tasks, and users' classes."""
 
-    engines: tuple[str, ...] = ENGINES
-
-    def ids(self) -> Iterable[str]:
-        """Ids of the catalogue."""
-        return TASKS
-
-    def knows(self, env_id: str) -> bool:
-        """Whether the id is in the catalogue or names a Task as ``module:Class``."""
-        return find(env_id) is not None
-
-    def description(self, env_id: str) -> str:
-        """The task class's ``description``."""
-        return task_class_of(env_id).description
+    engines = ENGINES
+    catalogue = TASKS
+    find = staticmethod(find)
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Construct the task. A user's own is also validated, and a warning is logged if it cannot be compiled."""
