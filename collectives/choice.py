@@ -42,11 +42,9 @@ class ScopedTransportFactory(Protocol):
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
         """A transport of the primitive among these ranks."""
-        ...
 
     def scoped(self, name: str) -> ScopedTransportFactory:
         """A factory with separate transports."""
-        ...
 
 
 def choose_schedule(

@@ -20,11 +20,9 @@ class WorkHandle(Protocol):
 
     def done(self) -> bool:
         """Whether it has ended, successfully or not."""
-        ...
 
     def wait(self) -> None:
         """Wait until it has ended, and raise what it raised."""
-        ...
 
 
 class Communicator(Protocol):
@@ -47,38 +45,30 @@ class Communicator(Protocol):
         Several tensors are copied into one bucket and back, unless they are adjacent views of one, as ``buffer`` gives.
         Every member passes them laid out alike.
         """
-        ...
 
     def all_reduce_async(self, tensors: Tensors, op: ReduceOp = "sum") -> WorkHandle:
         """Start to reduce in place and return; the tensors belong to the operation until the handle's ``wait``.
 
         Operations, asynchronous or not, run in the order in which they were called, one at a time.
         """
-        ...
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
-        ...
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share [begin, end) of the flat tensor, as ``collectives.shares`` says."""
-        ...
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        ...
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        ...
 
     def barrier(self) -> None:
         """Wait until every member has arrived."""
-        ...
 
     def barrier_progress(self) -> BarrierProgress | None:
         """How many operations each member has begun; None if members share no memory, as on several hosts."""
-        ...
 
     def send(self, tensor: Tensor, to: int) -> WorkHandle:
         """Start to send a tensor to one member and return; it belongs to the message until the handle's ``wait``.
@@ -87,18 +77,15 @@ class Communicator(Protocol):
         operation. Messages to one member arrive in order; they wait neither for other members nor for collectives.
         Besides the reducible dtypes, float16, int32, int16, int8, uint8 and bool may be sent.
         """
-        ...
 
     def recv(self, source: int) -> Tensor:
         """Wait for the next message of one member; returns a new tensor of the sent dtype and shape, on the host."""
-        ...
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed memory (numel,) that is reduced with the fewest copies. All members call it alike, in the same order.
 
         It is valid until the communicator is closed.
         """
-        ...
 
     def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
         """Zeroed memory (numel,) that all members read and write; None on all members if they share none.
@@ -106,14 +93,12 @@ class Communicator(Protocol):
         The members synchronize their accesses themselves. All call it alike, in the same order. Operations treat it as
         ordinary host memory. It is shared until the communicator is closed.
         """
-        ...
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
         """Operations for a C program that reduces this tensor of ``buffer``; None on all members without the kernel.
 
         All that the program does counts as one operation.
         """
-        ...
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator among some of the members, ranked as listed (the papers' get_group).
@@ -121,16 +106,12 @@ class Communicator(Protocol):
         Every member of this communicator calls it with the same ranks; None for those that are not among them. It
         ends with this communicator.
         """
-        ...
 
     def close(self) -> None:
         """Leave the group. Operations that have not begun fail; safe to call twice."""
-        ...
 
     def __enter__(self) -> Self:
         """Use as a context manager: closes on exit."""
-        ...
 
     def __exit__(self, *error: object) -> None:
         """Close."""
-        ...

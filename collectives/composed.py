@@ -47,7 +47,6 @@ class TransportFactory(Protocol):
         Raises:
             CommunicatorError, RendezvousError: they could not connect.
         """
-        ...
 
     def channel(self, direction: Direction) -> Transport:
         """The transport for messages from one rank to another; only these two members request it.
@@ -55,19 +54,15 @@ class TransportFactory(Protocol):
         Raises:
             CommunicatorError, RendezvousError: they could not connect.
         """
-        ...
 
     def group(self, ranks: tuple[int, ...]) -> Communicator | None:
         """A communicator among these ranks; None on other members."""
-        ...
 
     def with_root_cause(self, error: CommunicatorError) -> CommunicatorError:
         """The error that caused this one, such as the loss of a member; else the error itself."""
-        ...
 
     def close(self) -> None:
         """Free what all transports and groups share. Safe to call twice."""
-        ...
 
 
 class ComposedCommunicator(ClosesOnExit):

@@ -107,11 +107,9 @@ class Rendezvous(Protocol):
         Raises:
             RendezvousError: its rank is taken or out of range, or the generation is over.
         """
-        ...
 
     def report(self, generation: int, lost: tuple[Member, ...]) -> None:
         """Report lost members: all present and later members of the generation learn it."""
-        ...
 
     def publish(self, generation: int, key: str, endpoint: str) -> None:
         """Publish the endpoint of a transport. ``key`` is unique in a generation, e.g. one per step and group.
@@ -119,19 +117,15 @@ class Rendezvous(Protocol):
         Raises:
             RendezvousError: another endpoint was published under this key before.
         """
-        ...
 
     def endpoint(self, generation: int, key: str) -> str | None:
         """What was published under ``key``; None until then."""
-        ...
 
     def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
         """Ask to join the next generation. Returns its members once it is formed, else the current status."""
-        ...
 
     def cancel_join(self, member: Member) -> None:
         """Withdraw the request."""
-        ...
 
 
 def host_identity() -> str:

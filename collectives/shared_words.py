@@ -40,11 +40,9 @@ class SharedWords(Protocol):
 
     def __getitem__(self, index: int, /) -> int:
         """Load a word."""
-        ...
 
     def __setitem__(self, index: int, value: int, /) -> None:
         """Store a word."""
-        ...
 
     def __len__(self) -> int: ...
 

@@ -70,7 +70,6 @@ class Probe(Protocol):
 
     def __call__(self, gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
         """Measure the candidate; its failure is returned, not raised."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,11 +12,9 @@ class Directory(Protocol):
 
     def announce(self, key: str, value: str) -> None:
         """Store ``value`` under ``key``."""
-        ...
 
     def announced(self, prefix: str) -> dict[str, str]:
         """All entries whose key begins with ``prefix``."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

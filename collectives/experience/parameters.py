@@ -48,15 +48,12 @@ class ReadableParameterStore(Protocol):
     @property
     def is_finished(self) -> bool:
         """Whether the owner publishes no more, as far as is known."""
-        ...
 
     def read_newer(self, tensors: Mapping[str, Tensor], known: int) -> int:
         """Copy the published tensors into ``tensors``, unless they are version ``known``. Returns their version."""
-        ...
 
     def close(self) -> None:
         """Free its resources. Safe to call twice."""
-        ...
 
 
 class ParameterStore(ClosesOnExit):

@@ -15,12 +15,9 @@ class RemoteTransport(Protocol):
 
     def __call__(self, dispenser: Dispenser, consumer: ConsumerAnnouncement) -> Route:
         """Route to a consumer: a ``Migrator`` takes this as ``remote_route``."""
-        ...
 
     def parameter_store(self, node: str, endpoint: str) -> ReadableParameterStore:
         """Parameter store of a process on this node."""
-        ...
 
     def close(self) -> None:
         """Close all of them. Safe to call twice."""
-        ...

@@ -15,29 +15,23 @@ class Route(Protocol):
     @property
     def alive(self) -> bool:
         """Whether it can be used. Once False, always False."""
-        ...
 
     @property
     def backlog(self) -> int:
         """Transfers that were handed over and not released."""
-        ...
 
     @property
     def copies_batches(self) -> bool:
         """Whether it sends copies. The dispenser then keeps the slots until ``released`` yields their sequence number."""
-        ...
 
     def hand_over(self, sequence: int) -> None:
         """Deliver the waiting batches of this sequence number to the consumer."""
-        ...
 
     def released(self) -> Iterable[int]:
         """Sequence numbers that were released since the last call, and whose slots the dispenser must free."""
-        ...
 
     def close(self) -> None:
         """Disconnect. Safe to call twice."""
-        ...
 
 
 class SharedMemoryRoute(Route):
@@ -92,8 +86,6 @@ class Router(Protocol):
 
     def discover_consumers(self) -> None:
         """Attach new consumers. Called before each choice, and repeatedly while the dispenser waits."""
-        ...
 
     def route(self, sequence: int) -> int | None:
         """Index of the consumer for a sequence number; None if no consumer can take it now."""
-        ...

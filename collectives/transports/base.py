@@ -29,41 +29,33 @@ class Transport(Protocol):
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place, on every member. ``layout``: from ``calls.shapes_digest``; members compare it, here and below."""
-        ...
 
     def reduce(self, tensor: Tensor, op: ReduceOp = "sum", layout: int = 0) -> None:
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
-        ...
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
         """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified."""
-        ...
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        ...
 
     def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        ...
 
     def barrier(self) -> None:
         """Wait until every member has arrived."""
-        ...
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed registered memory, (numel,), reduced without copies. All members call it alike, in the same order.
 
         Views that begin at its start and hold the same dtype count as it. Freed when the transport is closed.
         """
-        ...
 
     def close(self) -> None:
         """Leave the group: members that wait for this one get an error. Safe to call twice.
 
         From another thread it interrupts a running operation, which raises.
         """
-        ...
 
 
 class CompiledOperations(Protocol):
@@ -86,7 +78,6 @@ class CompiledOperations(Protocol):
         Raises:
             CommunicatorError: as of any operation.
         """
-        ...
 
 
 @runtime_checkable
@@ -101,11 +92,9 @@ class SharesMemory(Protocol):
         Raises:
             CommunicatorError: there is no memory for it, or a member made another call.
         """
-        ...
 
     def compiled(self, tensor: Tensor) -> CompiledOperations | None:
         """Operations on a tensor in registered memory; None on all members if they have no compiled kernel."""
-        ...
 
 
 @runtime_checkable
@@ -114,7 +103,6 @@ class ExposesBarrierProgress(Protocol):
 
     def barrier_progress(self) -> BarrierProgress:
         """How many operations each member has begun."""
-        ...
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
@@ -152,7 +140,6 @@ class SupportsAllGather(Protocol):
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
-        ...
 
 
 def exchange(group: SupportsAllGather, message: bytes) -> list[bytes]:

@@ -28,11 +28,9 @@ class ControlTransport(SupportsAllGather, Protocol):
 
     def barrier(self) -> None:
         """Wait until every member has arrived."""
-        ...
 
     def close(self) -> None:
         """Leave: members that wait for this one get an error."""
-        ...
 
 
 @dataclass(frozen=True)

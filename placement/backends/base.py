@@ -57,7 +57,6 @@ class Backend(Protocol):
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Whether the backend can be used, according to the inventory. ``gpu``: None: on the node's cores."""
-        ...
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
         """Limits that ``partition`` would give, according to the inventory; one per size. Default: no limits.
@@ -78,7 +77,6 @@ class Backend(Protocol):
         Raises:
             PartitionError: it failed and was rolled back.
         """
-        ...
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
         """Undo the ledger's steps of this backend and GPU, newest first.
@@ -89,19 +87,15 @@ class Backend(Protocol):
         Raises:
             PartitionError: a step could not be undone; it stays in the ledger.
         """
-        ...
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
         """Environment variables of the GMI: thread counts before it starts, the share before its first CUDA call."""
-        ...
 
     def device(self, gmi_slice: Slice) -> str:
         """The slice's torch device, as a string for ``torch.device``."""
-        ...
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
         """Limits of the slice's process."""
-        ...
 
     def enter(self, gmi_slice: Slice) -> None:
         """Confine this process to the slice. Called once in the GMI's process, before its first CUDA call.
@@ -109,7 +103,6 @@ class Backend(Protocol):
         Raises:
             SliceError: the slice's cores or device do not exist.
         """
-        ...
 
     def verify(self, gmi_slice: Slice) -> None:
         """Check that this process is inside its slice, after its first CUDA call. Default: no check.
@@ -121,7 +114,6 @@ class Backend(Protocol):
 
     def health(self, gmi_slice: Slice) -> SliceHealth:
         """Health of the slice; call it on the slice's host."""
-        ...
 
     def evict(self, gmi_slice: Slice, pid: int) -> None:
         """Detach an unresponsive process on its host, before it is killed. Default: a no-op.

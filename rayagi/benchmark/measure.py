@@ -52,7 +52,6 @@ class Members(Protocol):
 
     def ask(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method on all members in parallel; returns the results, by rank."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

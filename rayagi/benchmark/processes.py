@@ -29,7 +29,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Release its resources."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

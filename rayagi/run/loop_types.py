@@ -16,23 +16,18 @@ class TrainingSession(Protocol):
 
     def submit(self, num_iterations: int, /) -> Any:
         """Start iterations on every GMI, without waiting."""
-        ...
 
     def collect(self) -> list[IterationResult]:
         """Wait for the submitted iterations; one merged result per iteration."""
-        ...
 
     def evaluate(self, num_episodes: int, *, seed: int) -> EvaluationResult:
         """Run whole episodes without learning."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """``{"shared", "local", "num_gmis"}``."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Restore a saved state."""
-        ...
 
 
 class HealthMonitor(Protocol):
@@ -40,24 +35,19 @@ class HealthMonitor(Protocol):
 
     def check_health(self, position: Position, /) -> None:
         """Check the last collected results."""
-        ...
 
     @property
     def replan_pending(self) -> bool:
         """Whether the loop should continue in another session after its next checkpoint."""
-        ...
 
     def replan(self, state: Mapping[str, Any], /) -> TrainingSession:
         """Close the session, and open one with the new plan that continues from ``state``."""
-        ...
 
     def recover(self, lost: SliceLostError, state: Mapping[str, Any] | None, /) -> TrainingSession:
         """Replace a failed session by one that continues from ``state``; None: from the beginning."""
-        ...
 
     def on_checkpoint(self) -> None:
         """Called after each checkpoint, which belongs to the current plan."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

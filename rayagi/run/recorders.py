@@ -33,19 +33,15 @@ class Recorder(Protocol):
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
         """Iterations finished; one row each, with ``PROGRESS_COLUMNS`` and reward terms."""
-        ...
 
     def evaluated(self, row: Values, *, best: bool) -> None:
         """The policy was evaluated; a row with ``EVALUATION_COLUMNS``."""
-        ...
 
     def saved(self, checkpoint: str) -> None:
         """A checkpoint was written."""
-        ...
 
     def rewound(self, position: Position) -> None:
         """The run continues from an earlier position; later rows are void."""
-        ...
 
 
 class FileRecorder:

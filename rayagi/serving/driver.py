@@ -26,7 +26,6 @@ class ServingSession(Protocol):
 
     def run(self, *args: Any, timeout_s: float = ...) -> list[Any]:
         """Call every GMI's ``gmi_run``."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,7 +74,6 @@ class RowSink(Protocol):
         Raises:
             DiskError: earlier steps could not be written.
         """
-        ...
 
     def record_step(self, step: StepResult) -> None:
         """Copy the step's result.
@@ -82,7 +81,6 @@ class RowSink(Protocol):
         Raises:
             DiskError: earlier steps could not be written.
         """
-        ...
 
     def close(self, timeout_s: float) -> None:
         """Wait until everything recorded is written. Safe to call twice.
@@ -91,7 +89,6 @@ class RowSink(Protocol):
             DiskError: it could not be written.
             WriterError: the writer did not finish in time, or died.
         """
-        ...
 
 
 @dataclass(slots=True)

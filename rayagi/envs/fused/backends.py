@@ -125,11 +125,9 @@ class FusedBackend(Protocol):
 
     def start(self) -> None:
         """Start a new episode in every environment."""
-        ...
 
     def observe(self) -> Tensor:
         """Observations of the current states, (D, N)."""
-        ...
 
     def run(self, actions: Tensor, out: StepBatch) -> None:
         """K steps with auto-reset; equal to K calls of one step.
@@ -138,7 +136,6 @@ class FusedBackend(Protocol):
             actions: (K, N, dim) reals, clipped to the box here; or choices, (K, N) int64
             out: results, filled in place
         """
-        ...
 
 
 def check_actions(env_config: EnvConfig, actions: Tensor, num_steps: int) -> None:

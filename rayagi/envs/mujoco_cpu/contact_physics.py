@@ -29,17 +29,14 @@ class SharedWork(Protocol):
 
     def run(self, data: mujoco.MjData, max_items: int) -> bool:
         """Claim and do at most ``max_items`` items. Returns whether unclaimed items may be left."""
-        ...
 
     def watch_peers(
         self, data: mujoco.MjData, barrier_progress: BarrierProgress, peers: Collection[int]
     ) -> None:
         """Let ``run`` with this MjData return early when one of the ranks ``peers`` waits for this GMI."""
-        ...
 
     def cancel(self) -> None:
         """Make all threads return, those included that wait for another item."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

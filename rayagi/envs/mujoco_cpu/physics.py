@@ -70,27 +70,21 @@ class Physics(Protocol):
         Raises:
             WorldError: MuJoCo refuses to step a world.
         """
-        ...
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute its derived fields."""
-        ...
 
     def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
         """Use idle cores of waiting peers: see ``actors.protocols.CoreSharingEnv``."""
-        ...
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of everything that the next step and observation depend on."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``'s values; the simulation continues bit for bit."""
-        ...
 
     def close(self) -> None:
         """Stop the threads."""
-        ...
 
 
 def route_warnings_to_logging() -> None:

@@ -36,7 +36,6 @@ class WorldLoop(Protocol):
 
     def begin(self) -> None:
         """Mark all worlds as unclaimed. Not to be called while threads are in ``run``."""
-        ...
 
     def run(self, data: mujoco.MjData, num_substeps: int, max_worlds: int) -> bool:
         """Claim and step at most ``max_worlds`` worlds, in this thread's own MjData.
@@ -47,7 +46,6 @@ class WorldLoop(Protocol):
         Raises:
             WorldError: MuJoCo refuses to step a world.
         """
-        ...
 
 
 class PythonLoop:

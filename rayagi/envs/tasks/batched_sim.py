@@ -32,7 +32,6 @@ class BatchedSim(Protocol):
     @property
     def sim_errors(self) -> Mapping[str, int]:
         """Counts by ``SIM_ERRORS``, since construction."""
-        ...
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
         """Advance every world; ``controls`` (N, nu).
@@ -40,20 +39,15 @@ class BatchedSim(Protocol):
         Returns:
             worlds with a simulation error, which must be restarted, (N,) bool; None if none has one.
         """
-        ...
 
     def restart(self, ids: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Reset worlds ``ids`` (M,) to a state, (M, nq) and (M, nv), and compute the derived fields (forward pass)."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of everything that the next step depends on."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``'s values: on the CPU the next step is bit-identical."""
-        ...
 
     def close(self) -> None:
         """Release threads and memory."""
-        ...

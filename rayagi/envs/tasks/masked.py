@@ -25,11 +25,9 @@ class MaskedBatchedSim(BatchedSim, Protocol):
 
     def restart_where(self, mask: Tensor, qpos: Tensor, qvel: Tensor) -> None:
         """Reset the worlds with ``mask`` (N,) set to their rows of ``qpos`` (N, nq) and ``qvel`` (N, nv)."""
-        ...
 
     def captured(self) -> AbstractContextManager[None]:
         """Context in which torch captures the current stream into a CUDA graph, the engine's kernels included."""
-        ...
 
 
 @dataclass(slots=True)
