@@ -6,6 +6,7 @@ from math import floor
 
 from placement.errors import PlanError, counted
 from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
+from placement.unequal_slices import gpu_slices_of_node
 
 MAX_DEFAULT_GMIS = 8
 """Default number of CPU GMIs with a simulator. With more, the all-reduce costs more than another process gains."""
@@ -70,26 +71,11 @@ def equal_gpu_slices(
             f"{counted(machine.num_gpus, 'GPU')} with gmis_per_gpu={shares} gives {counted(fits, 'GMI')}",
             f"Set num_gmis={fits} or gmis_per_gpu={needed}",
         )
-    fraction = floor(1 / shares / FRACTION_STEP + 1e-9) * FRACTION_STEP
+    fraction = round(floor(1 / shares / FRACTION_STEP + 1e-9) * FRACTION_STEP, 4)
     slices: list[Slice] = []
     for node in machine.nodes:
-        uuids = [gpu.uuid for gpu in node.usable_gpus for _ in range(shares)][: count - len(slices)]
-        if not uuids:
-            continue
-        width = threads or len(node.usable_cores) // len(uuids)
-        if width * len(uuids) > len(node.usable_cores) or width == 0:
-            raise _too_few_cores_beside_gpus(node, len(uuids), threads)
-        slices += [
-            Slice(
-                node=node.name,
-                backend=name,
-                cores=part,
-                num_threads=width,
-                gpu_uuid=uuid,
-                gpu_fraction=round(fraction, 4),
-            )
-            for part, uuid in zip(_split_cores(node, len(uuids), width), uuids, strict=True)
-        ]
+        placed = [(node, gpu, fraction) for gpu in node.usable_gpus for _ in range(shares)]
+        slices += gpu_slices_of_node(placed[: count - len(slices)], name, threads)
     used = len({gmi_slice.gpu_uuid for gmi_slice in slices})
     return slices, f"{counted(shares, 'GMI')} per GPU on {used} of {counted(machine.num_gpus, 'GPU')}"
 
@@ -144,21 +130,6 @@ def _too_many_for_cores(machine: Machine, num_gmis: int, threads: int | None, fi
     most = max((len(node.usable_cores) for node in machine.nodes), default=0)
     return PlanError(
         asked, limit, f"Set threads_per_gmi to {most} or less" if most else "Give Ray at least one CPU"
-    )
-
-
-def _too_few_cores_beside_gpus(node: Node, share: int, threads: int | None) -> PlanError:
-    cores = len(node.usable_cores)
-    each = threads or 1
-    hint = (
-        f"Use at most {cores // each} GMIs on the node"
-        if cores >= each
-        else f"Set threads_per_gmi to {cores} or less"
-    )
-    return PlanError(
-        f"{counted(share, 'GMI')} of {counted(each, 'core')} each on node {node.name}",
-        f"it has {counted(cores, 'core')}",
-        hint,
     )
 
 

@@ -101,24 +101,34 @@ def unequal_gpu_slices(
         free -= share
     slices: list[Slice] = []
     for node in dict.fromkeys(node.name for node, _, _ in placed):
-        slices += _gpu_slices_of_node([entry for entry in placed if entry[0].name == node], backend, threads)
+        slices += gpu_slices_of_node([entry for entry in placed if entry[0].name == node], backend, threads)
     return (
         slices,
         f"shares of {counted(len({gpu.uuid for _, gpu, _ in placed}), 'GPU')} as requested, {_text(sizes)}",
     )
 
 
-def _gpu_slices_of_node(
+def gpu_slices_of_node(
     placed: Sequence[tuple[Node, Gpu, float]], backend: BackendName, threads: int | None
 ) -> list[Slice]:
-    """The slices of one node, with equal numbers of its cores."""
-    node = placed[0][0]
-    width = threads or len(node.usable_cores) // len(placed)
-    if width == 0 or width * len(placed) > len(node.usable_cores):
+    """The slices of one node, with equal numbers of its cores; ``placed``: node, GPU and share of each.
+
+    Raises:
+        PlanError: the node has too few cores.
+    """
+    if not placed:
+        return []
+    node, count = placed[0][0], len(placed)
+    cores = len(node.usable_cores)
+    width = threads or cores // count
+    if width == 0 or width * count > cores:
+        each = max(width, 1)
         raise PlanError(
-            f"{counted(len(placed), 'GMI')} of {counted(max(width, 1), 'core')} each on node {node.name}",
-            f"it has {counted(len(node.usable_cores), 'core')}",
-            "Ask for fewer slices, or set threads_per_gmi lower",
+            f"{counted(count, 'GMI')} of {counted(each, 'core')} each on node {node.name}",
+            f"it has {counted(cores, 'core')}",
+            f"Use at most {cores // each} GMIs on the node"
+            if cores >= each
+            else f"Set threads_per_gmi to {cores} or less",
         )
     return [
         Slice(

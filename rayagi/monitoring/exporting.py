@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from actors.gmi import GmiContext, ProgramFactory
-from actors.protocols import EvaluationResult, IterationResult, Program, StateDict
+from actors.protocols import IterationResult, Program
 from rayagi.monitoring.catalogue import CATALOGUE
 from rayagi.monitoring.ray_metrics import Exporter
 
@@ -20,7 +19,7 @@ class ExportingFactory:
     run: str
     """Value of the tag ``run``."""
 
-    def __call__(self, context: GmiContext) -> ExportingProgram:
+    def __call__(self, context: GmiContext) -> Program:
         """Build the program in the GMI's process."""
         identity = context.identity
         tags = {
@@ -29,11 +28,11 @@ class ExportingFactory:
             "gmi": str(identity.index),
             "slice": identity.slice.label(),
         }
-        return ExportingProgram(self.inner(context), Exporter(CATALOGUE, tags))
+        return cast("Program", ExportingProgram(self.inner(context), Exporter(CATALOGUE, tags)))
 
 
 class ExportingProgram:
-    """A program whose metrics are exported after each iteration."""
+    """A program whose metrics are exported after each iteration; all else is the inner program's."""
 
     def __init__(self, program: Program, exporter: Exporter) -> None:
         self._program, self._exporter = program, exporter
@@ -44,18 +43,5 @@ class ExportingProgram:
         self._exporter.export(result.metrics)
         return result
 
-    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Delegate to the inner program."""
-        return self._program.evaluate(num_episodes, seed)
-
-    def state_dict(self) -> StateDict:
-        """Delegate to the inner program."""
-        return self._program.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Delegate to the inner program."""
-        self._program.load_state_dict(state)
-
-    def close(self) -> None:
-        """Delegate to the inner program."""
-        self._program.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)

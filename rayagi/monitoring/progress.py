@@ -16,7 +16,7 @@ from rich.text import Text
 from rayagi.monitoring.catalogue import FAULTS, faults_text, reward_column
 from rayagi.run.limits import Limits, Position, ReturnSource, seconds_left
 from rayagi.run.quantities import bytes_text, count_text, duration_text
-from rayagi.run.recorders import Values
+from rayagi.run.recorders import Recorder, Values
 
 PLAIN_EVERY_S = 5.0
 """Minimum time between two plain lines."""
@@ -98,7 +98,7 @@ class Tracker:
         return min(1.0, max(shares)) if shares else None
 
 
-class PlainProgress:
+class PlainProgress(Recorder):
     """One line at most every few seconds, and one for every evaluation."""
 
     def __init__(
@@ -141,12 +141,6 @@ class PlainProgress:
             f"iteration {row['iteration']:g}  evaluation return {return_text(mean)} +- {std:.1f}{suffix}"
         )
 
-    def saved(self, checkpoint: str) -> None:
-        """Write nothing: checkpoints are routine."""
-
-    def rewound(self, position: Position) -> None:
-        """Write nothing: the next line has the position."""
-
     def __enter__(self) -> PlainProgress:
         return self
 
@@ -154,7 +148,7 @@ class PlainProgress:
         return None
 
 
-class LiveProgress:
+class LiveProgress(Recorder):
     """A panel at the bottom of the terminal."""
 
     def __init__(self, title: str, limits: Limits, source: ReturnSource, console: Console) -> None:
@@ -187,9 +181,6 @@ class LiveProgress:
     def saved(self, checkpoint: str) -> None:
         """Store it; drawn with the next iterations."""
         self._checkpoint = checkpoint
-
-    def rewound(self, position: Position) -> None:
-        """Draw nothing: the next panel has the position."""
 
     def _draw(self, draw: Callable[[], object]) -> bool:
         try:

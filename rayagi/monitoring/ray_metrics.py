@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rayagi.monitoring.catalogue import DERIVED, EVALUATION, Metric
 from rayagi.run.limits import Position
-from rayagi.run.recorders import Values
+from rayagi.run.recorders import Recorder, Values
 
 if TYPE_CHECKING:
     from ray.util.metrics import Counter, Gauge
@@ -77,7 +77,7 @@ def _inside_ray() -> bool:
 _METRICS = tuple(dict.fromkeys((*DERIVED, *EVALUATION)))
 
 
-class RunExporter:
+class RunExporter(Recorder):
     """Recorder for Ray metrics, named ``rayagi_run_<name>`` and tagged ``gmi="all"``."""
 
     def __init__(self, *, run: str, task: str) -> None:
@@ -95,9 +95,3 @@ class RunExporter:
     def export(self, values: Values) -> None:
         """Export merged values by their names in the catalogue."""
         self._exporter.export(values)
-
-    def saved(self, checkpoint: str) -> None:
-        """Do nothing: no metric changes."""
-
-    def rewound(self, position: Position) -> None:
-        """Do nothing: the next row has the position."""

@@ -29,7 +29,7 @@ Values = Mapping[str, float | None]
 
 
 class Recorder(Protocol):
-    """Receives the events of a training loop."""
+    """Receives the events of a training loop. Subclasses may leave out the last two."""
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
         """Iterations finished; one row each, with ``PROGRESS_COLUMNS`` and reward terms."""
@@ -39,9 +39,11 @@ class Recorder(Protocol):
 
     def saved(self, checkpoint: str) -> None:
         """A checkpoint was written."""
+        return
 
     def rewound(self, position: Position) -> None:
         """The run continues from an earlier position; later rows are void."""
+        return
 
 
 class FileRecorder:
