@@ -92,9 +92,7 @@ class ComposedCommunicator(ClosesOnExit):
         """
         self.rank = rank
         self.world_size = schedule.layout.world_size
-        self.generation = generation
-        self.reason = reason
-        self._tuner = tuner
+        self.generation, self.reason, self._tuner = generation, reason, tuner
         self._transport_factory = transport_factory
         self._broken: str | None = None
         self._queue = OperationQueue(rank)

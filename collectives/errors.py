@@ -27,12 +27,8 @@ class CommunicatorError(RuntimeError):
         self, operation: str, rank: int, waiting_for: str, waited_s: float, detail: str, step: str = ""
     ) -> None:
         super().__init__(operation, rank, waiting_for, waited_s, detail, step)
-        self.operation = operation
-        self.rank = rank
-        self.waiting_for = waiting_for
-        self.waited_s = waited_s
-        self.detail = detail
-        self.step = step
+        self.operation, self.rank, self.waiting_for, self.waited_s = operation, rank, waiting_for, waited_s
+        self.detail, self.step = detail, step
 
     def __str__(self) -> str:
         where = f" in {self.step}" if self.step else ""
@@ -65,8 +61,7 @@ class MemberLostError(CommunicatorError):
     ) -> None:
         super().__init__(operation, rank, ", ".join(map(str, lost)), waited_s, reason, step)
         self.args = (operation, rank, lost, waited_s, step, reason)  # pickle passes them to __init__
-        self.lost = lost
-        self.reason = reason
+        self.lost, self.reason = lost, reason
 
 
 class RendezvousError(RuntimeError):
@@ -79,8 +74,7 @@ class RendezvousError(RuntimeError):
 
     def __init__(self, generation: int, reason: str) -> None:
         super().__init__(generation, reason)
-        self.generation = generation
-        self.reason = reason
+        self.generation, self.reason = generation, reason
 
     def __str__(self) -> str:
         return f"rendezvous {self.generation}: {self.reason}"
@@ -96,8 +90,7 @@ class LayoutError(ValueError):
 
     def __init__(self, layout: str, reason: str) -> None:
         super().__init__(layout, reason)
-        self.layout = layout
-        self.reason = reason
+        self.layout, self.reason = layout, reason
 
     def __str__(self) -> str:
         return f"layout '{self.layout}': {self.reason}"
@@ -114,9 +107,7 @@ class CompositionError(ValueError):
 
     def __init__(self, composition: str, layout: str, reason: str) -> None:
         super().__init__(composition, layout, reason)
-        self.composition = composition
-        self.layout = layout
-        self.reason = reason
+        self.composition, self.layout, self.reason = composition, layout, reason
 
     def __str__(self) -> str:
         return f"{self.composition} on {self.layout}: {self.reason}"
@@ -132,8 +123,7 @@ class ProfileError(ValueError):
 
     def __init__(self, profile: str, reason: str) -> None:
         super().__init__(profile, reason)
-        self.profile = profile
-        self.reason = reason
+        self.profile, self.reason = profile, reason
 
     def __str__(self) -> str:
         return f"profile {self.profile}: {self.reason}"

@@ -21,9 +21,7 @@ class InventoryError(PlacementError):
 
     def __init__(self, source: str, problem: str, hint: str) -> None:
         super().__init__(source, problem, hint)
-        self.source = source
-        self.problem = problem
-        self.hint = hint
+        self.source, self.problem, self.hint = source, problem, hint
 
     def __str__(self) -> str:
         return f"{self.source}: {self.problem}. {self.hint}."
@@ -34,9 +32,7 @@ class PlanError(PlacementError):
 
     def __init__(self, asked: str, limit: str, hint: str) -> None:
         super().__init__(asked, limit, hint)
-        self.asked = asked
-        self.limit = limit
-        self.hint = hint
+        self.asked, self.limit, self.hint = asked, limit, hint
 
     def __str__(self) -> str:
         return f"{self.asked}: {self.limit}. {self.hint}."
@@ -54,10 +50,7 @@ class ReservationError(PlacementError):
 
     def __init__(self, asked: str, available: str, would_fit: str, waited_s: float) -> None:
         super().__init__(asked, available, would_fit, waited_s)
-        self.asked = asked
-        self.available = available
-        self.would_fit = would_fit
-        self.waited_s = waited_s
+        self.asked, self.available, self.would_fit, self.waited_s = asked, available, would_fit, waited_s
 
     def __str__(self) -> str:
         waited = f" Waited {self.waited_s:.1f} s." if self.waited_s > 0 else ""
@@ -69,9 +62,7 @@ class SliceError(PlacementError):
 
     def __init__(self, wanted: str, available: str, hint: str) -> None:
         super().__init__(wanted, available, hint)
-        self.wanted = wanted
-        self.available = available
-        self.hint = hint
+        self.wanted, self.available, self.hint = wanted, available, hint
 
     def __str__(self) -> str:
         return f"Wanted {self.wanted}; there is {self.available}. {self.hint}."
@@ -82,9 +73,7 @@ class PartitionError(PlacementError):
 
     def __init__(self, what: str, problem: str, hint: str) -> None:
         super().__init__(what, problem, hint)
-        self.what = what
-        self.problem = problem
-        self.hint = hint
+        self.what, self.problem, self.hint = what, problem, hint
 
     def __str__(self) -> str:
         return f"{self.what}: {self.problem}. {self.hint}."
@@ -95,8 +84,7 @@ class SliceLostError(PlacementError):
 
     def __init__(self, slices: tuple[str, ...], problem: str) -> None:
         super().__init__(slices, problem)
-        self.slices = slices
-        self.problem = problem
+        self.slices, self.problem = slices, problem
 
     def __str__(self) -> str:
         lost = f"{self.slices[0]} was" if len(self.slices) == 1 else f"{', '.join(self.slices)} were"
@@ -108,8 +96,7 @@ class LedgerError(PlacementError):
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(path, problem)
-        self.path = path
-        self.problem = problem
+        self.path, self.problem = path, problem
 
     def __str__(self) -> str:
         return f"{self.path} {self.problem}. Check for leftover MPS daemons or MIG instances of yours, then delete the file."

@@ -49,8 +49,7 @@ class DeviceTransport:
         """``control`` connects ``members`` and limits the waits for them; ``timeout_s`` limits waits for the device."""
         self.rank = control.rank
         self.world_size = control.world_size
-        self._control = control
-        self._members = members
+        self._control, self._members = control, members
         self._me = members[control.rank].rank
         self._device = torch.empty(0, device=device).device  # with its index
         self._timeout_s = timeout_s

@@ -143,9 +143,7 @@ class GlooTransport:
         self._me = members[rank].rank
         self._awaited = other_members(members, rank)
         self._others = ", ".join(map(str, self._awaited))
-        self._timeout_s = timeout_s
-        self._check = check
-        self._store = store
+        self._timeout_s, self._check, self._store = timeout_s, check, store
         self._stage, self._scratch = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
         self._broken: str | None = None
         self._num_operations = 0

@@ -51,9 +51,7 @@ class RingTransport:
         self._me = members[rank].rank
         self._awaited = other_members(members, rank)
         self._others = ", ".join(map(str, self._awaited))
-        self._device = device
-        self._timeout_s = timeout_s
-        self._check = check
+        self._device, self._timeout_s, self._check = device, timeout_s, check
         self._broken: str | None = None
         self._wide = torch.empty(0, device=device)
         self._num_operations = 0

@@ -72,13 +72,10 @@ class Session:
             on_plan: called with the plan before anything is reserved
             dashboard: whether a local cluster starts Ray's dashboard
         """
-        self._spec = spec
-        self._ray_address = ray_address
-        self._factory = factory
+        self._spec, self._ray_address, self._factory = spec, ray_address, factory
         self._make_plan = make_plan or (lambda machine: plan_of(spec, machine))
         self._run_name = run_name or spec.env.id
-        self._on_plan = on_plan
-        self._dashboard = dashboard
+        self._on_plan, self._dashboard = on_plan, dashboard
         self._undo = ExitStack()
         self._group: GmiGroup | None = None
         self._slices: SliceMonitor | None = None

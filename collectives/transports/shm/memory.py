@@ -78,8 +78,7 @@ class Segment:
     """The file: header, members' slots, two staging buffers, then a region per registered buffer."""
 
     def __init__(self, descriptor: int, endpoint: str, world_size: int) -> None:
-        self.endpoint = endpoint
-        self.world_size = world_size
+        self.endpoint, self.world_size = endpoint, world_size
         self._descriptor: int | None = descriptor
         self._end = _segment_bytes(world_size)
         self._caller_owned: list[_CallerOwnedMapping] = []

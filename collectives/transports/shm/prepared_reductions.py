@@ -109,10 +109,7 @@ class PreparedReductions:
     """One member's prepared reductions. Regions may be added to the list that it was made with."""
 
     def __init__(self, regions: Sequence[Region], world_size: int, rank: int, *, compiled: bool) -> None:
-        self._regions = regions
-        self._world_size = world_size
-        self._rank = rank
-        self._compiled = compiled
+        self._regions, self._world_size, self._rank, self._compiled = regions, world_size, rank, compiled
         self.reduction = lru_cache(maxsize=256)(self._reduction)
         """A prepared reduction by call, operator, dtype, number of elements, place, layout."""
         self.share = lru_cache(maxsize=256)(self._share)

@@ -30,8 +30,7 @@ class Staging:
     """The two staging buffers and which one is next. Pieces are element ranges of flat, contiguous tensors."""
 
     def __init__(self, staging_buffers: Sequence[Region], rank: int) -> None:
-        self._staging_buffers = staging_buffers
-        self._rank = rank
+        self._staging_buffers, self._rank = staging_buffers, rank
         self._turn = 0
         self._pinned = False
         self._addresses = [

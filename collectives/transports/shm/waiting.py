@@ -54,10 +54,7 @@ class Barrier:
         """``check(waited_s)`` is called during waits; it may raise if a process outside of ``members`` is lost."""
         self.broken: str | None = None
         """Why no further operation is possible; None: it is."""
-        self._words = words
-        self._address = address
-        self._members = members
-        self._rank = rank
+        self._words, self._address, self._members, self._rank = words, address, members, rank
         self._timeout_s = timeout_s
         self._others_lost = check
         self._count = self._num_complete = 0

@@ -56,8 +56,7 @@ class MujocoVecEnv:
         num_threads: int = 1,
         max_episode_steps: int | None = 1000,
     ) -> None:
-        self.num_envs = num_envs
-        self._task = task
+        self.num_envs, self._task = num_envs, task
         self._compiled = load_model(env_id, task)
         self.info = describe(env_id, self._compiled, task, max_episode_steps)
         self._physics = make_physics(self._compiled, task, num_envs, num_threads)
