@@ -131,9 +131,7 @@ def _after_fork_in_child() -> None:
 _servers: dict[str, FailureDetectorServer] = {}
 _servers_lock = threading.Lock()
 os.register_at_fork(
-    before=_servers_lock.acquire,
-    after_in_parent=_servers_lock.release,
-    after_in_child=_after_fork_in_child,
+    before=_servers_lock.acquire, after_in_parent=_servers_lock.release, after_in_child=_after_fork_in_child
 )
 
 

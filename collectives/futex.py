@@ -35,13 +35,7 @@ class _Timespec(ctypes.Structure):
 
 
 _syscall = ctypes.CDLL(None).syscall
-_syscall.argtypes = (
-    ctypes.c_long,
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_uint32,
-    ctypes.POINTER(_Timespec),
-)
+_syscall.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Timespec))
 _syscall.restype = ctypes.c_long
 
 

@@ -10,11 +10,7 @@ from collections.abc import Sequence
 from math import floor
 from typing import Any
 
-from placement.backends.base import (
-    Availability,
-    SliceLimits,
-    validate_sizes,
-)
+from placement.backends.base import Availability, SliceLimits, validate_sizes
 from placement.backends.unpartitioned import DirectBackend
 from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger
@@ -48,9 +44,7 @@ class GreenBackend(DirectBackend):
             )
         if gpu.sm_count is None:
             return Availability(
-                usable=False,
-                reason=f"the number of SMs of {gpu.uuid} is not known",
-                hint="Use backend='mps'",
+                usable=False, reason=f"the number of SMs of {gpu.uuid} is not known", hint="Use backend='mps'"
             )
         return Availability(usable=True, reason="the driver supports green contexts")
 

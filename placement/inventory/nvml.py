@@ -26,13 +26,7 @@ from placement.types import ComputeMode, Gpu, GpuLink, GpuProcess, MigInstance
 
 WITHOUT_GPU = "Repair the driver, or set CUDA_VISIBLE_DEVICES= (empty) to run without GPUs"
 
-CORES_PER_SM = {
-    (6, 0): 64,
-    (7, 0): 64,
-    (7, 2): 64,
-    (7, 5): 64,
-    (8, 0): 64,
-}
+CORES_PER_SM = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 """CUDA cores per multiprocessor by compute capability, if not 128 (CUDA C++ programming guide, technical specifications per
 compute capability). NVML reports only the number of cores."""
 

@@ -27,8 +27,7 @@ def read_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     found = if_supported(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or []
     return tuple(
         GpuProcess(
-            pid=int(one.pid),
-            memory_used_bytes=None if one.usedGpuMemory is None else int(one.usedGpuMemory),
+            pid=int(one.pid), memory_used_bytes=None if one.usedGpuMemory is None else int(one.usedGpuMemory)
         )
         for one in found
     )

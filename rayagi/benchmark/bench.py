@@ -60,10 +60,7 @@ def measure_all(
         done += 1
 
     budget = TimingBudget(
-        sizes=request.sizes,
-        repeats=request.repeats,
-        slice_s=request.time_s / total,
-        before_each=counted,
+        sizes=request.sizes, repeats=request.repeats, slice_s=request.time_s / total, before_each=counted
     )
     found: list[LayoutMeasurement] = []
     try:
@@ -106,12 +103,7 @@ def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) ->
     gpus = machine.nodes[0].usable_gpus if machine is not None else ()
     enough = len(layout.nodes) == 1 and len(gpus) >= layout.n
     uuids = tuple(gpu.uuid for gpu in gpus[: layout.n]) if enough else ()
-    return BenchmarkCase(
-        layout=layout,
-        compositions=tuple(fitting),
-        skipped=tuple(skipped),
-        gpus=uuids,
-    )
+    return BenchmarkCase(layout=layout, compositions=tuple(fitting), skipped=tuple(skipped), gpus=uuids)
 
 
 def on_this_machine(case: BenchmarkCase) -> AbstractContextManager[Members]:

@@ -49,12 +49,7 @@ def add_channels(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch, one line per snapshot")
     more = parser.add_subparsers(metavar="COMMAND")
-    dump = add_command(
-        more,
-        "dump",
-        "write a channel's newest batch to an Arrow file",
-        _DUMP_EXAMPLES,
-    )
+    dump = add_command(more, "dump", "write a channel's newest batch to an Arrow file", _DUMP_EXAMPLES)
     dump.set_defaults(command="channels dump")
     dump.add_argument("channel", metavar="CHANNEL", help="its name, as `rayagi channels` shows it")
     dump.add_argument("out", type=Path, metavar="FILE", help="where to write, e.g. out.arrow")

@@ -6,13 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from rayagi.cli.arguments import (
-    add_command,
-    bytes_argument,
-    count_argument,
-    duration_argument,
-    seed_argument,
-)
+from rayagi.cli.arguments import add_command, bytes_argument, count_argument, duration_argument, seed_argument
 from rayagi.config.spec import Backend
 
 _SERVE_EXAMPLES = """\
@@ -72,10 +66,7 @@ def _add_serve(commands: Any) -> None:
         "--gmis", type=count_argument, metavar="N", help="total number of GMIs (default: one per core or GPU)"
     )
     parser.add_argument(
-        "--agents",
-        type=count_argument,
-        metavar="N",
-        help="GMIs with an agent, for mp_dp (default 1)",
+        "--agents", type=count_argument, metavar="N", help="GMIs with an agent, for mp_dp (default 1)"
     )
     parser.add_argument(
         "--num-envs",

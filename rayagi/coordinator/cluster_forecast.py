@@ -128,12 +128,7 @@ def cluster_of(nodes: int, gpus_per_node: int, gpu: str, cores_per_node: int | N
 
 
 def forecast(
-    costs: UnitCosts,
-    cluster: Cluster,
-    gmis_per_gpu: int,
-    *,
-    updates: int,
-    measured_sms: int | None,
+    costs: UnitCosts, cluster: Cluster, gmis_per_gpu: int, *, updates: int, measured_sms: int | None
 ) -> Forecast:
     """Forecast a dp_only run.
 

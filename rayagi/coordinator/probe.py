@@ -178,10 +178,7 @@ class SessionProbe(ClosesOnExit):
 
 
 def _measure_until_sufficient(
-    session: Session,
-    settings: ProbeSettings,
-    warm_up: int,
-    clock: Callable[[], float] = time.monotonic,
+    session: Session, settings: ProbeSettings, warm_up: int, clock: Callable[[], float] = time.monotonic
 ) -> tuple[list[IterationResult], SteadyState]:
     """Iterate until ``is_sufficient``; at least ``warm_up`` iterations are discarded."""
     results: list[IterationResult] = []

@@ -227,10 +227,7 @@ EVALUATION_RETURN_MEAN = Metric(
 
 DERIVED: tuple[Metric, ...] = (
     Metric(
-        name="env_steps_total",
-        unit="steps",
-        group="progress",
-        help="environment steps since the run began",
+        name="env_steps_total", unit="steps", group="progress", help="environment steps since the run began"
     ),
     Metric(
         name="train_s",

@@ -86,8 +86,7 @@ def record_measurement(
     expected = load_prediction(run)
     if expected is not None and measured_steps_per_s > 0:
         save_prediction(
-            replace(expected, measured_steps_per_s=measured_steps_per_s, measured_parts=measured_parts),
-            run,
+            replace(expected, measured_steps_per_s=measured_steps_per_s, measured_parts=measured_parts), run
         )
 
 

@@ -17,12 +17,7 @@ from rayagi.run.folder import RunFolder
 from rayagi.run.limits import Position
 
 PROGRESS_COLUMNS = ("iteration", *(metric.name for metric in (*DERIVED, *CATALOGUE)))
-EVALUATION_COLUMNS = (
-    "iteration",
-    "env_steps_total",
-    "train_s",
-    *(metric.name for metric in EVALUATION),
-)
+EVALUATION_COLUMNS = ("iteration", "env_steps_total", "train_s", *(metric.name for metric in EVALUATION))
 _GROUPS = {metric.name: metric.group for metric in (*DERIVED, *CATALOGUE, *EVALUATION)}
 
 Values = Mapping[str, float | None]

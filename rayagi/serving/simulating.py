@@ -54,11 +54,7 @@ class ServingAgent:
         if self._greedy:
             return torch.zeros_like(self._rollout.outputs)
         return self._policy.noise(
-            _STEPS,
-            self._num_envs,
-            seed=self._seed,
-            first_env_index=self._first_env_index,
-            number=self._block,
+            _STEPS, self._num_envs, seed=self._seed, first_env_index=self._first_env_index, number=self._block
         )
 
 

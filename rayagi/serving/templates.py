@@ -81,11 +81,7 @@ class DpOnlyServing(SimulatingProgram):
         super().__init__(job, context, env_counts(gmi.envs, context.identity.num_gmis, gmi.slices or ()))
         policy = load_policy(job.shared, job.spec, self.simulator.info, context.device)
         self.agent = ServingAgent(
-            job,
-            policy,
-            self.simulator.info,
-            num_envs=self.num_envs,
-            first_env_index=self.first_env_index,
+            job, policy, self.simulator.info, num_envs=self.num_envs, first_env_index=self.first_env_index
         )
 
     def serve(self, num_steps: int) -> ServingResult:

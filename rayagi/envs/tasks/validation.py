@@ -150,8 +150,7 @@ class _TaskValidation:
         self.check(isinstance(changed, dict), f"{self.where}.{name}: its memory is not a dictionary")
         for key, values in changed.items():
             self.check(
-                key in known,
-                f"{self.where}.{name} changes the memory {key!r}, which start does not set",
+                key in known, f"{self.where}.{name} changes the memory {key!r}, which start does not set"
             )
             self.check(
                 isinstance(values, Tensor) and values.shape[:1] == (_N,) and values.shape == known[key].shape,

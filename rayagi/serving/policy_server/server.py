@@ -54,10 +54,7 @@ class PolicyServer:
         self._policy, self._settings, self._log = policy, settings, log
         self.statistics = ServerStatistics()
         self._batcher = MicroBatcher(
-            policy.act,
-            max_wait_s=settings.max_wait_s,
-            max_rows=settings.max_rows,
-            statistics=self.statistics,
+            policy.act, max_wait_s=settings.max_wait_s, max_rows=settings.max_rows, statistics=self.statistics
         )
         self.ready = asyncio.Event()
         """Set when it listens."""
