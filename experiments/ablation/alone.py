@@ -1,0 +1,81 @@
+"""What each mechanism saves of one core's CPU time: one GMI with one thread, in this process.
+
+    python -m experiments.ablation.alone
+
+CPU time depends less than wall time on what else the machine does. Waiting for other GMIs or threads is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import torch
+
+from actors.gmi import GmiContext, GmiIdentity
+from collectives.solo import SoloCommunicator
+from experiments.ablation.run import HERE, NO_COMPILER, TASKS, Row, Setting, table
+from experiments.ablation.turns import Turns
+from experiments.origin import origin
+from placement.types import Slice
+
+LAYOUT = "1x1"
+
+
+def alone(task: str) -> GmiContext:
+    """A single GMI on this process's first core."""
+    core = min(os.sched_getaffinity(0))
+    identity = GmiIdentity(
+        index=0,
+        num_gmis=1,
+        slice=Slice(node="here", backend="cpu", cores=(core,)),
+        roles=("simulator", "agent", "trainer"),
+        task=task,
+    )
+    return GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+
+
+def measure(setting: Setting, rounds: int, iterations: int) -> Iterable[Row]:
+    """All cases by turns: forwards in one round, backwards in the next. Steps per CPU second."""
+    cases = [case for case in setting.cases() if case != NO_COMPILER]
+    turns = Turns(alone(setting.task), setting.spec(), cases)
+    for number in range(rounds):
+        for case in cases if number % 2 == 0 else cases[::-1]:
+            found = turns.gmi_run(case, iterations)
+            where = {"task": setting.task, "layout": setting.layout, "raw": setting.raw, "off": case}
+            yield {
+                **where,
+                "round": number,
+                "iterations": iterations,
+                **found,
+                "steps_per_s": found["env_steps"] / found["cpu_s"],
+                "other_cores": 0.0,
+            }
+    turns.close()
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
+    parser.add_argument("--observations", nargs="+", default=["norm", "raw"], choices=["norm", "raw"])
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--iterations", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    header, rows = origin(), list[Row]()
+    path = HERE / "results" / datetime.now(UTC).strftime("alone_%Y-%m-%d_%H%M.json")
+    for observations in given.observations:
+        for task in given.tasks:
+            rows += measure(Setting(task, LAYOUT, observations == "raw"), given.rounds, given.iterations)
+            path.write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
