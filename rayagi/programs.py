@@ -1,4 +1,6 @@
-"""General GMI workloads: the papers' programming interface, for tasks other than reinforcement learning (docs/programs.md).
+"""General GMI workloads: the papers' programming interface, for tasks other than reinforcement learning.
+
+docs/how-to/other-workloads.md is its guide.
 
 ::
 

@@ -19,6 +19,7 @@ class LearningSpec:
     rollout_length: int = 32
     """T: steps of every environment between updates."""
     num_epochs: int = 4
+    """Passes over each rollout."""
     num_minibatches: int = 4
     """Minibatches per epoch; divides rollout_length, since each takes an equal share of every environment's steps. A
     recurrent network's minibatches are of whole sequences."""
@@ -26,11 +27,15 @@ class LearningSpec:
     """Steps over which a recurrent network is trained by backpropagation through time; divides rollout_length, which is the
     default. Longer memory is carried by the state that acting left."""
     gamma: float = 0.99
+    """Discount of a reward one step later."""
     gae_lambda: float = 0.95
     """Decay of the trace: lambda of GAE, and of V-trace (Espeholt et al. 2018, remark 2)."""
     value_coef: float = 0.5
+    """Weight of the value loss."""
     entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
     learning_rate: float = 3e-4
+    """Step size of Adam; with a schedule, the first one."""
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
     """linear: to zero over total_env_steps. kl_adaptive: divide or multiply by 1.5 to hold target_kl."""
     target_kl: float = 0.01
@@ -38,8 +43,11 @@ class LearningSpec:
     max_grad_norm: float = 0.5
     """Clip the global gradient norm; 0: no clipping."""
     adam_eps: float = 1e-5
+    """Epsilon of Adam's denominator."""
     normalize_advantages: bool = True
+    """Mean 0 and standard deviation 1 over the rollouts of all trainers."""
     normalize_obs: bool = True
+    """Subtract the running mean of each observation and divide by its standard deviation."""
     normalize_rewards: bool = True
     """Divide rewards by the running standard deviation of the discounted return."""
     obs_clip: float = 10.0

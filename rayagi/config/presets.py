@@ -95,7 +95,7 @@ _FUSED_ACROBOT = replace(
     _FUSED,
     learning={**_FUSED.learning, "normalize_rewards": True},
 )
-"""Returns are -100 and less; unscaled rewards cost some seeds four times the steps (docs/fused.md)."""
+"""Returns are -100 and less; unscaled rewards cost some seeds four times the steps (docs/explanation/fused.md)."""
 
 _FUSED_PENDULUM = TaskPreset(
     num_envs=64,

@@ -60,7 +60,8 @@ class GmiSpec:
     """Unequal GMIs: cores of each without a GPU, else its share of a GPU; GPUs and nodes are filled in this order.
     Environments are in proportion to the sizes, num_envs on average. None: equal GMIs."""
     replan: bool = False
-    """Whether to change the plan at a checkpoint if a GMI is too slow or memory runs out (docs/coordinator.md)."""
+    """Whether to change the plan at a checkpoint if a GMI is too slow or memory runs out
+    (docs/explanation/coordinator.md)."""
     reserve_timeout_s: float = 10.0
     """How long to wait for Ray to grant the placement group."""
     collective_timeout_s: float = 60.0
@@ -68,7 +69,8 @@ class GmiSpec:
     transport: Literal["auto", "shm", "gloo"] = "auto"
     """Transport of gradients. auto: shared memory inside a host if available, Gloo over TCP across hosts."""
     composition: str = "auto"
-    """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/collectives.md). auto: chosen for the layout."""
+    """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/explanation/collectives.md). auto: chosen for
+    the layout."""
 
     @property
     def wants_search(self) -> bool:
@@ -95,6 +97,7 @@ class NetworkSpec:
     hidden: tuple[int, ...] = (256, 128, 64)
     """Hidden layer sizes. Defaults follow GMI-DRL Table 4 for its tasks."""
     activation: Activation = "elu"
+    """Activation of the hidden layers."""
     cnn: Cnn = "nature"
     """Encoder of images. nature: Mnih et al. 2015, for 84 x 84 pixels or so. impala: residual, for any size (Espeholt et al.
     2018)."""
@@ -122,6 +125,7 @@ class EvaluationSpec:
     interval: int = 0
     """Iterations between evaluations; 0: none during training."""
     num_episodes: int = 10
+    """Episodes of one evaluation, spread over the GMIs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +146,7 @@ class RunSpec:
     ``learning_section``."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     seed: int = 0
+    """Seed of all random numbers."""
     total_env_steps: int | None = None
     """Environment steps of all GMIs after which training ends; None: another limit ends it."""
 

@@ -1,1 +1,1 @@
-"""Trained policies at work: datasets of their experience, and actions for robots outside (docs/serving.md)."""
+"""Trained policies at work: datasets of their experience, and actions for robots outside (docs/explanation/serving.md)."""

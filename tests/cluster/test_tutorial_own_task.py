@@ -13,7 +13,7 @@ import pytest
 import rayagi.envs as envs
 
 ROOT = Path(__file__).resolve().parents[2]
-TUTORIAL = (ROOT / "docs" / "tutorial-own-task.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorials" / "own-task.md").read_text()
 SHORTER = {
     "--time 1m --evaluate-every 40": "--iterations 2 --set gmi.num_gmis=1 --set env.kwargs.max_episode_steps=12",
     "--time 2m": "--iterations 3",

@@ -15,6 +15,7 @@ class PPOSpec(LearningSpec):
     """Settings of PPO (Schulman et al. 2017)."""
 
     clip_ratio: float = 0.2
+    """Clip range of the ratio pi / pi_old: 1 - clip_ratio to 1 + clip_ratio."""
     value_clip: float | None = None
     """Clip range of the value loss; None: unclipped."""
 

@@ -1,4 +1,7 @@
-"""Fused simulators: scalar functions in a small dialect of Python, compiled to kernels. See docs/fused.md."""
+"""Fused simulators: scalar functions in a small dialect of Python, compiled to kernels.
+
+docs/explanation/fused.md shows how to write one.
+"""
 
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator
 

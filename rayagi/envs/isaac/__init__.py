@@ -1,1 +1,1 @@
-"""Isaac Gym and Isaac Lab, each in a process of its own with the Python that it needs (docs/simulation.md)."""
+"""Isaac Gym and Isaac Lab, each in a process of its own with the Python that it needs (docs/explanation/simulation.md)."""

@@ -86,7 +86,7 @@ def test_definitions_import_neither_torch_nor_ray():
 
 @EACH
 def test_the_page_of_algorithms_has_a_row_for_each(definition):
-    page = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "algorithms.md").read_text(encoding="utf-8")
     templates, face = ", ".join(definition.templates), definition.rllib
     row = f"| `{definition.name}` | {definition.summary} | `{definition.section}` | {templates} | "
     assert f"{row}`{face.config}`, `{face.algorithm}` |" in page
