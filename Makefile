@@ -1,5 +1,6 @@
 # make train     set up everything and train a robot
 # make test      set up everything and pass the tests
+# make docs      set up everything and build the documentation into build/site
 # make test-all  install every extra (JAX, EnvPool, Minari: 1 GB more) and run all tests that need no GPU, the slow ones too
 VENV   ?= .venv
 PYTHON ?= python3
@@ -8,7 +9,7 @@ TIME   ?= 5m
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup train test check test-all test-slow test-gpu clean
+.PHONY: setup train test check docs test-all test-slow test-gpu clean
 
 setup: $(READY)
 
@@ -28,6 +29,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # With `apt-get install qemu-user gcc-aarch64-linux-gnu`, the C that orders shared memory is tested for aarch64, too.
 # Tests that start Ray mostly wait for its processes: two files of them at a time, by themselves. A head with a dashboard and

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"\nAny other Gymnasium id works too ({len(others)} installed): `rayagi envs PATTERN` finds them."
         )
     for text in unlisted:
-        print(f"through another engine (docs/explanation/simulation.md): {text}")
+        print(f"through another engine (docs/how-to/simulators.md): {text}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """Fused simulators: scalar functions in a small dialect of Python, compiled to kernels.
 
-docs/explanation/fused.md shows how to write one.
+docs/how-to/fused-simulators.md shows how to write one.
 """
 
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator

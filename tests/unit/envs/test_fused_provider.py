@@ -19,7 +19,7 @@ from rayagi.envs.fused.errors import SimulatorError
 from tests.unit.envs.test_fused_rollout import program_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-DOCS = Path(__file__).parents[3] / "docs" / "explanation" / "fused.md"
+DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "fused-simulators.md"
 
 
 @pytest.fixture
