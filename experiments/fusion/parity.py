@@ -4,8 +4,8 @@
 
 Steps alone, and rollouts with a policy in the kernel. Each check runs twice. In float64 both programs take all steps
 independently: rounding is too small to hide a mistake in a program. In float32 rounding alone may exceed 1e-6 in 20 steps
-(docs/fused.md), so every step starts from the reference's state. Differences are relative to a field's scale: its largest
-absolute value in any environment, or 1 if that is more.
+(docs/explanation/fused.md), so every step starts from the reference's state. Differences are relative to a field's scale:
+its largest absolute value in any environment, or 1 if that is more.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class NetworkSpec:
     shared: bool = False
     """Whether policy and value share encoder, hidden layers and core. They run by torch."""
     module: str | None = None
-    """A network of one's own, as file.py:Class or package.module:Class, instead of all of the above (docs/models.md)."""
+    """A network of one's own, as file.py:Class or package.module:Class, instead of all of the above
+    (docs/explanation/models.md)."""
     module_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments for its constructor."""
     head: HeadName = "auto"
