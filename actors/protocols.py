@@ -100,6 +100,8 @@ class EnvInfo:
     """Registered time limit; None where the environment has none."""
     obs_parts: tuple[ObsPart, ...] = ()
     """Layout of a flat observation with images; empty: it is one vector."""
+    obs_members: tuple[tuple[str, int], ...] = ()
+    """Keys of a Dict observation and their numbers of columns, in the order of the flat observation."""
     reward_terms: tuple[str, ...] = ()
     """Names of the terms of the reward; empty if the environment does not report them."""
 

@@ -11,6 +11,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec, at_least_one, positive
 from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.models.columns import policy_view
 
 _LARGEST_SEED = 2**31 - 1
 NATURE_LEAST_PIXELS = 36
@@ -32,7 +33,8 @@ def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
     """Refuse a network that cannot take the environment's observations.
 
     Raises:
-        ConfigError: images too small for the encoder, a head for other actions, or a user's module that cannot be used.
+        ConfigError: images too small for the encoder, columns that do not exist, a head for other actions, or a user's
+            module that cannot be used.
     """
     refuse_unfit_head(network, info)
     if network.module is not None:
@@ -40,6 +42,7 @@ def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
 
         make_model(info, network)
         return
+    policy_view(info, network.critic_only)
     for part in info.obs_parts:
         if part.is_image and network.cnn == "nature":
             _, height, width = part.channels_height_width
@@ -251,7 +254,11 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
         yield from at_least_one(f"network.hidden[{i}]", size)
     yield from at_least_one("network.core_size", network.core_size)
     if network.module is not None:
-        for name, value, without in (("core", network.core, "none"), ("shared", network.shared, False)):
+        for name, value, without in (
+            ("core", network.core, "none"),
+            ("shared", network.shared, False),
+            ("critic_only", network.critic_only, ()),
+        ):
             if value != without:
                 yield ConfigError(
                     f"network.{name}",
@@ -262,6 +269,13 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
     elif network.module_kwargs:
         reason = "are arguments of network.module, and none is given"
         yield ConfigError("network.module_kwargs", dict(network.module_kwargs), reason, "leave them out")
+    if network.shared and network.critic_only:
+        yield ConfigError(
+            "network.critic_only",
+            network.critic_only,
+            "cannot be kept from a policy that shares its layers with the value",
+            "use network.shared = false",
+        )
     if not math.isfinite(network.initial_log_std):
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
 

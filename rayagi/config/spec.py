@@ -107,6 +107,8 @@ class NetworkSpec:
     """Units of the recurrent core."""
     shared: bool = False
     """Whether policy and value share encoder, hidden layers and core. They run by torch."""
+    critic_only: tuple[str, ...] = ()
+    """What only the value network sees: keys of a Dict observation, or ranges of columns as "27:105". They run by torch."""
     module: str | None = None
     """A network of one's own, as file.py:Class or package.module:Class, instead of all of the above
     (docs/explanation/models.md)."""

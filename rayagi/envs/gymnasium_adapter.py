@@ -78,7 +78,9 @@ def _unflattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Space[Any]:
 
 
 def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
-    parts = observation_parts(env_id, _unflattened(env))
+    space = _unflattened(env)
+    parts = observation_parts(env_id, space)
+    members = space.spaces.items() if isinstance(space, gymnasium.spaces.Dict) else ()
     shape = env.observation_space.shape
     if shape is None or len(shape) != 1:
         raise UnsupportedSpaceError(
@@ -91,6 +93,7 @@ def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
         obs_dim=int(shape[0]),
         action=action_spec(env_id, env.action_space),
         obs_parts=parts if any(part.is_image for part in parts) else (),
+        obs_members=tuple((key, gymnasium.spaces.flatdim(member)) for key, member in members),
         max_episode_steps=limit if limit is not None and limit > 0 else None,
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from actors.protocols import EnvInfo
 from rayagi.config.spec import Activation, NetworkSpec
+from rayagi.models.columns import policy_view
 from rayagi.models.encoders import PartsEncoder
 from rayagi.models.heads import CategoricalHead, GaussianHead, Head, make_head
 from rayagi.models.recurrent import RecurrentNetwork, SequenceNetwork, Sequences, Unrolled
@@ -110,7 +111,10 @@ class ActorCritic(Model):
         generator = torch.Generator().manual_seed(seed)
         self.activation = spec.activation
         head = make_head(info.action, spec.initial_log_std, spec.head)
-        self.policy = make_network(info, spec, head.num_outputs, 0.01, generator)
+        seen, columns = policy_view(info, spec.critic_only)
+        self.policy = make_network(
+            seen, spec, head.num_outputs, 0.01, generator, columns if spec.critic_only else None
+        )
         self.value = make_network(info, spec, 1, 1.0, generator)
         self.head = head
 
@@ -248,10 +252,32 @@ def make_model(info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> Model:
     return JointActorCritic(network, head)
 
 
+class Columns(nn.Module):
+    """Some columns of an observation."""
+
+    index: Tensor
+
+    def __init__(self, columns: Sequence[int]) -> None:
+        super().__init__()
+        self.register_buffer("index", torch.tensor(columns), persistent=False)
+
+    def forward(self, observed: Tensor) -> Tensor:
+        """(..., obs_dim) -> (..., number of columns)."""
+        return observed.index_select(-1, self.index)
+
+
 def make_network(
-    info: EnvInfo, spec: NetworkSpec, output_dim: int, output_gain: float, generator: torch.Generator
+    info: EnvInfo,
+    spec: NetworkSpec,
+    output_dim: int,
+    output_gain: float,
+    generator: torch.Generator,
+    columns: Sequence[int] | None = None,
 ) -> nn.Sequential | RecurrentNetwork:
-    """An MLP, after an encoder if the observation has images; its last layer follows the recurrent core, if any."""
+    """An MLP, after an encoder if the observation has images; its last layer follows the recurrent core, if any.
+
+    ``info`` describes what the network sees: the whole observation, or these ``columns`` of it.
+    """
     encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
     layers = mlp(
         info.obs_dim if encoder is None else encoder.num_features,
@@ -261,7 +287,8 @@ def make_network(
         output_gain=output_gain,
         generator=generator,
     )
-    whole = layers if encoder is None else nn.Sequential(encoder, *layers)
+    before = [*([] if columns is None else [Columns(columns)]), *([] if encoder is None else [encoder])]
+    whole = nn.Sequential(*before, *layers) if before else layers
     if spec.core == "none":
         return whole
     return RecurrentNetwork(
