@@ -302,7 +302,7 @@ def test_sequences_that_cannot_be_shared_are_refused_with_what_to_do(changes, nu
 def test_unequal_gmis_whose_environments_form_no_whole_groups_are_refused():
     # 6 and 2 environments, each to be shared as whole sequences by 4 minibatches.
     spec = replace(spec_of("lstm", num_minibatches=4), gmi=GmiSpec(num_envs=4, slices=(3.0, 1.0)))
-    with pytest.raises(AssertionError, match=r"cannot share the sequences of a GMI's 6 environments"):
+    with pytest.raises(AssertionError, match=r"cannot share the sequences of a GMI.{1,2}s [62] environments"):
         run_gmis(spec, 2, lambda program: None)
 
 
