@@ -158,7 +158,7 @@ class GmiAlgorithm(Algorithm):
         return results
 
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
-        """The current policy as RLlib's DefaultPPOTorchRLModule on raw observations (rayagi.rl_module)."""
+        """The current policy as an RLModule on raw observations (rayagi.rl_module)."""
         return self._module(self._session().state_dict()) if module_id == DEFAULT_MODULE_ID else None
 
     def get_state(
@@ -217,8 +217,8 @@ class GmiAlgorithm(Algorithm):
     ) -> str:
         """Write a checkpoint in RLlib's layout; ``Algorithm.from_checkpoint`` restores it.
 
-        For use without rayagi, the policy is also written as an RLModule, under learner_group/learner/rl_module, where
-        RLlib's default module can be it: not with encoders for images.
+        The policy is also written as an RLModule, under learner_group/learner/rl_module. It needs RLlib alone where it is
+        RLlib's default module (rayagi.rl_module).
 
         Returns:
             The checkpoint's folder.
@@ -231,8 +231,7 @@ class GmiAlgorithm(Algorithm):
         state = state or self.get_state()
         saved: str = super().save_to_path(path, state=state, filesystem=filesystem, use_msgpack=use_msgpack)
         modules = Path(saved, "learner_group", "learner", "rl_module")
-        if not self.info.obs_parts:
-            save_modules(self._module(state["session"]), modules, filesystem)
+        save_modules(self._module(state["session"]), modules, filesystem)
         return saved
 
     def restore_from_path(

@@ -1,4 +1,8 @@
-"""Exports a policy as RLlib's DefaultPPOTorchRLModule, for loading checkpoints with RLlib alone."""
+"""Exports a policy as an RLModule, for loading checkpoints with RLlib.
+
+MLPs with RLlib's usual distributions become its DefaultPPOTorchRLModule, which needs RLlib alone. Every other policy becomes
+a ``rayagi.policy_module.PolicyModule``.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,11 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import NetworkSpec
+from rayagi.models.heads import CategoricalHead, GaussianHead, MultiCategoricalHead
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
 from rayagi.models.rllib_module import spaces
+from rayagi.policy_module import module_of
 
 _CONSTANTS = ("log_std_clip_param_const",)
 """Buffers of RLlib's modules that are settings, not weights."""
@@ -44,20 +50,6 @@ class ExportError(RuntimeError):
         )
 
 
-class NotExportableError(RuntimeError):
-    """A model that RLlib's default module cannot be."""
-
-    def __init__(self, env_id: str) -> None:
-        super().__init__(env_id)
-        self.env_id = env_id
-
-    def __str__(self) -> str:
-        return (
-            f"the policy of {self.env_id} has encoders for images or a recurrent core, which this export does not have; "
-            "use rayagi's own checkpoints and the policy server"
-        )
-
-
 def empty_module(info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule:
     """RLlib's module of the same architecture, with its own initial weights."""
     config = DefaultModelConfig(
@@ -76,22 +68,33 @@ def empty_module(info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule
         )
 
 
-def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule:
+def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) -> RLModule:
     """The policy and its value network as an RLModule that takes raw observations.
 
-    Observation mean and standard deviation are folded into the first layers, so that outputs agree to float32
-    rounding wherever no normalised observation exceeds ``obs_clip``: RLlib's networks cannot clip. Observations
-    that never varied have no influence on the module.
+    In RLlib's default module, observation mean and standard deviation are folded into the first layers, so that outputs
+    agree to float32 rounding wherever no normalised observation exceeds ``obs_clip``: RLlib's networks cannot clip.
+    Observations that never varied have no influence on it. A PolicyModule has the statistics, and clips.
 
     Raises:
         ExportError: RLlib's module has other weights than expected.
-        NotExportableError: the policy has encoders for images, or a recurrent core.
     """
-    if info.obs_parts or policy.state_dim or not isinstance(policy.model, ActorCritic):
-        raise NotExportableError(info.env_id)
+    if not fits_default(policy):
+        with _without_deprecations():
+            return module_of(policy, network)
     module = empty_module(info, network)
     load_exported(module, exported_weights(policy, info))
     return module
+
+
+def fits_default(policy: NetworkPolicy) -> bool:
+    """Whether RLlib's default module can be the policy: two MLPs on whole observations, with RLlib's usual distribution."""
+    model = policy.model
+    return (
+        isinstance(model, ActorCritic)
+        and isinstance(model.policy, nn.Sequential)
+        and isinstance(model.policy[0], nn.Linear)
+        and type(model.head) in (GaussianHead, CategoricalHead, MultiCategoricalHead)
+    )
 
 
 def exported_weights(policy: NetworkPolicy, info: EnvInfo) -> dict[str, Tensor]:

@@ -23,7 +23,6 @@ from rayagi.envs.gymnasium_adapter import observation_parts
 from rayagi.models.encoders import PartsEncoder, impala_cnn, nature_cnn
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import new_policy, vector_columns
-from rayagi.rl_module import NotExportableError, export_module
 
 BARS = "tests.fakes.echo:Bars-v0"
 
@@ -186,6 +185,4 @@ def test_a_policy_learns_from_pixels(kind, cnn, size):
     # Of 16, by chance 4.
     assert before < 8
     assert learner.evaluate(8, seed=3).mean_return() > 15
-    with pytest.raises(NotExportableError, match=r"Bars-v0 has encoders for images or"):
-        export_module(learner.learner.policy, learner.simulator.env.info, NetworkSpec())
     learner.close()
