@@ -1,6 +1,8 @@
 """A user's own network: how it is found, built and checked, and that every algorithm but TRPO trains it."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -234,3 +236,17 @@ def test_asynchronous_algorithms_train_it_on_another_gmi_s_rollouts(name, algori
     _, learner = decoupled.run_gmis(spec, 1, 1, parameters)
     start = make_model(learner.info, spec.network, spec.seed).network.module
     assert not torch.equal(learner.model.network.module.value.weight, start.value.weight)
+
+
+def test_the_examples_of_the_documentation_train(tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "explanation" / "models.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(examples) == 2
+    for number, example in enumerate(examples):
+        (tmp_path / f"net{number}.py").write_text(example)
+        network = NetworkSpec(module=f"{tmp_path}/net{number}.py:Net")
+        program = build(replace(SPEC, network=network))
+        before = program.learner.policy.model.network.module.value.weight.clone()
+        assert program.iterate().metrics["env_steps"] == 32
+        assert not torch.equal(program.learner.policy.model.network.module.value.weight, before)
+        assert bool(program.learner.policy.state_dim) == (number == 1)
