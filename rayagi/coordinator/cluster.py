@@ -1,4 +1,4 @@
-"""Ray connection: to an existing cluster by address, or to a local one that is started for this run."""
+"""Ray connection: to a cluster by address, or to a local one that is started for this run; time limits of calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 
 import grpc
 import ray
-from ray._private import services, worker  # "auto" is resolved, and the log monitor ended, by nothing public
+from ray._private import services, worker
 
 from placement.inventory import local_machine
 from placement.types import Machine
@@ -184,3 +185,33 @@ def _probe(target: str, address: str, source: str) -> None:
                 f"something listens there but does not speak Ray's protocol within {_PROBE_TIMEOUT_S:.0f} s"
             )
             raise ClusterUnreachableError(address, source, problem) from error
+
+
+START_TIMEOUT_S = 120.0
+"""For a GMI's process to start, and again for it to enter its slice."""
+BUILD_TIMEOUT_S = 1000.0
+"""For building its program: simulators on a GPU may compile for minutes the first time."""
+ITERATION_TIMEOUT_S = 3600.0
+"""For one iteration, one evaluation, one state. Generous: it only ends a run that hangs."""
+CLOSE_TIMEOUT_S = 5.0
+"""For the GMIs to close by themselves; then they are killed."""
+
+
+@contextmanager
+def import_in_background(module: str) -> Iterator[None]:
+    """Import a module while the block runs, and wait for it at the end.
+
+    Errors are suppressed; the regular import raises them later. Not for modules that the block imports too: with circular
+    imports, a thread may see partially initialised modules.
+    """
+    thread = threading.Thread(target=_load, args=(module,), name=f"import {module}")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _load(module: str) -> None:
+    with suppress(Exception):
+        import_module(module)

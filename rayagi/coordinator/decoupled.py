@@ -14,10 +14,10 @@ from actors.protocols import IterationResult, StateDict
 from collectives.errors import CommunicatorError
 from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.cluster import ITERATION_TIMEOUT_S
 from rayagi.coordinator.pending_calls import CompletedCall, PendingCalls
 from rayagi.coordinator.sample_accounting import SampleCounts
 from rayagi.coordinator.session import Session
-from rayagi.coordinator.time_limits import ITERATION_TIMEOUT_S
 from rayagi.monitoring.catalogue import merge
 
 if TYPE_CHECKING:  # as in session.py

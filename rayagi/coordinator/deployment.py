@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,8 +13,12 @@ from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
 from placement.errors import ReservationError
 from placement.plan import PlacementPlan
 from placement.ray_groups import Reservation, current_reservation, release, reserve
-from rayagi.config.spec import GmiSpec
-from rayagi.coordinator.time_limits import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
+from rayagi.algorithms.collector_learner import collector_learner_factory
+from rayagi.algorithms.program import dp_only_factory
+from rayagi.algorithms.stepwise import stepwise_factory
+from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
+from rayagi.monitoring.exporting import ExportingFactory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,3 +116,15 @@ def _enter_slices(group: GmiGroup, plan: PlacementPlan) -> tuple[WorkerInfo, ...
     """Wait until every GMI has entered its slice."""
     refs = group.ask(lambda index, handle: handle.enter.remote(plan.slices[index]))
     return tuple(group.answers(refs, "entering its slice", START_TIMEOUT_S))
+
+
+def template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
+    """The program factory of the spec's template, with its metrics exported through Ray."""
+    factories: dict[str, Callable[[RunSpec], ProgramFactory]] = {
+        "dp_only": dp_only_factory,
+        "ea_t": collector_learner_factory,
+        "e_at": stepwise_factory,
+        "dp_mp": stepwise_factory,
+        "decoupled": collector_learner_factory,
+    }
+    return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)

@@ -12,10 +12,10 @@ from actors.groups import restart
 from actors.protocols import StateDict
 from placement.plan import PlacementPlan
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.cluster import START_TIMEOUT_S
 from rayagi.coordinator.deployment import Deployment
 from rayagi.coordinator.pending_calls import PendingCalls
 from rayagi.coordinator.sample_accounting import SampleAccounting, SampleCounts, WorkerSampleCounts
-from rayagi.coordinator.time_limits import START_TIMEOUT_S
 
 MAX_RESTARTS = 3
 """Restarts of one GMI without progress; after that its loss is considered permanent."""

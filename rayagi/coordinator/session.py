@@ -14,10 +14,15 @@ from placement.inventory import cluster_machine, local_machine
 from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.background_import import import_in_background
-from rayagi.coordinator.cluster import connected, starts_local
+from rayagi.coordinator.cluster import (
+    BUILD_TIMEOUT_S,
+    ITERATION_TIMEOUT_S,
+    START_TIMEOUT_S,
+    connected,
+    import_in_background,
+    starts_local,
+)
 from rayagi.coordinator.slice_monitor import SliceMonitor
-from rayagi.coordinator.time_limits import BUILD_TIMEOUT_S, ITERATION_TIMEOUT_S, START_TIMEOUT_S
 from rayagi.monitoring.catalogue import merge
 from rayagi.planning import plan_of
 
@@ -266,7 +271,7 @@ class Session:
     def _program_factory(self) -> ProgramFactory | WorkloadFactory:
         """The factory of each GMI's program."""
         # Imported here, as above.
-        from rayagi.coordinator.templates import template_factory
+        from rayagi.coordinator.deployment import template_factory
 
         return self._factory or template_factory(self._spec, self._run_name)
 

@@ -165,7 +165,10 @@ def _import_failure(name: str, error: BaseException) -> str:
 
 
 class LazyProvider:
-    """An EnvProvider that delegates to ``module:Class(*arguments)``, imported on first use; ``engines`` is known."""
+    """An EnvProvider that delegates to ``module:Class(*arguments)``, imported on first use; ``engines`` is known.
+
+    Most providers import torch, which takes seconds.
+    """
 
     def __init__(self, engines: tuple[str, ...], where: str, *arguments: str) -> None:
         self.engines = engines

@@ -230,7 +230,7 @@ def _allowed() -> list[Any]:
 
 
 def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
-    """Load the output of ``torch.save`` to the CPU.
+    """Load the output of ``torch.save`` to the CPU, without executing code from it: a run folder may be untrusted.
 
     Raises:
         CheckpointError: the data holds types other than tensors, numpy arrays and Python's built-in values.

@@ -109,7 +109,7 @@ class FileRecorder:
 
 
 class TensorBoardLog:
-    """Scalars against environment steps."""
+    """Scalars against environment steps. Writes in the calling thread, so that a full disk raises there."""
 
     def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
         """Start an event file.

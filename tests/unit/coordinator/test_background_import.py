@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayagi.coordinator.background_import import import_in_background
+from rayagi.coordinator.cluster import import_in_background
 
 LIMIT_S = 20.0
 

@@ -7,8 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.protocols import IterationResult
-from rayagi.coordinator.probe import ProbeSettings, _measure_until_sufficient, is_sufficient
-from rayagi.coordinator.warmup import SteadyState, trim_warmup
+from rayagi.coordinator.probe import (
+    ProbeSettings,
+    SteadyState,
+    _measure_until_sufficient,
+    is_sufficient,
+    trim_warmup,
+)
 
 
 def test_the_first_value_never_counts():
