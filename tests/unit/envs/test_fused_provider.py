@@ -4,7 +4,6 @@ import importlib
 import re
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,16 +15,17 @@ from rayagi.config.presets import preset
 from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
 from rayagi.envs.fused import provider
 from rayagi.envs.fused.errors import SimulatorError
+from tests.documents import ROOT, blocks
 from tests.unit.envs.test_fused_rollout import program_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
-DOCS = Path(__file__).parents[3] / "docs" / "how-to" / "fused-simulators.md"
+PAGE = ROOT / "docs" / "how-to" / "fused-simulators.md"
 
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
     """The simulator that the documentation shows, as a module of the user's."""
-    text = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL).group(1)
+    (text,) = [block.text for block in blocks(PAGE) if block.title == "lander.py"]
     (tmp_path / "lander.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield text
