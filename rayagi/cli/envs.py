@@ -9,16 +9,7 @@ import gymnasium
 
 from placement.text import aligned
 from rayagi.envs import UnknownEnvironmentError, list_envs, named_env
-
-_UNLISTED = (
-    ("isaacgym", "isaacgym/TASK, e.g. isaacgym/Ant: tasks of IsaacGymEnvs, in a separate Python"),
-    (
-        "isaaclab",
-        "isaaclab/TASK, e.g. isaaclab/Isaac-Ant-Direct-v0: tasks of Isaac Lab, in a separate Python",
-    ),
-    ("envpool", "EnvPool's ids, with --set env.engine=envpool"),
-)
-"""Engines that list their own environments, and the form of their ids."""
+from rayagi.envs.registry import PROVIDERS
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,7 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     own = {row[0] for row in rows}
     others = sorted(name for name in gymnasium.registry if pattern in name.lower() and name not in own)
     unlisted = [
-        text for engine, text in _UNLISTED if pattern.startswith(engine) or engine.startswith(pattern)
+        definition.unlisted_ids
+        for definition in PROVIDERS
+        if definition.unlisted_ids
+        and any(pattern.startswith(name) or name.startswith(pattern) for name in definition.engines)
     ]
     if pattern and not (rows or others or unlisted):
         raise UnknownEnvironmentError(arguments.pattern, _nearest(arguments.pattern))

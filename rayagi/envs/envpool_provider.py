@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -159,15 +159,9 @@ _NO_LIMIT = int(np.iinfo(np.int32).max)
 class EnvPoolProvider(EnvProvider):
     """Lists no ids: EnvPool has thousands."""
 
-    engines = (ENGINE,)
-
     def knows(self, env_id: str) -> bool:
-        """Whether EnvPool has the id.
-
-        Raises:
-            EnvironmentOptionError: EnvPool is not installed.
-        """
-        return env_id in _envpool(env_id).list_all_envs()
+        """Whether EnvPool has the id. Any, if it is not installed: the registry then says what to install."""
+        return find_spec("envpool") is None or env_id in _envpool().list_all_envs()
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Check for options that rayagi sets; EnvPool validates the others in ``info``."""
@@ -199,12 +193,12 @@ class EnvPoolProvider(EnvProvider):
     ) -> EnvPoolVecEnv:
         """Construct the environments; they run on threads of this process."""
         info, options = self.info(env_id, engine, kwargs), _options(env_id, kwargs)
-        return EnvPoolVecEnv(_envpool(env_id), info, options, env_args)
+        return EnvPoolVecEnv(_envpool(), info, options, env_args)
 
 
 def _spec(env_id: str, options: Mapping[str, Any]) -> Any:
     """EnvPool's specification of an environment."""
-    envpool = _envpool(env_id)
+    envpool = _envpool()
     known = [name for name in envpool.make_spec(env_id).config._fields if name not in _OURS]
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -231,12 +225,8 @@ def _options(env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _envpool(env_id: str) -> ModuleType:
-    """The module envpool, imported lazily. Raises EnvironmentOptionError if it is not installed."""
-    if importlib.util.find_spec("envpool") is None:
-        raise EnvironmentOptionError(
-            env_id, "engine envpool is an extra that is not installed: pip install 'rayagi[envpool]'"
-        )
+def _envpool() -> ModuleType:
+    """The module envpool, imported lazily: it is an extra."""
     import envpool
 
     return envpool

@@ -336,8 +336,6 @@ def _float32(values: Any) -> Tensor:
 class GymnasiumProvider(EnvProvider):
     """Lists no ids, since the registry belongs to Gymnasium, which checks options when it makes an environment."""
 
-    engines = (ENGINE,)
-
     def knows(self, env_id: str) -> bool:
         """Whether ``gymnasium.make`` knows it."""
         return is_registered(env_id)

@@ -1,4 +1,4 @@
-"""EnvProvider: a kind of environments with its ids, engines and constructor; users' classes; options."""
+"""EnvProvider: a kind of environments with its ids and constructor; its definition; users' classes; options."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib import import_module
+from importlib.util import find_spec
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError
@@ -33,8 +34,6 @@ class VecEnvArgs:
 class EnvProvider(ABC):
     """Environments of one kind."""
 
-    engines: tuple[str, ...]
-    """Engines that run them; the first is the default."""
     catalogue: ClassVar[Mapping[str, type[Any]]] = {}
     """Classes of the ids that ``rayagi envs`` lists."""
 
@@ -56,6 +55,38 @@ class EnvProvider(ABC):
     @abstractmethod
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
         """Construct the environments. Raises EnvError."""
+
+
+@dataclass(frozen=True)
+class ProviderDefinition:
+    """An EnvProvider in the registry. Most import torch, which takes seconds, so each is imported on first use."""
+
+    engines: tuple[str, ...]
+    """Engines that run its environments; the first is the default."""
+    implementation: str
+    """``module:Class`` of the EnvProvider."""
+    arguments: tuple[str, ...] = ()
+    """Arguments of the class."""
+    extras: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Engine -> (rayagi's extra, packages that it installs), for engines that need one."""
+    unlisted_ids: str = ""
+    """The form of its ids, for ``rayagi envs``, if it lists none."""
+    only_by_engine: bool = False
+    """Whether it is used only if its engine is named; ``auto`` skips it."""
+
+    @cached_property
+    def provider(self) -> EnvProvider:
+        """The provider, imported on first access."""
+        return cast(EnvProvider, resolve_name(self.implementation)(*self.arguments))
+
+    def unsupported_reason(self, engine: str) -> str | None:
+        """Why an engine cannot be used here, and what to install; None if it can."""
+        extra, packages = self.extras.get(engine, ("", ()))
+        missing = [package for package in packages if find_spec(package) is None]
+        if not missing:
+            return None
+        others = "".join(f", or take {other}" for other in self.engines if other != engine)
+        return f"engine {engine} needs the package {' and '.join(missing)}: pip install 'rayagi[{extra}]'{others}"
 
 
 def time_limit(
@@ -162,27 +193,3 @@ def _import_failure(name: str, error: BaseException) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
     at = f" at {last.filename}:{last.lineno}" if "importlib" not in last.filename else ""
     return f"the module {name!r} cannot be imported: {type(error).__name__}{at}: {error}"
-
-
-class LazyProvider:
-    """An EnvProvider that delegates to ``module:Class(*arguments)``, imported on first use; ``engines`` is known.
-
-    Most providers import torch, which takes seconds.
-    """
-
-    def __init__(self, engines: tuple[str, ...], where: str, *arguments: str) -> None:
-        self.engines = engines
-        self._where, self._arguments = where, arguments
-
-    @cached_property
-    def provider(self) -> Any:
-        """The provider, imported on first access."""
-        return resolve_name(self._where)(*self._arguments)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for special methods before there are any attributes
-            raise AttributeError(name)
-        return getattr(self.provider, name)
-
-
-AnyProvider = EnvProvider | LazyProvider

@@ -1,4 +1,4 @@
-"""Registry: maps an environment id to the provider and the engine that run it."""
+"""Registry of the environment providers. To add one, write its module and list its definition here."""
 
 from __future__ import annotations
 
@@ -13,26 +13,39 @@ from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import ActionSpec, EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
-from rayagi.envs.mujoco_cpu.provider import MujocoProvider
-from rayagi.envs.providers import AnyProvider, LazyProvider, VecEnvArgs, unsupported_reason
+from rayagi.envs.providers import ProviderDefinition, VecEnvArgs, unsupported_reason
 
-PROVIDERS: tuple[AnyProvider, ...] = (
-    MujocoProvider(),
-    LazyProvider(("mujoco_cpu", "mujoco_warp"), "rayagi.envs.tasks.provider:OwnTaskProvider"),
-    LazyProvider(("fused", "fused_torch"), "rayagi.envs.fused.provider:FusedProvider"),
-    LazyProvider(("isaacgym",), "rayagi.envs.isaac.provider:IsaacProvider", "isaacgym"),
-    LazyProvider(("isaaclab",), "rayagi.envs.isaac.provider:IsaacProvider", "isaaclab"),
-    LazyProvider(("gymnasium",), "rayagi.envs.gymnasium_adapter:GymnasiumProvider"),
+PROVIDERS: tuple[ProviderDefinition, ...] = (
+    ProviderDefinition(("mujoco_cpu",), "rayagi.envs.mujoco_cpu.provider:MujocoProvider"),
+    ProviderDefinition(
+        ("mujoco_cpu", "mujoco_warp"),
+        "rayagi.envs.tasks.provider:OwnTaskProvider",
+        extras={"mujoco_warp": ("gpu", ("warp", "mujoco_warp"))},
+    ),
+    ProviderDefinition(("fused", "fused_torch"), "rayagi.envs.fused.provider:FusedProvider"),
+    ProviderDefinition(
+        ("isaacgym",),
+        "rayagi.envs.isaac.provider:IsaacProvider",
+        arguments=("isaacgym",),
+        unlisted_ids="isaacgym/TASK, e.g. isaacgym/Ant: tasks of IsaacGymEnvs, in a separate Python",
+    ),
+    ProviderDefinition(
+        ("isaaclab",),
+        "rayagi.envs.isaac.provider:IsaacProvider",
+        arguments=("isaaclab",),
+        unlisted_ids="isaaclab/TASK, e.g. isaaclab/Isaac-Ant-Direct-v0: tasks of Isaac Lab, in a separate Python",
+    ),
+    ProviderDefinition(
+        ("envpool",),
+        "rayagi.envs.envpool_provider:EnvPoolProvider",
+        extras={"envpool": ("envpool", ("envpool",))},
+        unlisted_ids="EnvPool's ids, with --set env.engine=envpool",
+        only_by_engine=True,
+    ),
+    # Last, since it may import a module to ask whether that registers the id.
+    ProviderDefinition(("gymnasium",), "rayagi.envs.gymnasium_adapter:GymnasiumProvider"),
 )
-"""Providers in order of lookup."""
-ONLY_BY_ENGINE: tuple[AnyProvider, ...] = (
-    LazyProvider(("envpool",), "rayagi.envs.envpool_provider:EnvPoolProvider"),
-)
-"""Providers used only if their engine is named; ``auto`` skips them."""
-ENGINES: tuple[str, ...] = (
-    "auto",
-    *dict.fromkeys(engine for provider in (*PROVIDERS, *ONLY_BY_ENGINE) for engine in provider.engines),
-)
+"""Definitions in order of lookup."""
 
 _MUJOCO_HIDDEN = (256, 128, 64)
 _SMALL_HIDDEN = (64, 64)
@@ -79,7 +92,7 @@ class RegisteredEnvFactory:
             )
         if self.registered is not None:
             gymnasium.registry[self.registered.id] = self.registered
-        provider = _provider(self.env_id, self.engine)
+        provider = _definition(self.env_id, self.engine).provider
         env_args = VecEnvArgs(num_envs, first_env_index, seed, num_threads)
         return provider.make(self.env_id, self.engine, self.kwargs, env_args)
 
@@ -99,11 +112,11 @@ def make_env_factory(
         EnvironmentOptionError: no such engine or option, or the environment's package is missing.
     """
     options = dict(kwargs or {})
-    provider = _provider(env_id, engine)
-    provider.check(env_id, options)
+    definition = _definition(env_id, engine)
+    definition.provider.check(env_id, options)
     return RegisteredEnvFactory(
         env_id=env_id,
-        engine=provider.engines[0] if engine == "auto" else engine,
+        engine=definition.engines[0] if engine == "auto" else engine,
         kwargs=options,
         registered=_users_registration(env_id),
     )
@@ -112,28 +125,30 @@ def make_env_factory(
 def env_info(env_id: str, engine: str = "auto", kwargs: Mapping[str, Any] | None = None) -> EnvInfo:
     """Sizes and limits of an environment. Raises as ``make_env_factory`` does."""
     factory = make_env_factory(env_id, engine=engine, kwargs=kwargs)
-    return _provider(env_id, factory.engine).info(env_id, factory.engine, factory.kwargs)
+    return _definition(env_id, factory.engine).provider.info(env_id, factory.engine, factory.kwargs)
 
 
 def list_envs() -> list[EnvListing]:
     """rayagi's own environments. Any other Gymnasium id works too, through its vector environments."""
-    return [_listing(provider, env_id) for provider in PROVIDERS for env_id in provider.catalogue]
+    return [
+        _listing(definition, env_id) for definition in PROVIDERS for env_id in definition.provider.catalogue
+    ]
 
 
 def named_env(env_id: str) -> list[EnvListing]:
     """Listing of a user's ``module:Name``; empty for an id without a module. Raises as ``make_env_factory`` does."""
-    return [_listing(_provider(env_id, "auto"), env_id)] if ":" in env_id else []
+    return [_listing(_definition(env_id, "auto"), env_id)] if ":" in env_id else []
 
 
-def _listing(provider: AnyProvider, env_id: str) -> EnvListing:
-    info = env_info(env_id, provider.engines[0])
+def _listing(definition: ProviderDefinition, env_id: str) -> EnvListing:
+    info = env_info(env_id, definition.engines[0])
     return EnvListing(
         env_id=env_id,
-        engine=", ".join(provider.engines),
+        engine=", ".join(definition.engines),
         obs_dim=info.obs_dim,
         action=_text_of(info.action),
         max_episode_steps=info.max_episode_steps,
-        description=getattr(provider.find(env_id), "description", ""),
+        description=getattr(definition.provider.find(env_id), "description", ""),
     )
 
 
@@ -156,24 +171,29 @@ def default_hidden(env_id: str) -> tuple[int, ...]:
 
 def is_user_task(env_id: str) -> bool:
     """Whether an id names a user's class that runs on MuJoCo. Raises as ``make_env_factory`` does."""
-    return ":" in env_id and "mujoco_cpu" in _provider(env_id, "auto").engines
+    return ":" in env_id and "mujoco_cpu" in _definition(env_id, "auto").engines
 
 
-def _provider(env_id: str, engine: str) -> AnyProvider:
-    """The provider of an environment on an engine."""
-    if engine not in ENGINES:
+def _definition(env_id: str, engine: str) -> ProviderDefinition:
+    """The definition of the provider that has an environment on an engine."""
+    engines = dict.fromkeys(("auto", *(name for each in PROVIDERS for name in each.engines)))
+    if engine not in engines:
         raise EnvironmentOptionError(
-            env_id, f"there is no engine {engine!r}; choose from {', '.join(ENGINES)}"
+            env_id, f"there is no engine {engine!r}; choose from {', '.join(engines)}"
         )
-    # Asked of all where engines were named; else the registry, which may import a module, is asked last.
     having: list[str] = []
-    for provider in (*(extra for extra in ONLY_BY_ENGINE if engine in extra.engines), *PROVIDERS):
-        if provider.knows(env_id):
-            if engine == "auto" or engine in provider.engines:
-                return provider
-            having += provider.engines
+    for definition in PROVIDERS:
+        if definition.only_by_engine and engine not in definition.engines:
+            continue
+        if definition.provider.knows(env_id):
+            if engine == "auto" or engine in definition.engines:
+                reason = definition.unsupported_reason(engine)
+                if reason is not None:
+                    raise EnvironmentOptionError(env_id, reason)
+                return definition
+            having += definition.engines
     if having:
-        others = [name for provider in PROVIDERS if engine in provider.engines for name in provider.catalogue]
+        others = [name for each in PROVIDERS if engine in each.engines for name in each.provider.catalogue]
         has = f" (it has {', '.join(others)})" if others else ""
         raise EnvironmentOptionError(
             env_id, f"{engine} does not have it{has}; use engine {' or '.join(having)}, or auto"
@@ -199,7 +219,7 @@ def _nearest(env_id: str) -> tuple[str, ...]:
     alive = [
         name for name, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, FunctionType)
     ]
-    own = {name for provider in PROVIDERS for name in provider.catalogue}
+    own = {name for definition in PROVIDERS for name in definition.provider.catalogue}
     by_lower = {name.lower(): name for name in sorted({*own, *alive})}
     close = difflib.get_close_matches(env_id.lower(), by_lower, n=4, cutoff=0.5)
     # By edit distance a short name like "ant" is far from "rayagi/Ant-v0"; match the bare name as well.

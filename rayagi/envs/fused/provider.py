@@ -51,14 +51,13 @@ def make_simulator(env_id: str, options: Mapping[str, Any]) -> Simulator:
         raise EnvironmentOptionError(env_id, f"{error}; it has {known}") from error
 
 
-COMPILED, TORCH = "fused", "fused_torch"
-"""Engines: a compiled kernel on the CPU; the same functions on torch tensors, which needs no compiler."""
+TORCH = "fused_torch"
+"""The engine that runs the functions on torch tensors, which needs no compiler. ``fused`` compiles a kernel for the CPU."""
 
 
 class FusedProvider(EnvProvider):
     """Registered simulators, and users' classes."""
 
-    engines = (COMPILED, TORCH)
     catalogue = SIMULATORS
     find = staticmethod(find)
 

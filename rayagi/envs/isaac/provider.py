@@ -105,7 +105,6 @@ class IsaacProvider(EnvProvider):
     """Lists no ids: only the simulator's Python knows its tasks. [unverified on GPU]"""
 
     def __init__(self, engine: str) -> None:
-        self.engines = (engine,)
         self._engine = engine
 
     def knows(self, env_id: str) -> bool:

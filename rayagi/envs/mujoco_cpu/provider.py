@@ -9,7 +9,7 @@ import gymnasium
 
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.mujoco_cpu.arms import Pusher, Reacher
-from rayagi.envs.mujoco_cpu.compiled_model import ENGINE, describe, load_model
+from rayagi.envs.mujoco_cpu.compiled_model import describe, load_model
 from rayagi.envs.mujoco_cpu.humanoids import Humanoid, HumanoidStandup
 from rayagi.envs.mujoco_cpu.pendulums import InvertedDoublePendulum, InvertedPendulum
 from rayagi.envs.mujoco_cpu.task import Task
@@ -43,7 +43,6 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
 class MujocoProvider(EnvProvider):
     """Tasks of the catalogue."""
 
-    engines = (ENGINE,)
     catalogue = TASKS
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import mujoco
 import torch
 
 from placement.inventory.limits import available_bytes
-from rayagi.envs.errors import EnvironmentOptionError, MemoryShortError
+from rayagi.envs.errors import MemoryShortError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim, bytes_per_world
 from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.batched_sim import BatchedSim
 from rayagi.envs.tasks.randomisation import drawn_factors, varied_fields
 from rayagi.envs.tasks.task import Task
-
-ENGINES: tuple[str, ...] = ("mujoco_cpu", "mujoco_warp")
 
 
 def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: VecEnvArgs) -> BatchedSim:
@@ -25,7 +21,6 @@ def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: V
         ModelError: the engine does not support a part of the model.
         MemoryShortError: the worlds do not fit into memory.
     """
-    assert engine in ENGINES
     num_worlds, names = env_args.num_envs, task.fields
     if engine == "mujoco_cpu":
         check_fits(engine, num_worlds, bytes_per_world(model, names), torch.device("cpu"))
@@ -39,21 +34,6 @@ def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: V
     check_fits(engine, num_worlds, capacity.bytes_per_world(model, limits), device)
     factors = drawn_factors(task.randomize, env_args.seed, env_args.first_env_index, num_worlds)
     return WarpBatchedSim(model, num_worlds, names, device, limits, varied_fields(model, factors))
-
-
-def check_installed(env_id: str, engine: str) -> None:
-    """Check that an engine's packages are installed.
-
-    Raises:
-        EnvironmentOptionError: some are missing; the message says how to install them.
-    """
-    packages = ("warp", "mujoco_warp") if engine == "mujoco_warp" else ()
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise EnvironmentOptionError(
-            env_id,
-            f"engine {engine} needs the package {' and '.join(missing)}: pip install 'rayagi[gpu]', or take mujoco_cpu",
-        )
 
 
 def warp_device() -> torch.device:

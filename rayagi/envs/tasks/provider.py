@@ -20,7 +20,7 @@ from rayagi.envs.tasks.compiled.program import RULES, compile_task
 from rayagi.envs.tasks.compiled.tensors import UntraceableError
 from rayagi.envs.tasks.compiled.trace import trace_task
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
-from rayagi.envs.tasks.engines import ENGINES, check_installed, make_batched_sim
+from rayagi.envs.tasks.engines import make_batched_sim
 from rayagi.envs.tasks.franka_cabinet import FrankaCabinet
 from rayagi.envs.tasks.locomotion import Ant, Humanoid
 from rayagi.envs.tasks.masked import MaskedBatchedSim, MaskedTaskVecEnv
@@ -90,7 +90,6 @@ _logger = logging.getLogger("rayagi.envs.tasks")
 class OwnTaskProvider(EnvProvider):
     """Registered tasks, and users' classes."""
 
-    engines = ENGINES
     catalogue = TASKS
     find = staticmethod(find)
 
@@ -106,8 +105,7 @@ class OwnTaskProvider(EnvProvider):
             _warn_once(f"{RULES.without.format(env_id)}, since they cannot be compiled: {error}")
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-        """From the task's declaration. Raises EnvError for a missing package or an unsuitable ``xml_file``."""
-        check_installed(env_id, engine)
+        """From the task's declaration. Raises EnvError for an unsuitable ``xml_file``."""
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
         if task.xml_file:
@@ -116,7 +114,6 @@ class OwnTaskProvider(EnvProvider):
 
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> TaskVecEnv:
         """VecEnv of the task on an engine: masked on mujoco_warp, compiled on mujoco_cpu, else on torch."""
-        check_installed(env_id, engine)
         limit, options = options_of(env_id, kwargs)
         task = make_task(env_id, options)
         model = task.load()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
 import rayagi.envs as envs
 from rayagi.envs import registry
-from rayagi.envs.mujoco_cpu.provider import TASKS
-from rayagi.envs.providers import LazyProvider
+from rayagi.envs.mujoco_cpu.provider import TASKS, MujocoProvider
+from rayagi.envs.providers import ProviderDefinition
 
 
 def test_our_own_tasks_run_on_our_engine_and_others_on_gymnasiums():
@@ -19,15 +20,56 @@ def test_our_own_tasks_run_on_our_engine_and_others_on_gymnasiums():
     assert envs.make_env_factory("CartPole-v1").engine == "gymnasium"
 
 
-def test_lazily_imported_providers_have_the_declared_engines():
-    lazy = [
-        provider
-        for provider in (*registry.PROVIDERS, *registry.ONLY_BY_ENGINE)
-        if isinstance(provider, LazyProvider)
-    ]
-    assert len(lazy) == 6
-    for provider in lazy:
-        assert provider.engines == provider.provider.engines
+@pytest.mark.parametrize("definition", registry.PROVIDERS, ids=lambda each: each.implementation)
+def test_every_provider_lists_its_ids_or_describes_them_and_its_engines_can_be_named(definition):
+    assert bool(definition.provider.catalogue) != bool(
+        definition.unlisted_ids or definition.engines == ("gymnasium",)
+    )
+    with pytest.raises(envs.EnvironmentOptionError) as caught:
+        envs.make_env_factory("Ant-v5", engine="warp9")
+    offered = str(caught.value).partition("choose from ")[2].split(", ")
+    assert {*definition.engines} <= {*offered}
+    for engine in definition.engines:
+        reason = definition.unsupported_reason(engine)
+        assert reason is None or f"engine {engine} needs the package" in reason
+
+
+NINE = {"Ant-v9": TASKS["Ant-v5"]}
+
+
+class NineProvider(MujocoProvider):
+    """Ids end in -v9; the tasks are those of -v5."""
+
+    catalogue = NINE
+
+    def info(self, env_id, engine, kwargs):
+        return replace(super().info("Ant-v5", engine, kwargs), env_id=env_id, engine=engine)
+
+    def check(self, env_id, kwargs):
+        super().check("Ant-v5", kwargs)
+
+
+@pytest.mark.parametrize("only_by_engine", [False, True])
+def test_a_definition_is_all_that_a_new_provider_needs(monkeypatch, only_by_engine):
+    definition = ProviderDefinition(
+        ("nine", "ten"),
+        f"{__name__}:NineProvider",
+        extras={"ten": ("ten", ("a_package_that_is_not_here",))},
+        only_by_engine=only_by_engine,
+    )
+    monkeypatch.setattr(registry, "PROVIDERS", (*registry.PROVIDERS, definition))
+    assert envs.env_info("Ant-v9", engine="nine").engine == "nine"
+    if only_by_engine:
+        with pytest.raises(envs.UnknownEnvironmentError):
+            envs.env_info("Ant-v9")
+    else:
+        assert envs.env_info("Ant-v9").engine == "nine"
+    with pytest.raises(
+        envs.EnvironmentOptionError, match=r"not_here: pip install 'rayagi\[ten\]', or take nine"
+    ):
+        envs.make_env_factory("Ant-v9", engine="ten")
+    with pytest.raises(envs.EnvironmentOptionError, match=r"nine does not have it \(it has Ant-v9\)"):
+        envs.make_env_factory("Ant-v5", engine="nine")
 
 
 def test_a_factory_survives_pickling_with_its_options():
