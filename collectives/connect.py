@@ -10,9 +10,9 @@ from collectives.communicator import Communicator
 from collectives.errors import CommunicatorError
 from collectives.failure_detector import FailureDetector
 from collectives.rendezvous import Member, Rendezvous, gather_members
-from collectives.shared_words import unsupported_reason
 from collectives.solo import SoloCommunicator
 from collectives.transport_factory import GroupContext, TransportName, communicator_among
+from collectives.transports.registry import candidates, transport_names, unusable
 
 _CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def connect(
         members = gather_members(
             rendezvous, failure_detector, world_size=world_size, generation=generation, timeout_s=timeout_s
         )
-        _refuse_transport(transport, members, me.rank)
+        _refuse_transport(context, members, me.rank)
         return communicator_among(context, members, me.rank)
     except CommunicatorError as error:
         explained_error = context.with_root_cause(error)
@@ -72,17 +72,13 @@ def connect(
         raise
 
 
-def _refuse_transport(transport: TransportName, members: Sequence[Member], rank: int) -> None:
-    """Raise early if ``transport='shm'`` cannot work for these members."""
-    one_host = len({member.host_id for member in members}) == 1
-    reason = unsupported_reason()
-    if transport == "shm" and (reason or not one_host):
+def _refuse_transport(context: GroupContext, members: Sequence[Member], rank: int) -> None:
+    """Raise early if the named transport does not exist, or does not reach all members."""
+    named = context.transport
+    if named not in transport_names():
+        raise unusable(named, rank, f"there is no transport {named!r}")
+    reached = [each.name for each in candidates("net", named, context.device.type)]
+    if named not in ("auto", *reached) and len({member.host_id for member in members}) > 1:
         hosts = ", ".join(sorted({member.hostname for member in members}))
-        raise CommunicatorError(
-            "connect",
-            rank,
-            "nobody",
-            0.0,
-            f"{reason or 'shm needs one host that all members share'}, and they are on {hosts}; "
-            "use transport='gloo' or 'auto'",
-        )
+        reason = f"{named} needs one host that all members share, and they are on {hosts}"
+        raise unusable(named, rank, reason)

@@ -17,8 +17,8 @@ from collectives.errors import CommunicatorError
 from collectives.limits import call_with_timeout
 from collectives.rendezvous import host_identity
 from collectives.schedule import Primitive
+from collectives.shared_words import unsupported_reason
 from collectives.shares import shares
-from collectives.transports import shm
 from collectives.transports.base import SupportsAllGather, Transport, exchange
 from collectives.transports.nccl import MIG_SINCE, Version, nccl_version
 
@@ -71,7 +71,7 @@ def local_capabilities(device: torch.device) -> ProcessCapabilities:
     """Capabilities of the calling process. [unverified on GPU] the UUID of a GPU or MIG instance."""
     return ProcessCapabilities(
         host_id=host_identity(),
-        shared_memory=shm.is_supported(),
+        shared_memory=not unsupported_reason(),
         device=_device_id(device),
         nccl=nccl_version(),
     )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -20,19 +19,14 @@ from collectives.failure_detector import FailureDetector
 from collectives.rendezvous import Member, Rendezvous, await_endpoint, other_members, poll
 from collectives.schedule import Primitive, ranks_text
 from collectives.solo import SoloCommunicator
-from collectives.transports import shm
-from collectives.transports.base import Transport
-from collectives.transports.device import DeviceTransport
-from collectives.transports.gloo import GlooStore, GlooTransport
-from collectives.transports.nccl import NcclTransport
+from collectives.transports.base import Transport, TransportGroup
+from collectives.transports.registry import candidates, unusable
 
-TransportName = Literal["auto", "shm", "gloo"]
+TransportName = str
 """auto: as the composition says; shared memory inside a host if it works, Gloo across hosts. shm: shared memory only, so
-all members must share a host. gloo: Gloo only, for every primitive."""
+all members must share a host. gloo: Gloo only, for every primitive. Others: collectives/transports/registry.py."""
 
 _logger = logging.getLogger(__name__)
-_MAPPED = "mapped"
-"""Published by a member that mapped the first member's memory; otherwise it publishes the reason."""
 _MISMATCH = "mismatched call"
 """Key under which a member publishes a mismatch, for members that failed before they could compare."""
 _GAVE_UP = "gave up"
@@ -160,19 +154,25 @@ class GroupTransportFactory:
         """Time of the next request whether another member gave up."""
 
     def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
-        """A transport of the primitive among these ranks, which include this member. On a CPU, Gloo replaces NCCL."""
-        members, index = [self._members[rank] for rank in ranks], ranks.index(self._rank)
-        key = f"{self._name}{primitive} {ranks_text(ranks)}"
-        if self._context.transport == "gloo":
-            return self._gloo(members, index, key)
-        on_gpu = self._context.device.type == "cuda"
-        if primitive == "device" and on_gpu:
-            return self._device(members, index, key)
-        if primitive == "rp" and on_gpu:
-            return self._nccl(members, index, key)
-        if primitive in ("ip", "device") and shm.is_supported():
-            return self._shared_memory_or_gloo(members, index, key)
-        return self._gloo(members, index, key)
+        """The first candidate of the registry that connects these ranks, which include this member.
+
+        Raises:
+            CommunicatorError: none does; or a member is lost or did not come.
+        """
+        context, key = self._context, f"{self._name}{primitive} {ranks_text(ranks)}"
+        group = self._group_of(ranks, key)
+        reasons: list[str] = []
+        for definition in candidates(primitive, context.transport, context.device.type):
+            transport = definition.connect(group)
+            if not isinstance(transport, str):
+                if reasons and group.rank == 0:
+                    _logger.warning(
+                        "members reduce by %s, a slower transport: %s", definition.name, "; ".join(reasons)
+                    )
+                return transport
+            reasons.append(transport)
+            group = replace(group, key=f"{key} without {definition.name}")
+        raise unusable(context.transport, self._members[self._rank].rank, "; ".join(reasons))
 
     def channel(self, direction: tuple[int, int]) -> Transport:
         """The transport for messages from one rank to another: shared memory inside a host, Gloo between hosts."""
@@ -204,102 +204,25 @@ class GroupTransportFactory:
         if not self._name:
             self._context.failure_detector.close()
 
-    def _shared_memory_or_gloo(self, members: Sequence[Member], index: int, key: str) -> Transport:
-        """Shared memory if all members can map it; else Gloo for all, or an error with ``transport: shm``.
-
-        A process may open another's memory only if the kernel lets it trace that process: not if it belongs to another user,
-        or to another PID namespace.
-        """
-        segment, refusals = self._map_first_members_segment(members, index, key)
-        if segment is not None and not refusals:
-            return shm.SharedMemoryTransport(segment, members, index, self._context.timeout_s, self._check)
-        if segment is not None:
-            segment.close()
-        reason = "; ".join(refusals)
-        if self._context.transport == "shm":
-            raise CommunicatorError(
-                "connect",
-                members[index].rank,
-                "nobody",
-                0.0,
-                f"members cannot share memory: {reason}; run them as one user in one PID namespace, or use "
-                "transport='gloo' or 'auto'",
-            )
-        if index == 0:
-            _logger.warning(
-                "members of one host reduce by Gloo, which is slower than shared memory: %s", reason
-            )
-        return self._gloo(members, index, f"{key} without shared memory")
-
-    def _map_first_members_segment(
-        self, members: Sequence[Member], index: int, key: str
-    ) -> tuple[shm.Segment | None, list[str]]:
-        """The first member's memory (None if this member cannot map it), and all members' refusals, equal on all."""
-        segment: shm.Segment | None
-        if index == 0:
-            segment = shm.Segment.host(len(members))
-            published = key, segment.endpoint
-        else:
-            segment, refusal = self._attach_segment(members, index, key)
-            published = f"{key} mapped by {index}", refusal or _MAPPED
-        try:
-            self._publish(*published)
-            answers = [
-                self._endpoint(member, f"{key} mapped by {other}")
-                for other, member in enumerate(members)
-                if other > 0
-            ]
-        except BaseException:
-            if segment is not None:
-                segment.close()
-            raise
-        return segment, [answer for answer in answers if answer != _MAPPED]
-
-    def _attach_segment(
-        self, members: Sequence[Member], index: int, key: str
-    ) -> tuple[shm.Segment | None, str]:
-        """The first member's memory; or None and the reason why this process cannot map it."""
-        endpoint = self._endpoint(members[0], key)
-        try:
-            return shm.Segment.attach(endpoint, len(members), index), ""
-        except CommunicatorError as error:
-            if not isinstance(error.__cause__, OSError):  # of another version or size
-                raise
-            who = f"rank {members[index].rank} (pid {os.getpid()}, user {os.geteuid()})"
-            return None, f"{who} {error.detail}"
-
-    def _device(self, members: Sequence[Member], index: int, key: str) -> Transport:
-        """[unverified on GPU]."""
-        segment, refusals = self._map_first_members_segment(members, index, key)
-        if segment is None or refusals:
-            raise CommunicatorError("connect", members[index].rank, "nobody", 0.0, "; ".join(refusals))
-        timeout_s = self._context.timeout_s
-        control = shm.SharedMemoryTransport(segment, members, index, timeout_s, self._check)
-        return DeviceTransport(control, members, self._context.device, timeout_s)
-
-    def _nccl(self, members: Sequence[Member], index: int, key: str) -> Transport:
-        """[unverified on GPU]."""
-        return NcclTransport(
-            self._store(members, index, key),
-            members,
-            index,
-            device=self._context.device,
-            timeout_s=self._context.timeout_s,
+    def _group_of(self, ranks: tuple[int, ...], key: str) -> TransportGroup:
+        context = self._context
+        return TransportGroup(
+            members=[self._members[rank] for rank in ranks],
+            rank=ranks.index(self._rank),
+            key=key,
+            device=context.device,
+            timeout_s=context.timeout_s,
             check=self._check,
+            publish=partial(context.rendezvous.publish, context.generation),
+            published=lambda host, key: await_endpoint(
+                context.rendezvous,
+                context.failure_detector,
+                host=host,
+                generation=context.generation,
+                key=key,
+                timeout_s=context.timeout_s,
+            ),
         )
-
-    def _gloo(self, members: Sequence[Member], index: int, key: str) -> Transport:
-        store = self._store(members, index, key)
-        return GlooTransport(store, members, index, self._context.timeout_s, self._check)
-
-    def _store(self, members: Sequence[Member], index: int, key: str) -> GlooStore:
-        timeout_s = self._context.timeout_s
-        if index > 0:
-            endpoint = self._endpoint(members[0], key)
-            return GlooStore.connect(endpoint, members[index].rank, timeout_s, self._check)
-        store = GlooStore.host(members, timeout_s)
-        self._publish(key, store.endpoint)
-        return store
 
     def _check(self, waited_s: float) -> None:
         """Raise if a member is lost or another one gave up.
@@ -325,17 +248,3 @@ class GroupTransportFactory:
                 )
                 failed.awaited = awaited
                 raise failed
-
-    def _publish(self, key: str, endpoint: str) -> None:
-        self._context.rendezvous.publish(self._context.generation, key, endpoint)
-
-    def _endpoint(self, host: Member, key: str) -> str:
-        context = self._context
-        return await_endpoint(
-            context.rendezvous,
-            context.failure_detector,
-            host=host,
-            generation=context.generation,
-            key=key,
-            timeout_s=context.timeout_s,
-        )

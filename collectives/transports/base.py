@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from collectives.barrier_progress import BarrierProgress
+from collectives.rendezvous import Member
 
 ReduceOp = Literal["sum", "mean", "max"]
 """How elements are combined. ``mean`` is for floats: the sum, divided once by the number of members."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TransportGroup:
+    """Members that a transport connects, from the view of one of them."""
+
+    members: Sequence[Member]
+    rank: int
+    """Of this process among them."""
+    key: str
+    """Unique among the transports of a rendezvous: the first member publishes its endpoint under it."""
+    device: torch.device
+    """Of the tensors."""
+    timeout_s: float
+    """Limit of each wait."""
+    check: Callable[[float], None]
+    """Called during waits with their seconds so far; raises if a member is lost or gave up."""
+    publish: Callable[[str, str], None]
+    """Publish a text under a key."""
+    published: Callable[[Member, str], str]
+    """Wait for the text that a member publishes under a key. Raises RendezvousError or MemberLostError."""
 
 
 class Transport(Protocol):

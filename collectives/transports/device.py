@@ -29,12 +29,25 @@ from collectives.limits import poll_until_done
 from collectives.rendezvous import Member
 from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import ReduceOp, TransportGroup
 from collectives.transports.device_memory import ControlTransport, DeviceBuffer, remove_leftovers
+from collectives.transports.shm import connecting
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 _SCRATCH = -1
 _MIN_SCRATCH_BYTES = 2**20
+
+
+def connect(group: TransportGroup) -> DeviceTransport:
+    """Connect the members of one GPU. [unverified on GPU]
+
+    Raises:
+        CommunicatorError: they cannot share host memory.
+    """
+    control = connecting.connect(group)
+    if isinstance(control, str):
+        raise CommunicatorError("connect", group.members[group.rank].rank, "nobody", 0.0, control)
+    return DeviceTransport(control, group.members, group.device, group.timeout_s)
 
 
 class DeviceTransport:

@@ -28,7 +28,7 @@ from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.rendezvous import Member, other_members
 from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp, combine
+from collectives.transports.base import ReduceOp, TransportGroup, combine
 from collectives.transports.gloo_mesh import connected_mesh
 
 _LOOPBACK = "127.0.0.1"
@@ -42,6 +42,11 @@ _GRACE_S = 1.0
 """Gloo's own time limit exceeds ours by this much, because our error says more."""
 
 
+def connect(group: TransportGroup) -> GlooTransport:
+    """Connect the members over TCP."""
+    return GlooTransport(GlooStore.of(group), group.members, group.rank, group.timeout_s, group.check)
+
+
 class GlooStore:
     """The key-value store through which Gloo's members exchange addresses; rank 0 hosts it, the others connect.
 
@@ -51,6 +56,16 @@ class GlooStore:
     def __init__(self, store: dist.TCPStore, host: str, port: int) -> None:
         self.store = store
         self.endpoint = f"{host}:{port}"
+
+    @classmethod
+    def of(cls, group: TransportGroup) -> Self:
+        """The first member's store, whose endpoint it publishes."""
+        if group.rank > 0:
+            endpoint = group.published(group.members[0], group.key)
+            return cls.connect(endpoint, group.members[group.rank].rank, group.timeout_s, group.check)
+        store = cls.host(group.members, group.timeout_s)
+        group.publish(group.key, store.endpoint)
+        return store
 
     @classmethod
     def host(cls, members: Sequence[Member], timeout_s: float) -> Self:

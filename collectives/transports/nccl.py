@@ -19,6 +19,7 @@ import torch.distributed as dist
 from collectives.errors import CommunicatorError
 from collectives.limits import call_with_timeout
 from collectives.rendezvous import Member, other_members
+from collectives.transports.base import TransportGroup
 from collectives.transports.gloo import GlooStore
 from collectives.transports.ring import RingTransport
 
@@ -35,6 +36,14 @@ _SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL
 """All ranks' blocks must be resident on the GPU at once, besides their training, or they deadlock: so few blocks each."""
 _OWN_ERROR_HANDLING = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
 """Without it torch's watchdog thread ends the process when an operation fails or times out."""
+
+
+def connect(group: TransportGroup) -> NcclTransport:
+    """Connect the members by NCCL. [unverified on GPU]"""
+    store, device = GlooStore.of(group), group.device
+    return NcclTransport(
+        store, group.members, group.rank, device=device, timeout_s=group.timeout_s, check=group.check
+    )
 
 
 def nccl_version() -> Version | None:

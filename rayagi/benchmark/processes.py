@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from actors.rendezvous_actor import RendezvousActor
 from collectives.closing import ClosesOnExit
 from collectives.rendezvous import Rendezvous
+from collectives.transports.registry import TRANSPORTS
 from rayagi.benchmark.measure import MemberEndedError
 
 ANSWER_LIMIT_S = 300.0
@@ -56,7 +57,7 @@ class MemberProcesses(ClosesOnExit):
         """
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["torch", "collectives.transport_factory"]
+            ["torch", "collectives.transport_factory", *(each.module for each in TRANSPORTS)]
         )  # once, not in every process
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from collectives.transports.registry import transport_names
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec, Template
 
@@ -14,6 +15,10 @@ Cnn = Literal["nature", "impala"]
 Core = Literal["none", "lstm", "gru"]
 HeadName = Literal["auto", "gaussian", "squashed_gaussian", "bernoulli"]
 Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
+if TYPE_CHECKING:
+    TransportName = str
+else:  # names of a registry, which a type checker cannot read
+    TransportName = Literal[transport_names()]
 Auto = Literal["auto"]
 """A number that a search on the machine chooses (rayagi.coordinator.auto)."""
 
@@ -66,7 +71,7 @@ class GmiSpec:
     """How long to wait for Ray to grant the placement group."""
     collective_timeout_s: float = 60.0
     """How long a collective operation waits for the other GMIs."""
-    transport: Literal["auto", "shm", "gloo"] = "auto"
+    transport: TransportName = "auto"
     """Transport of gradients. auto: shared memory inside a host if available, Gloo over TCP across hosts."""
     composition: str = "auto"
     """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/explanation/collectives.md). auto: chosen for

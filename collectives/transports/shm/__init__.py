@@ -4,7 +4,7 @@ Rank 0 calls ``Segment.host(world_size)`` and publishes its ``endpoint``; the ot
 world_size, rank)``. Each then makes its ``SharedMemoryTransport(segment, members, rank, timeout_s)``, which waits for all.
 """
 
-from collectives.transports.shm.memory import Segment, is_supported
+from collectives.transports.shm.memory import Segment
 from collectives.transports.shm.transport import SharedMemoryTransport
 
-__all__ = ["Segment", "SharedMemoryTransport", "is_supported"]
+__all__ = ["Segment", "SharedMemoryTransport"]

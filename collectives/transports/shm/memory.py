@@ -20,7 +20,7 @@ from torch import Tensor
 
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import PROTOCOL
-from collectives.shared_words import shared_words, unsupported_reason
+from collectives.shared_words import shared_words
 
 _logger = logging.getLogger(__name__)
 
@@ -42,11 +42,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *3 * (ctypes.c_int,), ctypes.c_long)
 _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-
-
-def is_supported() -> bool:
-    """Whether processes of this host can share memory."""
-    return not unsupported_reason()
 
 
 class Region:

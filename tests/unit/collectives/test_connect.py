@@ -8,10 +8,12 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+import user_transport
 from members import run_group
 
 from actors.rendezvous_actor import RendezvousActor
@@ -21,10 +23,14 @@ from collectives.errors import CommunicatorError, CompositionError, RendezvousEr
 from collectives.failure_detector import FailureDetector
 from collectives.layout import Layout
 from collectives.rendezvous import PROTOCOL, gather_members, host_identity, this_member
+from collectives.schedule import PRIMITIVES
 from collectives.solo import SoloCommunicator
 from collectives.transport_factory import GroupContext, GroupTransportFactory
+from collectives.transports import registry
 from collectives.transports.gloo import GlooStore
+from collectives.transports.registry import TRANSPORTS, TransportDefinition, candidates, transport_names
 from collectives.transports.shm import Segment
+from collectives.transports.shm.connecting import map_first_members_segment
 
 
 def connect_all(members, transport, timeout_s=10.0, composition="auto"):
@@ -215,6 +221,75 @@ def test_shared_memory_across_hosts_is_refused_with_a_hint():
         assert "gloo" in str(error)
 
 
+@pytest.mark.parametrize("definition", TRANSPORTS, ids=lambda each: each.name)
+def test_a_named_transport_is_the_only_candidate_where_it_serves_the_primitive(definition):
+    assert callable(import_module(definition.module).connect)
+    for primitive in definition.primitives:
+        for device in ("cpu", "cuda"):
+            found = [each.name for each in candidates(primitive, definition.name, device)]
+            if definition.device in (None, device):
+                assert found == [definition.name]
+            else:
+                assert definition.name not in found
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cpu", {"ip": ["shm", "gloo"], "rp": ["gloo"], "device": ["shm", "gloo"], "net": ["gloo"]}),
+        (
+            "cuda",
+            {
+                "ip": ["shm", "gloo"],
+                "rp": ["nccl", "gloo"],
+                "device": ["device", "shm", "gloo"],
+                "net": ["gloo"],
+            },
+        ),
+    ],
+)
+def test_candidates_of_each_primitive_are_in_order_of_preference(device, expected):
+    for primitive, names in expected.items():
+        assert [each.name for each in candidates(primitive, "auto", device)] == names
+
+
+def test_names_of_transports_are_unique_and_some_serve_each_primitive():
+    assert len({each.name for each in TRANSPORTS}) == len(TRANSPORTS)
+    assert {primitive for each in TRANSPORTS for primitive in each.primitives} == {*PRIMITIVES}
+    assert transport_names() == ("auto", "shm", "gloo")
+
+
+THREADS = TransportDefinition("threads", ("ip",), user_transport.__name__)
+
+
+@pytest.mark.parametrize("named", ["threads", "auto"])
+def test_a_definition_is_all_that_a_new_transport_needs(monkeypatch, named):
+    monkeypatch.setattr(registry, "TRANSPORTS", (THREADS, *TRANSPORTS))
+    found = connect_all([this_member(0), this_member(1)], named)
+    assert repr(found[1]).endswith("ip by InProcessTransport")
+    assert sum_of_ranks(found) == [1.0, 1.0]
+    user_transport.GROUPS.clear()
+
+
+def test_a_transport_that_refuses_is_replaced_unless_it_was_named(monkeypatch, caplog):
+    monkeypatch.setattr(registry, "TRANSPORTS", (THREADS, *TRANSPORTS))
+    members = [this_member(0), this_member(1)]
+    found = connect_all(members, "auto", timeout_s=9.0)
+    assert repr(found[1]).endswith("ip by SharedMemoryTransport")
+    assert sum_of_ranks(found) == [1.0, 1.0]
+    assert caplog.messages == ["members reduce by shm, a slower transport: rank 1 does not want to"]
+    for error in connect_all(members, "threads", timeout_s=9.0):
+        assert isinstance(error, CommunicatorError)
+        assert "rank 1 does not want to; use transport='shm' or 'gloo' or 'auto'" in str(error)
+    for error in connect_all([members[0], replace(members[1], host_id="another")], "threads"):
+        assert "threads needs one host that all members share" in str(error)
+
+
+def test_a_transport_that_does_not_exist_is_refused_with_those_that_do():
+    for error in connect_all([this_member(0), this_member(1)], "pigeons"):
+        assert "there is no transport 'pigeons'; use transport='shm' or 'gloo' or 'auto'" in str(error)
+
+
 def test_a_missing_member_is_named_with_those_that_came():
     with pytest.raises(RendezvousError, match=r"ranks \[1, 2\] of 3 did not come within 0.1 s.*rank 0"):
         connect(RendezvousActor(3), this_member(0), world_size=3, timeout_s=0.1)
@@ -398,7 +473,7 @@ def test_a_failed_connect_leaves_no_memory_open(rank, maps):
         with FailureDetector(this_member(other)) as failure_detector:
             found = wires_of(other, failure_detector)
             if maps:
-                segment, refusals = found._map_first_members_segment(found._members, other, "ip 0 1")
+                segment, refusals = map_first_members_segment(found._group_of((0, 1), "ip 0 1"))
                 assert refusals == []
                 assert given_up.wait(20)
                 segment.close()
