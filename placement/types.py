@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-BackendName = Literal["cpu", "direct", "mps", "mig", "green"]
-"""How a device is shared. ``cpu``: slices are sets of cores. ``direct``: processes share a GPU without limits.
-``mps``: NVIDIA's Multi-Process Service; processes run concurrently, each with a share of the SMs. ``mig``: GPU instances
-with their own SMs and memory. ``green``: green contexts, an SM partition chosen by the process itself."""
+BackendName = str
+"""How a device is shared: a name in ``placement.backends.BACKENDS``."""
 
 ComputeMode = Literal["default", "exclusive_process", "prohibited"]
 """CUDA compute mode: any number of contexts, one process (with its MPS clients), or none."""

@@ -1,4 +1,4 @@
-"""Backends: the mechanisms for sharing a device."""
+"""Registry of the backends, the mechanisms for sharing a device. To add one, write its module and list it here."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class GmiConfig(AlgorithmConfig):
         """How the machine is partitioned; fields of rayagi.config.spec.GmiSpec.
 
         Args:
-            backend: "cpu" (sets of cores), "direct" (processes share whole GPUs), "mps", "mig", "green" or "auto"
+            backend: how devices are shared: a name that `rayagi info` lists, or "auto"
             template: which roles share a GMI
             num_gmis: total number of GMIs; "auto": chosen by a search on this machine
             num_learners: GMIs that train, in templates with separate trainers

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from collectives.transports.registry import transport_names
+from placement.backends import BACKENDS
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec, Template
 
@@ -14,10 +15,11 @@ Activation = Literal["elu", "relu", "tanh", "silu"]
 Cnn = Literal["nature", "impala"]
 Core = Literal["none", "lstm", "gru"]
 HeadName = Literal["auto", "gaussian", "squashed_gaussian", "bernoulli"]
-Backend = Literal["auto", "cpu", "direct", "mps", "mig", "green"]
 if TYPE_CHECKING:
+    Backend = str
     TransportName = str
-else:  # names of a registry, which a type checker cannot read
+else:  # names of registries, which a type checker cannot read
+    Backend = Literal["auto", *BACKENDS]
     TransportName = Literal[transport_names()]
 Auto = Literal["auto"]
 """A number that a search on the machine chooses (rayagi.coordinator.auto)."""

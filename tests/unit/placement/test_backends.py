@@ -7,10 +7,14 @@ import sys
 
 import pytest
 
-from placement.backends import get_backend
+from placement.backends import BACKENDS, get_backend
 from placement.backends.base import pin_to_cores
+from placement.backends.unpartitioned import DirectBackend
 from placement.errors import PlanError, SliceError
-from placement.types import Slice
+from placement.plan import make_plan
+from placement.types import Machine, Node, Slice
+from rayagi.cli.parser import build_parser
+from tests.fakes.mps import gpu
 
 MISSING_CORE = 1023
 """The last core that the default affinity mask can name; no test machine has it."""
@@ -80,6 +84,39 @@ def test_the_direct_backend_refuses_a_slice_without_a_gpu():
 
 def test_the_device_of_a_cpu_slice_is_the_cpu():
     assert get_backend("cpu").device(Slice(node="n", backend="cpu", cores=(0,))) == "cpu"
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_can_be_named_and_says_why_it_is_unavailable(name):
+    assert build_parser().parse_args(["train", "--backend", name]).backend == name
+    assert BACKENDS[name].name == name
+    nothing = BACKENDS[name].availability(Node(name="n", cores=(), memory_total_bytes=1), None)
+    assert not nothing.usable
+    assert len(nothing.reason.split()) > 2
+    assert nothing.hint
+
+
+class HalfBackend(DirectBackend):
+    """Uses GPUs of two shares only."""
+
+    name = "half"
+
+    def predict_limits(self, node, gpu, sizes):
+        if len(sizes) != 2:
+            raise PlanError(f"{len(sizes)} GMIs", "half has two per GPU", "Set gmis_per_gpu to 2")
+        return super().predict_limits(node, gpu, sizes)
+
+
+def test_a_line_in_the_registry_is_all_that_a_new_backend_needs(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "half", HalfBackend())
+    node = Node(name="n", cores=tuple(range(8)), memory_total_bytes=1, gpus=(gpu(),))
+    machine = Machine(nodes=(node,), origin="test")
+    plan = make_plan(machine, backend="half", gmis_per_gpu=2, num_envs=1)
+    assert [gmi_slice.backend for gmi_slice in plan.slices] == ["half", "half"]
+    with pytest.raises(PlanError, match="half has two per GPU"):
+        make_plan(machine, backend="half", gmis_per_gpu=3, num_envs=1)
+    with pytest.raises(PlanError, match="the backends are cpu, direct, mps, mig, green, half"):
+        get_backend("vgpu")
 
 
 @pytest.mark.parametrize("name", ["vgpu", "CPU"])
