@@ -7,7 +7,7 @@ all its simulators and acts on their observations in one forward pass::
     agent       first observations -> act | step -> act | ...
 
 One forward pass for all simulators costs least (the papers' alpha), and results do not depend on timing. The price is that
-fast simulators wait for the slowest. To ``actors.collecting`` they look like one simulator.
+fast simulators wait for the slowest. To ``actors.roles`` they look like one simulator.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.collecting import StepSource
 from actors.partners import PartnerInbox, check_iteration, step_name
 from actors.protocols import EnvInfo, StateDict, StepResult
+from actors.roles import StepSource
 from collectives.experience.consumer_endpoint import Batch
 from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
@@ -144,7 +144,7 @@ class StepServer:
 
 
 class RemoteSimulators:
-    """An agent's end: all its remote simulators, with the interface of one ``actors.simulator.Simulator``.
+    """An agent's end: all its remote simulators, with the interface of one ``actors.roles.Simulator``.
 
     Environment states and episode returns stay in the simulators' GMIs. Environments are in the order of the simulators.
     The result of ``step`` is valid until the next step.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import rayagi.algorithms.program as program_module
-from actors.agent import ActingByOperations
 from actors.protocols import RolloutEnv
+from actors.roles import ActingByOperations
 from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo.learner import MEASURED, PPOUpdater

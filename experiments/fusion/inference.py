@@ -13,10 +13,8 @@ from pathlib import Path
 
 import torch
 
-from actors.agent import Agent
-from actors.collecting import collect
+from actors.roles import Agent, Simulator, collect
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from experiments.fusion.figure import Case, Measure, Size
 from experiments.fusion.plots import draw_rates, middle
 from experiments.fusion.records import Records

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from actors.agent import Agent
+from actors.roles import Agent
 from experiments.origin import origin
 from experiments.tasks.run import HERE
 from rayagi.envs import make_env_factory

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.agent import Agent
+from actors.roles import Agent
 from experiments.origin import origin
 from experiments.tasks.run import HERE
 from rayagi.envs import make_env_factory

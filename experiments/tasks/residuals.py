@@ -19,7 +19,7 @@ from typing import Any
 import mujoco
 import torch
 
-from actors.agent import Agent
+from actors.roles import Agent
 from experiments.origin import origin
 from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.engines import make_batched_sim

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from actors.agent import Agent
-from actors.collecting import evaluate
+from actors.roles import Agent, evaluate
 from experiments.learning.run import read_curve
 from experiments.origin import origin
 from rayagi.envs import RenderingError, make_env_factory, render_env

@@ -18,7 +18,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from actors.agent import Agent
+from actors.roles import Agent
 from experiments.origin import origin
 from experiments.tasks.run import HERE
 from rayagi.envs import make_env_factory

@@ -18,8 +18,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from actors.agent import ActingByOperations, Agent
 from actors.protocols import ActionSpec, EnvInfo
+from actors.roles import ActingByOperations, Agent
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec

@@ -14,11 +14,9 @@ from typing import Protocol
 
 import torch
 
-from actors.agent import Agent
-from actors.collecting import CollectTimes, collect
 from actors.protocols import RolloutEnv, VecEnv
+from actors.roles import Agent, CollectTimes, Simulator, collect
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators
 from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.config.spec import RunSpec

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from actors.agent import Agent
-from actors.collecting import check_finite, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
+from actors.roles import Agent, Simulator, check_finite, evaluate_in_new_envs
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from actors.stepping import RemoteSimulators
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError

@@ -7,9 +7,8 @@ from typing import Any, TypeGuard
 
 import torch
 
-from actors.collecting import CollectTimes
+from actors.roles import CollectTimes, Simulator
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from rayagi.algorithms.device_noise import normal_noise
 from rayagi.algorithms.graphs import Replay
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
@@ -17,7 +16,7 @@ from rayagi.models.policy import NetworkPolicy
 
 
 class DeviceRollouts:
-    """Fills a rollout with T steps of every environment, like ``actors.collecting.collect``, in one graph launch.
+    """Fills a rollout with T steps of every environment, like ``actors.roles.collect``, in one graph launch.
 
     The host synchronizes once per rollout, to read rewards and episode ends. On a CPU the same steps run eagerly, for
     tests. [unverified on GPU]

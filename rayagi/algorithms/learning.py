@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from actors.collecting import check_finite
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
-from actors.trainer import Trainer
+from actors.roles import Trainer, check_finite
 from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology

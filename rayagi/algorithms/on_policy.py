@@ -70,7 +70,7 @@ class OnPolicyUpdater(GradientUpdater[SpecT]):
 
 
 class OnPolicyLearner(RolloutLearner[SpecT]):
-    """Implements actors.trainer.Learner for algorithms that learn from rollouts of the current policy."""
+    """Implements actors.roles.Learner for algorithms that learn from rollouts of the current policy."""
 
     updater: OnPolicyUpdater[SpecT]
 

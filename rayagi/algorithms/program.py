@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from actors.agent import Agent
-from actors.collecting import check_finite, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.idle_cores import share_idle_cores
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
-from actors.trainer import Trainer
+from actors.roles import Agent, Trainer, check_finite, evaluate_in_new_envs
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.collection import choose_collection
 from rayagi.algorithms.device_rollouts import DeviceRollouts

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from actors.collecting import StepSource
 from actors.endpoint_exchange import exchange_endpoints
 from actors.gmi import GmiContext, GmiIdentity
 from actors.protocols import EnvFactory, EnvInfo
+from actors.roles import StepSource
 from actors.stepping import CHANNEL, RemoteSimulators, StepServer
 from placement.role_layout import Roles, envs_per_gmi, served_simulators
 from rayagi.config.spec import GmiSpec

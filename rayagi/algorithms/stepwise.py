@@ -11,14 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from actors.agent import Agent
-from actors.collecting import check_finite, evaluate_in_new_envs
 from actors.gmi import GmiContext
 from actors.partners import close_on_error
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict
-from actors.simulator import Simulator
+from actors.roles import Agent, Simulator, Trainer, check_finite, evaluate_in_new_envs
 from actors.stepping import RemoteSimulators
-from actors.trainer import Trainer
 from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from actors.agent import Agent
-from actors.collecting import evaluate_in_new_envs
+from actors.roles import Agent, evaluate_in_new_envs
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec

@@ -22,13 +22,11 @@ from typing import Any
 
 import torch
 
-from actors.agent import Agent
-from actors.collecting import collect
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.noise import minibatch_orders
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
-from actors.simulator import Simulator
+from actors.roles import Agent, Simulator, collect
 from placement.templates import UnitCosts, dominant_resource
 from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo.learner import PPOLearner

@@ -20,14 +20,13 @@ from actors.rollout import Rollout
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
 from rayagi.native import packed_policy
-from rayagi.native.headers import numbers, shared
+from rayagi.native.binding import numbers, pointer, shared
 from rayagi.native.packed_policy import PackedPolicy
-from rayagi.native.pointers import pointer
 
 ACTING = Kernel(
     name="acting",
     module=__name__,
-    reference="actors.agent:ActingByOperations",
+    reference="actors.roles:ActingByOperations",
     without="agents act with torch",
 )
 LANES = 32

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 
 from collectives.kernels import Kernel
-from rayagi.native.headers import numbers, shared
+from rayagi.native.binding import numbers, shared
 
 LEARNING = Kernel(
     name="learning",

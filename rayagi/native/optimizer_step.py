@@ -17,7 +17,7 @@ from torch import Tensor
 
 from collectives.mirrors import Mirrors
 from collectives.transports.base import CompiledOperations
-from rayagi.native.pointers import pointer
+from rayagi.native.binding import pointer
 from rayagi.native.thread_pool import ThreadPool
 
 SHARE_STRIDE = 8

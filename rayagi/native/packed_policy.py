@@ -10,7 +10,7 @@ from torch import Tensor
 
 from actors.policy_tensors import ActivationName, PolicyTensors
 from collectives.mirrors import Mirrors
-from rayagi.native.pointers import pointer
+from rayagi.native.binding import pointer
 
 ACTIVATIONS: Mapping[ActivationName, int] = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from actors.policy_tensors import ActivationName
 from collectives.mirrors import Mirrors
+from rayagi.native.binding import pointer
 from rayagi.native.learning import CHUNK, LANES, PAD
 from rayagi.native.optimizer_step import CompiledOptimizerStep
 from rayagi.native.packed_policy import ACTIVATIONS
-from rayagi.native.pointers import pointer
 from rayagi.native.thread_pool import ThreadPool
 
 NUM_STATS = 6

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 
 from collectives.mirrors import Mirrors
-from rayagi.native.pointers import pointer
+from rayagi.native.binding import pointer
 
 _I64, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 _LINE = 8

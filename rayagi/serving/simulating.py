@@ -10,11 +10,10 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from actors.agent import Agent
 from actors.gmi import GmiContext
 from actors.protocols import Acting, EnvInfo
+from actors.roles import Agent, Simulator
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from rayagi.envs import make_env_factory
 from rayagi.models.policy import NetworkPolicy
 from rayagi.serving.program import ServingJob, ServingProgram, ServingResult

@@ -16,7 +16,7 @@ from torch import Tensor
 from actors.gmi import GmiContext, WorkloadFactory
 from actors.partners import close_on_error
 from actors.protocols import StepResult
-from actors.simulator import Simulator
+from actors.roles import Simulator
 from placement.types import Machine
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server

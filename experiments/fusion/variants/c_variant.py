@@ -12,7 +12,7 @@ from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState,
 from rayagi.envs.fused.c.backend import CBackend, load_kernel
 from rayagi.envs.fused.c.source import source
 from rayagi.envs.fused.simulator import Discrete
-from rayagi.native.pointers import pointer
+from rayagi.native.binding import pointer
 
 KNOBS = Kernel(
     name="fused simulators with knobs",

@@ -104,7 +104,7 @@ class ImpalaUpdater(GradientUpdater[ImpalaSpec]):
 
 
 class ImpalaLearner(RolloutLearner[ImpalaSpec]):
-    """Implements actors.trainer.Learner for IMPALA and, without V-trace, for A3C."""
+    """Implements actors.roles.Learner for IMPALA and, without V-trace, for A3C."""
 
     updater: ImpalaUpdater
 

@@ -90,7 +90,7 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
 
 
 class PPOLearner(OnPolicyLearner[PPOSpec]):
-    """Implements actors.trainer.Learner for PPO."""
+    """Implements actors.roles.Learner for PPO."""
 
     updater: PPOUpdater
 

@@ -192,7 +192,7 @@ class _Distribution(nn.Module):
 
 
 class TRPOLearner(OnPolicyLearner[TRPOSpec]):
-    """Implements actors.trainer.Learner for TRPO."""
+    """Implements actors.roles.Learner for TRPO."""
 
     updater: TRPOUpdater
 

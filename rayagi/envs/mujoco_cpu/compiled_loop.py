@@ -26,7 +26,7 @@ from rayagi.envs.mujoco_cpu.world_structs import (
     SimulationStruct,
     WorldBatchStruct,
 )
-from rayagi.native.headers import shared
+from rayagi.native.binding import shared
 
 WORLDS = Kernel(
     name="MuJoCo's worlds",

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.agent import Agent
+from actors.roles import Agent
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.serving.policy_server.requests import Expected
 from rayagi.serving.source import SavedPolicy, saved_policy

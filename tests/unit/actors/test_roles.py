@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.agent import Agent
-from actors.collecting import LONGEST_EPISODE_STEPS, check_finite, collect, evaluate
 from actors.errors import NonFiniteError
 from actors.protocols import ActionSpec
+from actors.roles import LONGEST_EPISODE_STEPS, Agent, Simulator, check_finite, collect, evaluate
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from tests.fakes.point import LIMIT, PointEnv
 
 

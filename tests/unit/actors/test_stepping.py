@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.errors import IterationMismatchError, PartnerLostError
 from actors.protocols import ActionSpec
-from actors.simulator import Simulator
+from actors.roles import Simulator
 from actors.stepping import RemoteSimulators, StepServer, action_schema
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
 from tests.fakes.point import ACTION_DIM, PointEnv

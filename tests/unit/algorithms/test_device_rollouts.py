@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.agent import Agent
-from actors.collecting import collect
+from actors.roles import Agent, Simulator, collect
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.device_noise import minibatch_orders, normal_noise
 from rayagi.algorithms.learners import make_learner

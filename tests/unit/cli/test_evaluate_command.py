@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
 
-from actors.agent import Agent
+from actors.roles import Agent
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.cli import main
 from rayagi.cli.evaluate import film

@@ -18,8 +18,7 @@ from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.printing import Language
 from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace_function
-from rayagi.native.headers import numbers
-from rayagi.native.pointers import pointer
+from rayagi.native.binding import numbers, pointer
 
 NAMES = ("a", "b", "c")
 

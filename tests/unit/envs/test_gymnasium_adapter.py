@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from actors.gmi import GmiContext, GmiIdentity
-from actors.simulator import Simulator
+from actors.roles import Simulator
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.program import dp_only_factory

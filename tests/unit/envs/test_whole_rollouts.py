@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from actors.agent import Agent
-from actors.collecting import collect
+from actors.roles import Agent, Simulator, collect
 from actors.rollout import Rollout
-from actors.simulator import Simulator
 from collectives import kernels
 from collectives.barrier_progress import BarrierProgress
 from rayagi.config.presets import preset

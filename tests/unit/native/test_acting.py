@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.agent import ActingByOperations, Agent
 from actors.protocols import ActionSpec, EnvInfo
+from actors.roles import ActingByOperations, Agent
 from actors.rollout import Rollout
 from collectives import kernels
 from collectives.statistics import Moments

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from actors.agent import Agent
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import ActionSpec, EnvInfo
+from actors.roles import Agent
 from actors.rollout import Rollout
 from collectives.compiler import load
 from collectives.solo import SoloCommunicator
@@ -29,8 +29,8 @@ from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native import learning
 from rayagi.native.acting import compiled_acting
+from rayagi.native.binding import numbers, shared
 from rayagi.native.denormals import flushed_denormals, flushes_denormals
-from rayagi.native.headers import numbers, shared
 from rayagi.native.thread_pool import ThreadPool
 
 HOST = torch.device("cpu")

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from actors.agent import Agent
 from actors.gmi import GmiContext, GmiIdentity
+from actors.roles import Agent
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.normalisers import ObservationNormaliser

@@ -18,7 +18,7 @@ import pytest
 import torch
 from saved_runs import save, saved_run
 
-from actors.agent import Agent
+from actors.roles import Agent
 from rayagi.config.convert import run_spec_from_dict
 from rayagi.run.folder import open_run
 from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError, decoded_answers

@@ -21,7 +21,7 @@ from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.simulator import Discrete, Simulator
 from rayagi.envs.fused.trace import Traced, trace
 from rayagi.native import packed_policy
-from rayagi.native.pointers import pointer
+from rayagi.native.binding import pointer
 
 FUSED = Kernel(
     name="fused simulators",

@@ -11,7 +11,7 @@ import torch
 from rayagi.envs.fused.printing import INFIX, Language, print_function
 from rayagi.envs.fused.simulator import Box, Discrete, action_dim
 from rayagi.envs.fused.trace import Function, Traced
-from rayagi.native.headers import numbers, shared
+from rayagi.native.binding import numbers, shared
 
 LANES = 64
 """Environments per tile: several vectors per operation hide latency, and a tile with a small policy fits the L1 cache."""

@@ -28,7 +28,7 @@ from rayagi.envs.mujoco_cpu.world_structs import (
     ThreadStateStruct,
 )
 from rayagi.native.acting import CompiledActing
-from rayagi.native.pointers import pointer
+from rayagi.native.binding import pointer
 
 _ADDRESS = ctypes.c_void_p
 StartEpisode = Callable[[mujoco.MjData, int], None]

@@ -1,9 +1,11 @@
-"""Loads the C headers of this package, from which kernels are composed."""
+"""C sources of this package, from which kernels are composed, and addresses of tensors for them."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 if TYPE_CHECKING:
     import torch
@@ -25,3 +27,16 @@ def numbers(real: torch.dtype) -> str:
             *([shared("numbers.h")] if bits == 32 else ()),
         ]
     )
+
+
+def pointer(tensor: Tensor) -> int:
+    """The address of a contiguous CPU tensor's data.
+
+    Raises:
+        ValueError: the tensor is not contiguous, or not on the CPU.
+    """
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(
+            f"a kernel needs a contiguous CPU tensor, not strides {tensor.stride()} on {tensor.device}"
+        )
+    return tensor.data_ptr()
