@@ -15,9 +15,9 @@ import rayagi.algorithms.program as program_module
 from actors.protocols import RolloutEnv
 from actors.roles import ActingByOperations
 from rayagi.algorithms import gradient_updater
-from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo.learner import MEASURED, PPOUpdater
 from rayagi.algorithms.program import DpOnlyProgram
+from rayagi.algorithms.rollout_learner import OnPolicyBatch
 from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.whole_rollouts import vec_env

@@ -23,8 +23,8 @@ from actors.roles import ActingByOperations, Agent
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
-from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo.learner import PPOUpdater
+from rayagi.algorithms.rollout_learner import OnPolicyBatch
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.policy import NetworkPolicy, new_policy
 from rayagi.native.acting import compiled_acting

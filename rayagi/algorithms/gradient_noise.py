@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from collectives.communicator import Communicator
-from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOUpdater
+from rayagi.algorithms.rollout_learner import OnPolicyBatch
 from rayagi.models.networks import Model
 
 GROUPS = 8

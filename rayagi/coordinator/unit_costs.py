@@ -28,9 +28,9 @@ from actors.noise import minibatch_orders
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
 from actors.roles import Agent, Simulator, collect
 from placement.templates import UnitCosts, dominant_resource
-from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.program import DpOnlyProgram
+from rayagi.algorithms.rollout_learner import OnPolicyBatch
 from rayagi.config.spec import RunSpec
 from rayagi.models.networks import make_model
 from rayagi.models.policy import NetworkPolicy

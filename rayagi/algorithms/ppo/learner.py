@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.models.heads import GaussianHead
 from rayagi.models.networks import ActorCritic
 from rayagi.native.ppo import CompiledUpdate, Trained

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from rayagi.algorithms import losses
-from rayagi.algorithms.on_policy import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
+from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.models.networks import Model
 from rayagi.models.recurrent import Sequences

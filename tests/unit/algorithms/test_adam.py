@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayagi.algorithms.adam import FlatAdam
+from rayagi.algorithms.gradient_updater import FlatAdam
 from rayagi.models.networks import FlatParameters
 
 RATES = (2.0**-10, 2.0**-10, 2.0**-11, 0.0)  # as exact in float32 as in float64

@@ -16,9 +16,9 @@ from actors.rollout import Rollout
 from collectives.compiler import load
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_updater
-from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOLearner, PPOUpdater
+from rayagi.algorithms.rollout_learner import OnPolicyBatch
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused import Box, Simulator

@@ -12,9 +12,9 @@ from actors.errors import NonFiniteError
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms import gradient_updater
-from rayagi.algorithms.on_policy import OnPolicyBatch
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOUpdater
+from rayagi.algorithms.rollout_learner import OnPolicyBatch
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import ActorCritic
 
