@@ -34,6 +34,7 @@ from rayagi.algorithms.rollout_learner import OnPolicyBatch
 from rayagi.config.spec import RunSpec
 from rayagi.models.networks import make_model
 from rayagi.models.policy import NetworkPolicy
+from rayagi.models.recurrent import RolloutMemory
 
 SHARED = 4
 """Simulators that share an agent or a trainer in the measurement of alpha and beta."""
@@ -196,8 +197,9 @@ class CostProgram:
 
     def _act(self, obs: torch.Tensor, steps: int) -> None:
         noise = torch.randn(len(obs), self._outputs, device=self._device)
+        agent = Agent(self._agent.policy)  # with states for as many environments as these
         for _ in range(steps):
-            self._agent.act(obs, noise)
+            agent.act(obs, noise)
 
     def _orders(self, num_envs: int) -> torch.Tensor:
         spec = self._spec.learning
@@ -209,6 +211,7 @@ class CostProgram:
             num_steps=spec.rollout_length,
             num_epochs=spec.num_epochs,
             num_minibatches=spec.num_minibatches,
+            sequence_length=self._program.rollout.sequence_length,
         ).to(self._device)
 
     def _timed(self, work: Callable[[], Any]) -> Timing:
@@ -266,9 +269,16 @@ def _existing_env_factory(env: VecEnv) -> EnvFactory:
 
 def _repeated(batch: OnPolicyBatch, num_steps: int) -> OnPolicyBatch:
     """The batch with every environment repeated ``SHARED`` times."""
-    larger = {}
-    for field in fields(batch):
-        value = getattr(batch, field.name)
+
+    def repeated(value: torch.Tensor) -> torch.Tensor:
         by_step = value.view(num_steps, -1, *value.shape[1:])
-        larger[field.name] = by_step.repeat(1, SHARED, *[1] * (value.dim() - 1)).flatten(0, 1)
+        return by_step.repeat(1, SHARED, *[1] * (value.dim() - 1)).flatten(0, 1)
+
+    names = (field.name for field in fields(batch))
+    larger: dict[str, Any] = dict(
+        zip(names, map(repeated, batch.fields()), strict=False)
+    )  # all but the memory
+    if batch.memory is not None:
+        states, done = batch.memory.states, batch.memory.done
+        larger["memory"] = RolloutMemory(states.repeat(1, SHARED, 1), done.repeat(1, SHARED))
     return OnPolicyBatch(**larger)

@@ -66,11 +66,12 @@ def test_no_readings_are_refused():
         unit_costs([], cores=1, memory_bytes=GIB, on_gpu=False)
 
 
-def test_a_real_profile_knows_the_sizes_and_times_the_phases():
+def profiled(network):
+    """The readings of three iterations."""
     spec = RunSpec(
         env=EnvSpec(id="Point"),
         gmi=GmiSpec(num_envs=8),
-        network=NetworkSpec(hidden=(8,)),
+        network=network,
         learning=PPOSpec(rollout_length=4, num_epochs=2, num_minibatches=2),
     )
     identity = GmiIdentity(index=0, num_gmis=1, slice=Slice(node="n", backend="cpu"), roles=(), task="Point")
@@ -80,6 +81,11 @@ def test_a_real_profile_knows_the_sizes_and_times_the_phases():
         program.iterate()
     readings = program.state_dict()["shared"]["measured"]
     program.close()
+    return readings
+
+
+def test_a_real_profile_knows_the_sizes_and_times_the_phases():
+    readings = profiled(NetworkSpec(hidden=(8,)))
     found = unit_costs(readings, cores=2, memory_bytes=8 * GIB, on_gpu=False)
     # float32 observations and actions; a float32 reward and two flags
     assert (found.state_bytes, found.action_bytes, found.reward_bytes) == (4 * OBS_DIM, 4 * ACTION_DIM, 6)
@@ -89,3 +95,10 @@ def test_a_real_profile_knows_the_sizes_and_times_the_phases():
     assert 0 < found.simulate_s < 5
     assert found.bandwidth > 1e7
     assert min(found.alpha, found.beta) > 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_recurrent_model_is_profiled_by_whole_sequences(shared):
+    readings = profiled(NetworkSpec(hidden=(8,), core="gru", core_size=4, shared=shared))
+    found = unit_costs(readings, cores=2, memory_bytes=8 * GIB, on_gpu=False)
+    assert min(found.alpha, found.beta, found.train_s) > 0
