@@ -24,7 +24,7 @@ from rayagi.config.rllib_settings import (
     no_environment,
     refuse_algorithm_only,
 )
-from rayagi.config.rllib_values import given_model_config, to_spec_value
+from rayagi.config.rllib_values import given_model_config, module_changes, to_spec_value
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
 
@@ -203,7 +203,9 @@ class GmiConfig(AlgorithmConfig):
         Raises:
             ConfigError: a setting is unsupported, unknown, or invalid.
         """
-        self._settings().refuse_unhonoured(self.to_dict(), self._pristine())
+        given = self.to_dict()
+        module = module_changes(given.pop("_rl_module_spec", None))
+        self._settings().refuse_unhonoured(given, self._pristine())
         self._check_callbacks()
         if self.env is None:
             raise no_environment()
@@ -213,7 +215,7 @@ class GmiConfig(AlgorithmConfig):
         base = preset(self.env, self.algorithm)
         try:
             # Twice: batch sizes can only be computed from settings with valid types.
-            spec = run_spec_from_dict(merged(run_spec_to_dict(base), self._changes()))
+            spec = run_spec_from_dict(merged(run_spec_to_dict(base), merged(self._changes(), module)))
             section, learning = spec.learning_section, spec.learning
             kl_target = getattr(self, "kl_target", PRESET)
             if kl_target is not PRESET and learning.lr_schedule != "kl_adaptive":

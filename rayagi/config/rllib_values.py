@@ -7,7 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ray.rllib.core.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+
+from rayagi.config.errors import ConfigError
 
 
 def to_spec_value(name: str, value: Any) -> Any:
@@ -29,3 +32,28 @@ def given_model_config(model_config: Mapping[str, Any] | DefaultModelConfig) -> 
     always = ("fcnet_hiddens", "fcnet_activation")
     given = dataclasses.asdict(model_config)
     return {key: value for key, value in given.items() if key in always or value != defaults[key]}
+
+
+def module_changes(given: Any) -> dict[str, Any]:
+    """Changes of a RunSpec by ``rl_module(rl_module_spec=)``, as a nested dictionary.
+
+    Raises:
+        ConfigError: not an RLModuleSpec of a class that other processes can import, or one with settings that the
+            environment decides.
+    """
+    if given is None:
+        return {}
+    where, example = "rl_module(rl_module_spec=)", "give RLModuleSpec(module_class=, model_config=)"
+    if not isinstance(given, RLModuleSpec) or given.module_class is None:
+        raise ConfigError(where, given, "rayagi trains one RLModule", example)
+    empty = RLModuleSpec(module_class=given.module_class, model_config=given.model_config)
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        if value != getattr(empty, field.name):
+            raise ConfigError(f"{where}.{field.name}", value, "rayagi decides this itself", example)
+    cls, config = given.module_class, given.model_config or {}
+    if cls.__module__ == "__main__" or "." in cls.__qualname__:
+        reason = "is not defined at the top of a module that other processes can import"
+        raise ConfigError(where, cls, reason, "move it to a file of its own, and import it from there")
+    kwargs = dict(config) if isinstance(config, Mapping) else dataclasses.asdict(config)
+    return {"network": {"module": f"{cls.__module__}:{cls.__name__}", "module_kwargs": kwargs}}

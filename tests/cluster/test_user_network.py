@@ -1,14 +1,20 @@
-"""A network from a user's file, through Ray: trained on two GMIs, evaluated, answering, and resumed."""
+"""Networks of users, through Ray: one from a file by the commands, and an RLModule by RLlib's interface."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core.rl_module import MultiRLModule, RLModuleSpec
 
+from rayagi import PPOConfig
 from rayagi.cli import main
+from rayagi.coordinator.cluster import connected
+from rayagi.policy_module import PolicyModule
 from rayagi.run.folder import open_run
 from rayagi.serving.policy_server.served_policy import ServedPolicy
+from tests.fakes.rl_modules import Trunk
 
 pytestmark = pytest.mark.cluster
 
@@ -49,3 +55,31 @@ def test_a_network_from_a_file_is_trained_evaluated_served_and_resumed(tmp_path,
     assert main(["train", "--resume", "runs/run", "--iterations", "3"]) == 0, capsys.readouterr().err
     resumed = open_run(Path("runs/run")).checkpoints.load("last")
     assert resumed.counters["iteration"] == 3
+
+
+def test_an_rl_module_is_trained_saved_and_restored_by_rllib_s_interface(tmp_path):
+    config = (
+        PPOConfig()
+        .environment("Pendulum-v1")
+        .gmi(num_gmis=1, num_envs=4, threads_per_gmi=1)
+        .training(rollout_length=16)
+        .rl_module(rl_module_spec=RLModuleSpec(module_class=Trunk, model_config={"width": 9}))
+    )
+    obs = {"obs": torch.tensor([[0.3, -0.2, 1.0]])}
+    with connected():
+        algo = config.build_algo()
+        try:
+            algo.train()
+            path, module = algo.save_to_path(tmp_path / "checkpoint"), algo.get_module()
+        finally:
+            algo.stop()
+        wanted = module.forward_inference(obs)["action_dist_inputs"]
+        assert isinstance(module, PolicyModule)
+        assert wanted.shape == (1, 2)  # mean and log standard deviation
+        modules = MultiRLModule.from_checkpoint(f"{path}/learner_group/learner/rl_module")
+        assert torch.equal(modules["default_policy"].forward_inference(obs)["action_dist_inputs"], wanted)
+        restored = Algorithm.from_checkpoint(path)
+        try:
+            assert torch.equal(restored.get_module().forward_inference(obs)["action_dist_inputs"], wanted)
+        finally:
+            restored.stop()
