@@ -59,8 +59,14 @@ MODEL_PATHS: dict[str, str] = {
     "core": "network.core",
     "use_lstm": "network.core",
     "lstm_cell_size": "network.core_size",
+    "core_size": "network.core_size",
+    "vf_share_layers": "network.shared",
+    "head": "network.head",
+    "critic_only": "network.critic_only",
+    "module": "network.module",
+    "module_kwargs": "network.module_kwargs",
 }
-"""Key of rl_module(model_config=) -> its path in a RunSpec. ``initial_log_std``, ``cnn`` and ``core`` are rayagi's own."""
+"""Key of rl_module(model_config=) -> its path in a RunSpec: RLlib's keys, and rayagi's own."""
 
 _MODEL_VALUES: dict[tuple[str, Any], str] = {
     ("fcnet_activation", "swish"): "silu",
@@ -69,7 +75,7 @@ _MODEL_VALUES: dict[tuple[str, Any], str] = {
 }
 """RLlib's word for a value -> rayagi's."""
 
-FIXED_MODEL_KEYS: dict[str, Any] = {"vf_share_layers": False, "free_log_std": True, "head_fcnet_hiddens": []}
+FIXED_MODEL_KEYS: dict[str, Any] = {"free_log_std": True, "head_fcnet_hiddens": []}
 """Keys of model_config with the only value that rayagi supports."""
 
 BATCH_SETTINGS = ("train_batch_size", "_train_batch_size_per_learner", "minibatch_size")

@@ -27,11 +27,11 @@ class ServingAgent:
     """Acts for a GMI's environments. The noise of an environment does not depend on the GMI that draws it."""
 
     def __init__(
-        self, job: ServingJob, policy: NetworkPolicy, info: EnvInfo, *, num_envs: int, first_env_index: int
+        self, job: ServingJob, policy: NetworkPolicy, *, num_envs: int, first_env_index: int
     ) -> None:
         self._agent, self._policy, self._greedy = Agent(policy), policy, job.greedy
         self._seed, self._num_envs, self._first_env_index = job.seed, num_envs, first_env_index
-        self._rollout = _one_row(info, num_envs, policy.device)
+        self._rollout = _one_row(policy.info, num_envs, policy.device)
         self._block, self._step = 0, _STEPS
         self._acting: Acting
 

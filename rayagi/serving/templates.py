@@ -80,9 +80,7 @@ class DpOnlyServing(SimulatingProgram):
         gmi = job.spec.gmi
         super().__init__(job, context, env_counts(gmi.envs, context.identity.num_gmis, gmi.slices or ()))
         policy = load_policy(job.shared, job.spec, self.simulator.info, context.device)
-        self.agent = ServingAgent(
-            job, policy, self.simulator.info, num_envs=self.num_envs, first_env_index=self.first_env_index
-        )
+        self.agent = ServingAgent(job, policy, num_envs=self.num_envs, first_env_index=self.first_env_index)
 
     def serve(self, num_steps: int) -> ServingResult:
         """Make ``num_steps`` steps of every environment.
@@ -172,7 +170,6 @@ class AgentServing(ServingProgram):
         self.agent = ServingAgent(
             job,
             policy,
-            self._simulators.info,
             num_envs=self._simulators.num_envs,
             first_env_index=assignment.first_env_index_of(context.identity.index),
         )

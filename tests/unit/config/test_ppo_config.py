@@ -173,6 +173,7 @@ def test_a_model_config_object_gives_sizes_and_activation():
     network = recurrent.training(sequence_length=16).to_run_spec().network
     assert (network.core, network.core_size) == ("lstm", 32)
     assert config().rl_module(model_config={"core": "gru"}).to_run_spec().network.core == "gru"
+    assert config().rl_module(model_config={"vf_share_layers": True}).to_run_spec().network.shared
     assert "training(sequence_length=)" in refusal(
         config().rl_module(model_config=DefaultModelConfig(use_lstm=True, max_seq_len=8))
     )
@@ -257,7 +258,7 @@ def test_an_unsupported_setting_is_rejected_by_name(key):
             "checkpoint",
         ),
         (lambda c: c.callbacks(on_episode_end=print), "callbacks_on_episode_end", "on_train_result"),
-        (lambda c: c.rl_module(model_config={"vf_share_layers": True}), "vf_share_layers", "leave it out"),
+        (lambda c: c.rl_module(model_config={"free_log_std": False}), "free_log_std", "leave it out"),
         (
             lambda c: c.rl_module(model_config={"fcnet_hidden": [8]}),
             "fcnet_hidden'",

@@ -68,7 +68,7 @@ def test_a_fused_rollout_is_the_unfused_one(kernel_noise, env_id, activation, hi
         run.simulator.env._backend.env_state.elapsed.copy_(
             run.simulator._lengths
         )  # so that time limits come, too
-        run._collect(0)
+        run.collection.collect(0)
     a, b = fused.rollout, plain.rollout
     head = plain.agent.policy.model.head
     differs = (a.actions - b.actions).abs().flatten(2 if a.actions.ndim == 3 else 1) > 1e-3
@@ -128,7 +128,7 @@ def test_another_dtype_is_rejected():
     with pytest.raises(
         ValueError, match=r"the kernel's reals are torch.float32, those of rollout and policy"
     ):
-        run._collect(0)
+        run.collection.collect(0)
 
 
 @pytest.mark.parametrize("env_id", ["fused/CartPole-v1", "fused/Quadrotor-v0"])
@@ -147,7 +147,7 @@ def test_training_from_fused_rollouts_is_training_step_by_step(kernel_noise, env
 def test_threads_do_not_change_a_bit():
     one, two = (build("fused/CartPole-v1", "fused", num_envs=1100, threads=threads) for threads in (1, 2))
     for run in (one, two):
-        run._collect(0)
+        run.collection.collect(0)
     for name in ("raw_obs", "outputs", "actions", "rewards", "terminated"):
         assert torch.equal(getattr(one.rollout, name), getattr(two.rollout, name)), name
 
@@ -155,7 +155,7 @@ def test_threads_do_not_change_a_bit():
 def test_an_environment_s_numbers_do_not_depend_on_its_neighbours():
     few, many = (build("fused/Pendulum-v1", "fused", num_envs=n) for n in (3, 200))
     for run in (few, many):
-        run._collect(0)
+        run.collection.collect(0)
     assert torch.equal(few.rollout.outputs, many.rollout.outputs[:, :3])
     assert torch.equal(few.rollout.raw_obs, many.rollout.raw_obs[:, :3])
 
