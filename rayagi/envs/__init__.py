@@ -1,5 +1,6 @@
 """Batched environments: rayagi's own engines, and any other Gymnasium environment through an adapter."""
 
+from rayagi.envs import opengl  # noqa: F401 - first: it has to precede the import of MuJoCo
 from rayagi.envs.errors import (
     EnvError,
     EnvironmentOptionError,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 
 from rayagi.envs.errors import RenderingError
+from rayagi.envs.opengl import default_to_egl
 
 _GL_BACKENDS = ("egl", "glfw", "osmesa")
 _GL_ADVICE = (
@@ -70,7 +70,4 @@ def _choose_gl(env_id: str) -> None:
         raise RenderingError(
             env_id, f"MUJOCO_GL is {chosen!r}, not one of {', '.join(_GL_BACKENDS)}", _GL_ADVICE
         )
-    has_display = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    if not chosen and not has_display and sys.platform == "linux":
-        # Gymnasium would try GLFW first, which reports success here although it cannot open a window.
-        os.environ["MUJOCO_GL"] = "egl"
+    default_to_egl()

@@ -240,7 +240,7 @@ def test_asynchronous_algorithms_train_it_on_another_gmi_s_rollouts(name, algori
 
 def test_the_examples_of_the_documentation_train(tmp_path):
     text = (Path(__file__).parents[3] / "docs" / "explanation" / "models.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    examples = re.findall(r"```python title=\"\w+\.py\"\n(.*?)```", text, re.DOTALL)
     assert len(examples) == 2
     for number, example in enumerate(examples):
         (tmp_path / f"net{number}.py").write_text(example)
