@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 SIZE = 84
 """Height and width of the image, pixels."""
 EPISODE_STEPS = 20
+TARGET_RADIUS_M = 0.12
 _SUBSTEPS = 10
 """Simulation steps of 0.01 s for one step of the environment."""
 _START = 0.9

@@ -65,7 +65,7 @@ def commented_share() -> float:
 
 
 def private_words() -> dict[str, int]:
-    """Lines that use a private word (docs/glossary.md has the field's), by word."""
+    """Lines that use a private word (docs/reference/glossary.md has the field's), by word."""
     words = re.compile(rf"(?<![A-Za-z])({'|'.join(PRIVATE_WORDS)})(?![a-z])", re.IGNORECASE)
     found: Counter[str] = Counter()
     for path in sources(".py", ".c", ".h"):

@@ -224,7 +224,7 @@ def test_training_improves_the_point_on_stale_experience():
         copies = {
             each.name: getattr(sent, each.name).clone()
             for each in fields(Rollout)
-            if each.name not in ("finals", "final_obs")
+            if each.name not in ("finals", "final_obs", "states")
         }
         waiting.append(Rollout(**copies, finals=list(sent.finals)))
         return learn(waiting.pop(0)) if len(waiting) > 2 else {"sync_s": 0.0}
