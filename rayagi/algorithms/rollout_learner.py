@@ -75,12 +75,9 @@ class RolloutLearner(ABC, Generic[SpecT]):
     def _make_scaler(self, device: torch.device | str = "cpu") -> RewardScaler:
         return RewardScaler(self.num_envs, self.spec.gamma, device=device)
 
+    @flushed_denormals()
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Update on one rollout, then merge its observation statistics. Denormals are flushed to zero meanwhile."""
-        with flushed_denormals():
-            return self._learn(rollout, iteration)
-
-    def _learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         self.sync_s = 0.0
         metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
         self.env_steps += rollout.num_steps * self.total_envs

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch.nn.functional import pad
 
 from actors.policy_tensors import ActivationName, PolicyTensors
 from collectives.mirrors import Mirrors
@@ -45,33 +45,27 @@ class PackedPolicy:
 
     def __init__(self, policy: PolicyTensors, rows: int) -> None:
         """``rows``: ROWS of policy.h in the compiled program (rayagi_rows)."""
-        self._rows = rows
         sizes = torch.tensor([policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)])
-        weights = torch.cat([self._blocks(weight).flatten() for weight in policy.weights])
-        biases = torch.cat([self._padded(bias) for bias in policy.biases])
+        # Rows are padded to whole blocks: (out, in) -> (ceil(out / rows), in, rows).
+        padded = [pad(weight.detach(), (0, 0, 0, -len(weight) % rows)) for weight in policy.weights]
+        blocks = [weight.view(-1, rows, weight.shape[1]).transpose(1, 2) for weight in padded]
+        weights = torch.cat([block.flatten() for block in blocks])
+        biases = torch.cat([pad(bias.detach(), (0, -len(bias) % rows)) for bias in policy.biases])
         vectors = (policy.shift, policy.scale, policy.std)
         plain = [None if vector is None else vector.detach().contiguous() for vector in vectors]
-        shift, scale, std = (None if vector is None else pointer(vector) for vector in plain)
+        shift, scale, std = plain
         self._pointers = _Policy(
             len(policy.weights),
-            *(pointer(tensor) for tensor in (sizes, weights, biases)),
+            pointer(sizes),
+            pointer(weights),
+            pointer(biases),
             ACTIVATIONS[policy.activation],
             scale is not None,
-            shift,
-            scale,
+            None if shift is None else pointer(shift),
+            None if scale is None else pointer(scale),
             policy.clip,
-            std,
+            None if std is None else pointer(std),
         )
         self._kept = [sizes, weights, biases, *plain]
         self.address = ctypes.addressof(self._pointers)
         self.widest = max(-(-size // rows) * rows for size in sizes.tolist())
-
-    def _blocks(self, weight: Tensor) -> Tensor:
-        """(out, in) -> (ceil(out / rows), in, rows)."""
-        padded = self._padded(weight)
-        return padded.view(-1, self._rows, weight.shape[1]).transpose(1, 2)
-
-    def _padded(self, tensor: Tensor) -> Tensor:
-        missing = -len(tensor) % self._rows
-        tensor = tensor.detach()
-        return torch.cat([tensor, tensor.new_zeros((missing, *tensor.shape[1:]))]) if missing else tensor
