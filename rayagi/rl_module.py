@@ -34,7 +34,7 @@ _CONSTANTS = ("log_std_clip_param_const",)
 """Buffers of RLlib's modules that are settings, not weights."""
 
 
-class ExportError(RuntimeError):
+class ModuleWeightsError(RuntimeError):
     """RLlib's module has other weights than rayagi's networks, since RLlib changed."""
 
     def __init__(self, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> None:
@@ -131,7 +131,7 @@ def load_exported(module: DefaultPPOTorchRLModule, weights: dict[str, Tensor]) -
     missing = tuple(name for name in own if name not in weights and not name.endswith(_CONSTANTS))
     unexpected = tuple(name for name in weights if name not in own)
     if missing or unexpected:
-        raise ExportError(missing, unexpected)
+        raise ModuleWeightsError(missing, unexpected)
     module.load_state_dict({**own, **weights})
 
 

@@ -27,7 +27,7 @@ LOGIC: dict[str, int] = {"and": 2, "or": 2, "not": 1}
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ExprNode:
     """One value. ``args``: indices of earlier nodes; ``value``: a constant's value, or an input's name."""
 
     op: str
@@ -42,18 +42,18 @@ class Graph:
     def __init__(self, place: str) -> None:
         """``place``: name of the traced function, for error messages."""
         self.place = place
-        self.nodes: list[Node] = []
+        self.nodes: list[ExprNode] = []
         self._index: dict[tuple[object, ...], int] = {}
 
     def input(self, name: str) -> Expr:
         """A named input."""
-        return self._add(Node("input", (), name))
+        return self._add(ExprNode("input", (), name))
 
     def constant(self, value: float) -> Expr:
         """A number or a truth value that is known at trace time."""
         if isinstance(value, bool):
-            return self._add(Node("constant", (), value, "truth"))
-        return self._add(Node("constant", (), float(value)))
+            return self._add(ExprNode("constant", (), value, "truth"))
+        return self._add(ExprNode("constant", (), float(value)))
 
     def value(self, given: Any) -> Expr:
         """A number or expression as an expression of this graph. Raises SimulatorError for anything else."""
@@ -79,7 +79,7 @@ class Graph:
             return self.constant(_folded(op, [node.value for node in nodes]))
         if op == "where" and nodes[0].op == "constant":
             return args[1] if nodes[0].value else args[2]
-        return self._add(Node(op, tuple(arg.index for arg in args), kind=kind))
+        return self._add(ExprNode(op, tuple(arg.index for arg in args), kind=kind))
 
     def error(self, reason: str) -> SimulatorError:
         """A SimulatorError that names the user's line."""
@@ -103,7 +103,7 @@ class Graph:
             )
         return "real" if op in REAL_OPS else "truth"
 
-    def _add(self, node: Node) -> Expr:
+    def _add(self, node: ExprNode) -> Expr:
         """Hash-consing: an equal node is reused (common subexpression elimination)."""
         # repr, since in Python 1.0 == True and 0.0 == -0.0.
         value = repr(node.value)
@@ -125,7 +125,7 @@ class Expr:
         self.graph, self.index = graph, index
 
     @property
-    def node(self) -> Node:
+    def node(self) -> ExprNode:
         """Its node."""
         return self.graph.nodes[self.index]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayagi.envs.fused.expressions import COMPARISONS, LOGIC, REAL_OPS, Kind, Node
+from rayagi.envs.fused.expressions import COMPARISONS, LOGIC, REAL_OPS, ExprNode, Kind
 from rayagi.envs.fused.trace import Function
 
 
@@ -94,7 +94,7 @@ def print_function(
     return Body(tuple(lines), tuple(texts[index] for index in function.outputs))
 
 
-def _text(node: Node, number: int, language: Language, inputs: Mapping[str, str], prefix: str) -> str:
+def _text(node: ExprNode, number: int, language: Language, inputs: Mapping[str, str], prefix: str) -> str:
     if node.op == "input":
         return inputs[str(node.value)]
     if node.op == "constant":

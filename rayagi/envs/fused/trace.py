@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayagi.envs.fused.errors import SimulatorError
-from rayagi.envs.fused.expressions import Expr, Graph, Kind, Node
+from rayagi.envs.fused.expressions import Expr, ExprNode, Graph, Kind
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator, action_dim, named
 
 MAX_NODES = 100_000
@@ -26,7 +26,7 @@ class Function:
     """
 
     inputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[ExprNode, ...]
     outputs: tuple[int, ...]
 
 
@@ -175,7 +175,7 @@ def needed(graph: Graph, inputs: tuple[str, ...], outputs: list[int]) -> Functio
     kept = [index for index in range(len(graph.nodes)) if index in live]
     number = {index: new for new, index in enumerate(kept)}
     nodes = tuple(
-        Node(node.op, tuple(number[arg] for arg in node.args), node.value, node.kind)
+        ExprNode(node.op, tuple(number[arg] for arg in node.args), node.value, node.kind)
         for node in (graph.nodes[index] for index in kept)
     )
     return Function(inputs, nodes, tuple(number[index] for index in outputs))

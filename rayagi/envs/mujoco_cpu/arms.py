@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
-from rayagi.envs.mujoco_cpu.task import CompiledModel, Task, sum_of_squares
+from rayagi.envs.mujoco_cpu.task import CompiledModel, GymnasiumTask, sum_of_squares
 
 _SPEED_NOISE = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reacher(Task):
+class Reacher(GymnasiumTask):
     """Two links reach a random target."""
 
     xml_file: str = "reacher.xml"
@@ -63,7 +63,7 @@ class Reacher(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pusher(Task):
+class Pusher(GymnasiumTask):
     """Seven joints push a cylinder to a goal."""
 
     xml_file: str = "pusher_v5.xml"

@@ -8,12 +8,12 @@ from actors.protocols import ActionSpec, EnvInfo
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
 from rayagi.envs.mujoco_cpu.physics import BatchPhysics, Physics, route_warnings_to_logging
-from rayagi.envs.mujoco_cpu.task import CompiledModel, Task
+from rayagi.envs.mujoco_cpu.task import CompiledModel, GymnasiumTask
 
 ENGINE = "mujoco_cpu"
 
 
-def load_model(env_id: str, task: Task) -> CompiledModel:
+def load_model(env_id: str, task: GymnasiumTask) -> CompiledModel:
     """Compile the task's model. Raises EnvironmentOptionError if the file is missing or invalid."""
     route_warnings_to_logging()
     try:
@@ -22,14 +22,16 @@ def load_model(env_id: str, task: Task) -> CompiledModel:
         raise EnvironmentOptionError(env_id, f"xml_file {task.xml_file!r}: {error}") from error
 
 
-def make_physics(compiled: CompiledModel, task: Task, num_envs: int, num_threads: int) -> Physics:
+def make_physics(compiled: CompiledModel, task: GymnasiumTask, num_envs: int, num_threads: int) -> Physics:
     """The fastest physics that computes the fields which the task reads."""
     names = ("qpos", "qvel", *task.derived_fields)
     kind = ContactPhysics if task.needs_contact_forces else BatchPhysics
     return kind(compiled.model, num_envs, num_threads, names)
 
 
-def describe(env_id: str, compiled: CompiledModel, task: Task, max_episode_steps: int | None) -> EnvInfo:
+def describe(
+    env_id: str, compiled: CompiledModel, task: GymnasiumTask, max_episode_steps: int | None
+) -> EnvInfo:
     """The EnvInfo of a task."""
     physics = make_physics(compiled, task, 1, 1)
     obs_dim = task.observe(compiled, physics.fields).shape[1]

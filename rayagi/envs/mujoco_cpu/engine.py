@@ -17,7 +17,7 @@ from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu.compiled_model import describe, load_model, make_physics
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
-from rayagi.envs.mujoco_cpu.task import Task
+from rayagi.envs.mujoco_cpu.task import GymnasiumTask
 from rayagi.envs.providers import check_num_envs, log_sim_errors
 
 
@@ -48,7 +48,7 @@ class MujocoVecEnv:
     def __init__(
         self,
         env_id: str,
-        task: Task,
+        task: GymnasiumTask,
         *,
         num_envs: int,
         first_env_index: int = 0,

@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
-from rayagi.envs.mujoco_cpu.task import CompiledModel, Task, sum_of_squares, uniform_start
+from rayagi.envs.mujoco_cpu.task import CompiledModel, GymnasiumTask, sum_of_squares, uniform_start
 
 _FREE_JOINT_DOFS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class _HumanoidBody(Task):
+class _HumanoidBody(GymnasiumTask):
     """What both tasks share: observation and initial state."""
 
     frame_skip: int = 5
@@ -48,7 +48,7 @@ class _HumanoidBody(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Humanoid(_HumanoidBody):
+class GymnasiumHumanoid(_HumanoidBody):
     """A humanoid rewarded for running forward upright."""
 
     xml_file: str = "humanoid.xml"

@@ -8,13 +8,13 @@ from typing import ClassVar
 import numpy as np
 
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
-from rayagi.envs.mujoco_cpu.task import CompiledModel, Task, gaussian_speed_start, uniform_start
+from rayagi.envs.mujoco_cpu.task import CompiledModel, GymnasiumTask, gaussian_speed_start, uniform_start
 
 _MAX_ANGLE_RAD = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertedPendulum(Task):
+class InvertedPendulum(GymnasiumTask):
     """One pole on a cart."""
 
     xml_file: str = "inverted_pendulum.xml"
@@ -41,7 +41,7 @@ class InvertedPendulum(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InvertedDoublePendulum(Task):
+class InvertedDoublePendulum(GymnasiumTask):
     """Two poles, one on the other, on a cart."""
 
     xml_file: str = "inverted_double_pendulum.xml"

@@ -10,17 +10,17 @@ import gymnasium
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.mujoco_cpu.arms import Pusher, Reacher
 from rayagi.envs.mujoco_cpu.compiled_model import describe, load_model
-from rayagi.envs.mujoco_cpu.humanoids import Humanoid, HumanoidStandup
+from rayagi.envs.mujoco_cpu.humanoids import GymnasiumHumanoid, HumanoidStandup
 from rayagi.envs.mujoco_cpu.pendulums import InvertedDoublePendulum, InvertedPendulum
-from rayagi.envs.mujoco_cpu.task import Task
-from rayagi.envs.mujoco_cpu.walkers import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
+from rayagi.envs.mujoco_cpu.task import GymnasiumTask
+from rayagi.envs.mujoco_cpu.walkers import GymnasiumAnt, HalfCheetah, Hopper, Swimmer, Walker2d
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_options, time_limit
 
-TASKS: Mapping[str, type[Task]] = {
-    "Ant-v5": Ant,
+TASKS: Mapping[str, type[GymnasiumTask]] = {
+    "Ant-v5": GymnasiumAnt,
     "HalfCheetah-v5": HalfCheetah,
     "Hopper-v5": Hopper,
-    "Humanoid-v5": Humanoid,
+    "Humanoid-v5": GymnasiumHumanoid,
     "HumanoidStandup-v5": HumanoidStandup,
     "InvertedDoublePendulum-v5": InvertedDoublePendulum,
     "InvertedPendulum-v5": InvertedPendulum,
@@ -31,7 +31,7 @@ TASKS: Mapping[str, type[Task]] = {
 }
 
 
-def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
+def make_task(env_id: str, options: Mapping[str, Any]) -> GymnasiumTask:
     """Make a task from Gymnasium's constructor arguments. Raises EnvironmentOptionError for an unknown one."""
     task_class = TASKS[env_id]
     check_options(env_id, task_class, options)

@@ -52,7 +52,7 @@ class CompiledModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC):
+class GymnasiumTask(ABC):
     """One of Gymnasium's MuJoCo v5 tasks; its fields are that environment's constructor arguments.
 
     Methods take ``fields`` of N environments, (N, ...) each, and return (N, ...).

@@ -10,7 +10,7 @@ import numpy as np
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
 from rayagi.envs.mujoco_cpu.task import (
     CompiledModel,
-    Task,
+    GymnasiumTask,
     gaussian_speed_start,
     sum_of_squares,
     uniform_start,
@@ -18,7 +18,7 @@ from rayagi.envs.mujoco_cpu.task import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ant(Task):
+class GymnasiumAnt(GymnasiumTask):
     """Four legs, eight torques, contact forces in the observation."""
 
     xml_file: str = "ant.xml"
@@ -72,7 +72,7 @@ class Ant(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HalfCheetah(Task):
+class HalfCheetah(GymnasiumTask):
     """Two legs in a plane, six torques, never falls."""
 
     xml_file: str = "half_cheetah.xml"
@@ -126,7 +126,7 @@ class Swimmer(HalfCheetah):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walker2d(Task):
+class Walker2d(GymnasiumTask):
     """Two legs in a plane that must stay upright."""
 
     xml_file: str = "walker2d_v5.xml"

@@ -10,7 +10,14 @@ from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
-from rayagi.rl_module import ExportError, empty_module, export_module, exported_weights, load_exported, spaces
+from rayagi.rl_module import (
+    ModuleWeightsError,
+    empty_module,
+    export_module,
+    exported_weights,
+    load_exported,
+    spaces,
+)
 
 CPU = torch.device("cpu")
 BOX = ActionSpec(kind="continuous", dim=3, low=(-1.0, -2.0, -3.0), high=(1.0, 2.0, 3.0))
@@ -80,9 +87,9 @@ def test_weights_that_do_not_fit_are_refused_by_name():
     network = NetworkSpec(hidden=(16,))
     weights = exported_weights(policy_of(BOX, network, None), info(BOX))
     log_std = weights.pop("pi.log_std")
-    with pytest.raises(ExportError, match=r"missing weights: pi\.log_std; unexpected weights: none"):
+    with pytest.raises(ModuleWeightsError, match=r"missing weights: pi\.log_std; unexpected weights: none"):
         load_exported(empty_module(info(BOX), network), weights)
-    with pytest.raises(ExportError, match=r"missing weights: none; unexpected weights: pi\.sigma"):
+    with pytest.raises(ModuleWeightsError, match=r"missing weights: none; unexpected weights: pi\.sigma"):
         load_exported(
             empty_module(info(BOX), network), {**weights, "pi.log_std": log_std, "pi.sigma": log_std}
         )

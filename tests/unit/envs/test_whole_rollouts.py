@@ -233,9 +233,11 @@ def test_an_action_that_is_not_finite_is_named():
 
 
 def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):
-    from rayagi.envs.mujoco_cpu.walkers import Ant
+    from rayagi.envs.mujoco_cpu.walkers import GymnasiumAnt
 
-    monkeypatch.setattr(Ant, "forward_position", lambda self, compiled, fields: np.cosh(fields["qpos"][:, 0]))
+    monkeypatch.setattr(
+        GymnasiumAnt, "forward_position", lambda self, compiled, fields: np.cosh(fields["qpos"][:, 0])
+    )
     kernels._log_once.cache_clear()
     caplog.set_level("INFO", logger="rayagi")
     env = make_env_factory("Ant-v5")(num_envs=2, first_env_index=0, seed=0, num_threads=1)

@@ -14,7 +14,7 @@ from rayagi.envs.fused.expressions import Graph
 from rayagi.envs.fused.printing import Body, print_function
 from rayagi.envs.fused.trace import Function, needed
 from rayagi.envs.mujoco_cpu.physics import Fields
-from rayagi.envs.mujoco_cpu.task import CompiledModel, Task
+from rayagi.envs.mujoco_cpu.task import CompiledModel, GymnasiumTask
 from rayagi.envs.mujoco_cpu.whole_rollouts.arrays import TracedArray
 from rayagi.envs.tasks.compiled.source import C
 
@@ -48,7 +48,7 @@ class Formulas:
     observe: int
 
 
-def compile_formulas(task: Task, compiled: CompiledModel, fields: Fields) -> Formulas:
+def compile_formulas(task: GymnasiumTask, compiled: CompiledModel, fields: Fields) -> Formulas:
     """Compile a task's formulas for worlds with these fields, (N, ...) each. Compiled programs are cached.
 
     Raises:
@@ -63,7 +63,7 @@ def compile_formulas(task: Task, compiled: CompiledModel, fields: Fields) -> For
     return Formulas(library, tuple(fields), *addresses)
 
 
-def source(task: Task, compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]]) -> str:
+def source(task: GymnasiumTask, compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The C program. ``shapes``: shape of each field of one world."""
     trace = _Tracing(task, shapes)
     forward_position = trace.function(task.forward_position(compiled, trace.fields))
@@ -100,7 +100,7 @@ def source(task: Task, compiled: CompiledModel, shapes: Mapping[str, tuple[int, 
 class _Tracing:
     """An expression graph, and one world's fields as its inputs."""
 
-    def __init__(self, task: Task, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, task: GymnasiumTask, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.graph = Graph(type(task).__name__)
         self.fields: Any = {
             name: TracedArray.inputs(self.graph, name, shape) for name, shape in shapes.items()

@@ -21,7 +21,7 @@ from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.contact_physics import MAX_ITEMS, ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.physics import WorldError
-from rayagi.envs.mujoco_cpu.task import Task
+from rayagi.envs.mujoco_cpu.task import GymnasiumTask
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import FORMULAS, compile_formulas
 from rayagi.envs.mujoco_cpu.whole_rollouts.program import RolloutLoop, RolloutSettings
 from rayagi.native import acting
@@ -39,7 +39,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
 
     _physics: ContactPhysics
 
-    def __init__(self, env_id: str, task: Task, **options: Any) -> None:
+    def __init__(self, env_id: str, task: GymnasiumTask, **options: Any) -> None:
         """Arguments: as MujocoVecEnv.
 
         Raises:
@@ -131,7 +131,7 @@ def _episodes(
     return episodes
 
 
-def make_vec_env(env_id: str, task: Task, **options: Any) -> MujocoVecEnv:
+def make_vec_env(env_id: str, task: GymnasiumTask, **options: Any) -> MujocoVecEnv:
     """Environments with whole rollouts, where the task's physics and a compiler allow it."""
     if task.needs_contact_forces:
         make = partial(RolloutMujocoVecEnv, env_id, task, **options)

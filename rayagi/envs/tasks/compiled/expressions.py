@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rayagi.envs.fused.expressions import COMPARISONS, LOGIC, REAL_OPS, Expr, Graph, Node
+from rayagi.envs.fused.expressions import COMPARISONS, LOGIC, REAL_OPS, Expr, ExprNode, Graph
 
 C_FUNCTIONS: Mapping[str, tuple[str, Callable[..., Any]]] = {
     "acos": ("acos({0})", np.arccos), "acosh": ("acosh({0})", np.arccosh), "asin": ("asin({0})", np.arcsin),
@@ -50,10 +50,10 @@ class TaskGraph(Graph):
             is_truth = isinstance(result, bool | np.bool_)
             return self.constant(bool(result) if is_truth else float(result))
         if op in C_FUNCTIONS:
-            return self._add(Node(op, tuple(arg.index for arg in args)))
+            return self._add(ExprNode(op, tuple(arg.index for arg in args)))
         return super().apply(op, *args)
 
-    def add(self, node: Node) -> int:
+    def add(self, node: ExprNode) -> int:
         """Index of a node; equal nodes are shared."""
         return self._add(node).index
 

@@ -30,7 +30,7 @@ class _Rows(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class CompiledTask:
     """A compiled task.
 
     Attributes:
@@ -60,7 +60,7 @@ class Program:
         return ctypes.pointer(self.structure(**numbers, **pointers, **named))
 
 
-def compile_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> Program:
+def compile_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> CompiledTask:
     """Trace and compile a task's functions for worlds with these fields; the compiled library is cached on disk.
 
     Raises:
@@ -79,7 +79,7 @@ def compile_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> Pro
     library.rayagi_observe.argtypes = (address, address, count, address)
     library.rayagi_control.restype = library.rayagi_after_physics.restype = count
     library.rayagi_start.restype = library.rayagi_observe.restype = None
-    return Program(traced, library, structure)
+    return CompiledTask(traced, library, structure)
 
 
 def _structure(traced: TracedTask) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rayagi.envs.fused.expressions import Node
+from rayagi.envs.fused.expressions import ExprNode
 from rayagi.envs.fused.trace import MAX_NODES, Function
 from rayagi.envs.tasks.compiled.expressions import TaskGraph
 from rayagi.envs.tasks.compiled.tensors import TracedTensor, Tracing, UntraceableError, users_line
@@ -202,7 +202,7 @@ class _Tracing:
                         self.graph.place, f"results that depend on {value} of other worlds"
                     )
             args = tuple(copies[arg] for arg in node.args)
-            copies[index] = own.add(Node(node.op, args, value, node.kind))
+            copies[index] = own.add(ExprNode(node.op, args, value, node.kind))
         if len(own.nodes) > MAX_NODES:
             raise UntraceableError(self.graph.place, f"{len(own.nodes)} operations; at most {MAX_NODES}")
         inputs = tuple(str(node.value) for node in own.nodes if node.op == "input")

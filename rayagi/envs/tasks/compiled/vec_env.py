@@ -11,7 +11,7 @@ from torch import Tensor
 from actors.protocols import EnvInfo, StepResult
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
-from rayagi.envs.tasks.compiled.program import Program
+from rayagi.envs.tasks.compiled.program import CompiledTask
 from rayagi.envs.tasks.compiled.trace import memory_name
 from rayagi.envs.tasks.task import TaskFunctions
 from rayagi.envs.tasks.vec_env import TaskVecEnv
@@ -30,7 +30,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         info: EnvInfo,
         rules: TaskFunctions[Any],
         worlds: CpuBatchedSim,
-        program: Program,
+        program: CompiledTask,
         **env_args: Any,
     ) -> None:
         super().__init__(info, rules, worlds, **env_args)
