@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from actors.agent import Agent
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from actors.roles import Agent
 from experiments.learning.run import summary
 from experiments.origin import origin
 from experiments.pixels.env import EPISODE_STEPS, TARGET_RADIUS_M, Reach

@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 
 def shared(name: str) -> str:
