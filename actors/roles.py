@@ -70,7 +70,8 @@ class Agent:
     def _outputs(self, observed: Tensor) -> Tensor:
         if not self.policy.state_dim:
             return self.policy.outputs(observed)
-        outputs, self._states = self.policy.step(observed, self.states(len(observed), observed.device))
+        outputs, states = self.policy.step(observed, self.states(len(observed), observed.device))
+        self._states = states.clone()  # a network may return a view of the observations, which change
         return outputs
 
     def through(self, rollout: Rollout, noise: Tensor) -> Acting:

@@ -37,6 +37,28 @@ class TowardsOrigin:
         return None
 
 
+class RemembersTheLastObservation(TowardsOrigin):
+    """Its next states are the observations themselves, not a copy."""
+
+    state_dim = 4
+
+    def observe(self, obs):
+        return obs
+
+    def step(self, observed, states):
+        return states[:, :2], observed
+
+
+def test_an_agents_states_are_its_own_if_the_network_returns_the_observations():
+    agent, obs, noise = Agent(RemembersTheLastObservation()), torch.ones(2, 4), torch.zeros(2, 2)
+    agent.act(obs, noise)
+    obs.fill_(7.0)  # the simulator's next step
+    agent.reset(torch.tensor([1]))
+    _, outputs, _ = agent.act(obs, noise)
+    assert outputs.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert obs.tolist() == [[7.0] * 4] * 2
+
+
 def test_a_simulator_counts_episodes_as_they_end():
     simulator = Simulator(PointEnv(3, 0, seed=1))
     rewards = torch.zeros(3, dtype=torch.float64)
