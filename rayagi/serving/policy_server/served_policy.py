@@ -46,7 +46,7 @@ class ServedPolicy:
         seen, states = rows.split((self.saved.info.obs_dim, policy.state_dim), -1)
         with torch.inference_mode():
             outputs, states = policy.step(policy.observe(seen), states)
-            actions = self._clipped(policy.mode(outputs))
+            actions = self._clipped(policy.environment_actions(policy.mode(outputs)))
         fields = [("actions", actions.dtype, actions.shape[1:]), ("states", np.float32, (policy.state_dim,))]
         answers = np.empty(len(rows), dtype=fields)
         answers["actions"], answers["states"] = actions, states.numpy()

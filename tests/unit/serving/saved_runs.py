@@ -12,12 +12,14 @@ from rayagi.models.networks import ActorCritic
 from rayagi.run.folder import create_run
 
 
-def saved_run(out: Path, task="InvertedPendulum-v5", *, name="a", iterations=(4,), core="none") -> Path:
+def saved_run(
+    out: Path, task="InvertedPendulum-v5", *, name="a", iterations=(4,), core="none", head="auto"
+) -> Path:
     """A run folder with a checkpoint of other weights for each iteration; the last one is the best too."""
     spec = RunSpec(
         env=EnvSpec(id=task),
         gmi=GmiSpec(num_envs=2, backend="cpu"),
-        network=NetworkSpec(hidden=(8,), core=core, core_size=6),
+        network=NetworkSpec(hidden=(8,), core=core, core_size=6, head=head),
     )
     folder = create_run(out, task, seed=0, rayagi_version="0.1", name=name)
     folder.write_config(run_spec_to_dict(spec))

@@ -413,3 +413,17 @@ def test_a_recurrent_policys_states_stay_with_each_client_over_every_transport(t
         status, body = asked(f"{url}/act", json.dumps({"obs": OBS[0].tolist()}).encode())
         assert status == 400
         assert f"each of 4 numbers and a state of {policy.state_dim}" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_squashed_policys_actions_are_those_of_the_environment(tmp_path, core):
+    run = saved_run(tmp_path / "runs", core=core, head="squashed_gaussian")
+    policy = saved_policy(run, "best").policy
+    with torch.inference_mode():
+        observed = policy.observe(torch.from_numpy(OBS))
+        states = torch.zeros(len(OBS), policy.state_dim)
+        outputs = policy.step(observed, states)[0] if policy.state_dim else policy.outputs(observed)
+    expected = 3.0 * outputs.tanh().numpy()  # the range is [-3, 3]
+    assert np.abs(expected - outputs.numpy()).max() > 0.01
+    with serving(run, port=0) as (_, url, _), PolicyClient(url) as client:
+        assert client.act(OBS) == pytest.approx(expected, abs=1e-6)
