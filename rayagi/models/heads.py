@@ -28,6 +28,8 @@ class Head(nn.Module, ABC):
     """An action distribution."""
 
     gumbel_noise: ClassVar[bool]
+    mode_noise: ClassVar[float] = 0.0
+    """Noise for which ``sample`` gives the mode."""
     num_outputs: int
     """Outputs of the policy network."""
 
@@ -273,6 +275,7 @@ class BernoulliHead(Head):
     """Independent bits, (B, dim) of 0 and 1; each has one logit."""
 
     gumbel_noise = True
+    mode_noise = -math.log(math.log(2))  # u = 1/2
 
     def __init__(self, dim: int) -> None:
         super().__init__()

@@ -49,9 +49,9 @@ class ServingAgent:
         self._agent.reset(ids)
 
     def _noise(self) -> Tensor:
-        """Noise of a block of steps, (T, N, output_dim) float32, on the policy's device; zeros for the mode."""
+        """Noise of a block of steps, (T, N, output_dim) float32, on the policy's device."""
         if self._greedy:
-            return torch.zeros_like(self._rollout.outputs)
+            return torch.full_like(self._rollout.outputs, self._policy.model.head.mode_noise)
         return self._policy.noise(
             _STEPS, self._num_envs, seed=self._seed, first_env_index=self._first_env_index, number=self._block
         )

@@ -1,9 +1,12 @@
 """The serving program of dp_only in this process: its records equal the environments' steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
+from actors.protocols import ActionSpec
 from actors.roles import Agent
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
@@ -11,11 +14,12 @@ from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
 from rayagi.models.networks import ActorCritic
-from rayagi.models.policy import load_policy
+from rayagi.models.policy import load_policy, new_policy
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording, ServingJob, merged_results
+from rayagi.serving.simulating import ServingAgent
 from rayagi.serving.templates import DpOnlyServing
 
 TASK = "InvertedPendulum-v5"
@@ -118,3 +122,15 @@ def test_a_recurrent_policy_begins_each_served_episode_without_memory_of_the_las
     assert torch.equal(serving.simulator.obs, obs)
     env.close()
     serving.close()
+
+
+def test_greedy_serving_of_bits_takes_the_likelier_value_of_each():
+    bits = ActionSpec(kind="multi_discrete", dim=3, choices=(2, 2, 2))
+    info = replace(env_info(TASK), action=bits)
+    network = NetworkSpec(hidden=(8,), head="bernoulli")
+    policy = new_policy(replace(job(greedy=True).spec, network=network), info, torch.device("cpu"))
+    agent = ServingAgent(job(greedy=True), policy, num_envs=64, first_env_index=0)
+    obs = torch.randn(64, info.obs_dim, generator=torch.Generator().manual_seed(0))
+    chosen = agent.act(obs)
+    assert torch.equal(chosen, Agent(policy).act_greedily(obs))
+    assert 0 < chosen.sum() < chosen.numel()
