@@ -89,7 +89,7 @@ class PolicyClient:
         state_dim = int(self.info().get("state_dim", 0)) if self._is_recurrent is not False else 0
         self._is_recurrent = state_dim > 0
         if state_dim:
-            if self._states is None or len(self._states) != len(rows):
+            if self._states is None or self._states.shape != (len(rows), state_dim):
                 self._states = np.zeros((len(rows), state_dim), "<f4")
             rows = np.concatenate((rows, self._states), axis=1)
         answers = self._with_retry(lambda timeout_s: self._transport.act(rows, timeout_s))
@@ -101,7 +101,7 @@ class PolicyClient:
         """Begin new episodes in these rows, a mask or indices; None: in all. Of no effect if not recurrent."""
         if rows is None:
             self._states = None
-        elif self._states is not None:
+        elif self._states is not None and np.size(rows):
             self._states[np.asarray(rows)] = 0.0
 
     def info(self) -> dict[str, Any]:

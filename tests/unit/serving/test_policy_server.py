@@ -396,6 +396,7 @@ def test_a_recurrent_policys_states_stay_with_each_client_over_every_transport(t
                 assert client.info()["state_dim"] == policy.state_dim > 0
                 for wanted in expected:
                     assert client.act(OBS) == pytest.approx(wanted, abs=1e-6)
+                client.reset([])
                 client.reset([1])
                 assert client.act(OBS) == pytest.approx(after_reset, abs=1e-6)
                 assert other.act(OBS) == pytest.approx(expected[0], abs=1e-6)
@@ -427,3 +428,13 @@ def test_a_squashed_policys_actions_are_those_of_the_environment(tmp_path, core)
     assert np.abs(expected - outputs.numpy()).max() > 0.01
     with serving(run, port=0) as (_, url, _), PolicyClient(url) as client:
         assert client.act(OBS) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_client_begins_anew_when_the_server_returns_with_a_larger_state(tmp_path):
+    runs = [saved_run(tmp_path / core, core=core) for core in ("gru", "lstm")]
+    with serving(runs[0], port=0) as (server, url, _):
+        client = PolicyClient(url)
+        client.act(OBS)
+    with serving(runs[1], port=server.port), client:
+        expected = Agent(saved_policy(runs[1], "best").policy).act_greedily(torch.from_numpy(OBS))
+        assert client.act(OBS) == pytest.approx(expected.clamp(-3.0, 3.0).numpy(), abs=1e-6)
