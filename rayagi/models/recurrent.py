@@ -14,7 +14,23 @@ from torch import Tensor, nn
 
 from rayagi.config.spec import Core
 
-_CORES: dict[Core, type[nn.LSTM] | type[nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
+
+class _InPlace(nn.RNNBase):
+    """Keeps its parameters where they are: on a GPU they are views of the trainer's flat vector. [unverified on GPU]"""
+
+    def flatten_parameters(self) -> None:
+        """Nothing: torch would move them to memory of its own after every ``functional_call``."""
+
+
+class _Lstm(_InPlace, nn.LSTM):
+    pass
+
+
+class _Gru(_InPlace, nn.GRU):
+    pass
+
+
+_CORES: dict[Core, type[_Lstm] | type[_Gru]] = {"lstm": _Lstm, "gru": _Gru}
 
 
 @dataclass(frozen=True, slots=True)

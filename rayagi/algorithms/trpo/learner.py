@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -172,11 +173,13 @@ def _like(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 def _distribution(model: Model, parameters: dict[str, Tensor], batch: OnPolicyBatch) -> Distribution:
     """The action distribution of each sample, with these parameters in place of the model's."""
     sequences = None if batch.memory is None else batch.memory.whole()
-    return functional_call(
-        _Distribution(model),
-        {f"model.{name}": each for name, each in parameters.items()},
-        (batch.obs, sequences),
-    )
+    # cuDNN's recurrent networks have no second derivative, which the Fisher products need. [unverified on GPU]
+    with nullcontext() if sequences is None else torch.backends.cudnn.flags(enabled=False):
+        return functional_call(
+            _Distribution(model),
+            {f"model.{name}": each for name, each in parameters.items()},
+            (batch.obs, sequences),
+        )
 
 
 class _Distribution(nn.Module):

@@ -284,6 +284,21 @@ def test_trpo_keeps_its_bound_with_a_recurrent_policy(core):
         assert metrics["backtracks"] < 10
 
 
+@CORES
+def test_trpo_differentiates_a_core_twice_without_cudnn_and_leaves_its_parameters_in_place(core, monkeypatch):
+    def refuse(self):
+        raise AssertionError("on a GPU torch would move the parameters out of the flat vector")
+
+    program = build(spec_of(core, TRPOSpec(rollout_length=8, num_minibatches=2, num_epochs=1)))
+    model, enabled = program.learner.policy.model, []
+    model.policy.core.register_forward_hook(lambda *_: enabled.append(torch.backends.cudnn.enabled))
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", refuse)
+    program.iterate()
+    assert enabled.count(False) >= 3  # the old policy, its Fisher products, and a candidate
+    assert enabled.count(True) == 8  # acting
+    assert torch.backends.cudnn.enabled
+
+
 @pytest.mark.parametrize(
     ("changes", "num_envs", "reason"),
     [
