@@ -177,6 +177,11 @@ class RolloutMemory:
         """N sequences of T steps."""
         return Sequences(self.states[0], self.done)
 
+    def order(self) -> Tensor:
+        """Flat sample indices of all sequences of L steps, time first, (T * N,): an order for ``of``."""
+        samples = torch.arange(self.done.numel(), device=self.done.device)
+        return samples.view(len(self.states), -1, self.done.shape[1]).transpose(0, 1).flatten()
+
     def of(self, order: Tensor) -> Sequences:
         """The sequences of a minibatch: flat sample indices of n sequences of L steps, time first, (L * n,)."""
         length = len(self.done) // len(self.states)

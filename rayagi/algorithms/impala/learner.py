@@ -183,9 +183,13 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
         return Estimates(weighted, targets.reshape(-1)), float(explained_variance(values, targets))
 
     def _log_probs(self, obs: Tensor, actions: Tensor, memory: RolloutMemory | None) -> Tensor:
+        """From the states that acting left before each sequence, as in the minibatches: their first ratios are one."""
         model = self.policy.model
-        outputs = model.outputs(obs, None if memory is None else memory.whole())
-        return model.head.log_prob(outputs, actions)
+        if memory is None:
+            return model.head.log_prob(model.outputs(obs), actions)
+        order = memory.order()
+        ordered = model.head.log_prob(model.outputs(obs[order], memory.of(order)), actions[order])
+        return torch.empty_like(ordered).index_copy(0, order, ordered)
 
     def _importance(self, samples: Samples) -> dict[str, float]:
         """Importance ratios of the policy before this update to the behaviour policy: mean, and fraction truncated."""

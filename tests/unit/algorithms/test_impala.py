@@ -172,6 +172,20 @@ def test_the_gradient_on_another_policys_experience_is_the_papers(clip_ratio):
     assert ("clip_fraction" in metrics) is (clip_ratio is not None)
 
 
+@pytest.mark.parametrize("length", [None, 2])
+def test_a_recurrent_policys_first_ratios_are_one_on_another_policys_experience(length):
+    settings = spec("impala", **{**ONE_PASS, "sequence_length": length, "learning_rate": 1e-12})
+    network = replace(settings.network, core="gru", core_size=6)
+    program, _ = collected(replace(settings, network=network))
+    with torch.no_grad():
+        program.learner.policy.model.policy.output.weight.mul_(100.0)
+        program.learner.policy.model.policy.core.weight_hh_l0.mul_(-1.0)
+    metrics = program.learner.learn(elsewhere(program), 0)
+    assert abs(metrics["importance_ratio"] - 1.0) > 0.01
+    assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction"] == 0.0
+
+
 def test_a3c_ignores_the_behaviour_policy_and_impala_does_not():
     changed = {}
     for algorithm in ("a3c", "impala"):
