@@ -177,7 +177,7 @@ class GmiAlgorithm(Algorithm):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore ``get_state()``. Warns on another number of GMIs, since the batch changes with it."""
+        """Restore ``get_state()``. Warns on other numbers of GMIs or environments, since the batch changes with them."""
         saved, here = state["session"]["num_gmis"], self.plan.num_gmis
         if saved != here:
             _logger.warning(
@@ -187,6 +187,12 @@ class GmiAlgorithm(Algorithm):
                 here,
                 here / saved,
                 saved,
+            )
+        elif sum(before := state["session"].get("envs", self.plan.envs)) != sum(self.plan.envs):
+            _logger.warning(
+                "the checkpoint has %d environments and continues with %d, which restart",
+                sum(before),
+                sum(self.plan.envs),
             )
         self._session().load_state_dict(state["session"])
         self.metrics.set_state(state["metrics_logger"])

@@ -32,6 +32,15 @@ if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
     from rayagi.coordinator.deployment import Deployment
 
 
+def states_of_gmis(state: Mapping[str, Any], envs: tuple[int, ...]) -> list[StateDict]:
+    """Each GMI's part of a session's state; with ``local`` if the GMIs have the environments of then."""
+    shared = {"shared": state["shared"]}
+    same = state["num_gmis"] == len(envs) and tuple(state.get("envs", envs)) == envs
+    if "local" not in state or not same:
+        return [dict(shared) for _ in envs]
+    return [{**shared, "local": local} for local in state["local"]]
+
+
 class SessionClosedError(RuntimeError):
     """A call to a session that has ended."""
 
@@ -228,21 +237,21 @@ class Session:
     def state_dict(self) -> StateDict:
         """The state after all submitted iterations.
 
-        ``{"shared": state that all GMIs have in common, "local": [state of each GMI], "num_gmis": number of GMIs}``
+        ``{"shared": state that all GMIs have in common, "local": [state of each GMI], "num_gmis": number of GMIs,
+        "envs": environments of each GMI}``
         """
         states = self._states()
         return {
             "shared": states[self.plan.hosting("trainer")[0]]["shared"],
             "local": [state["local"] for state in states],
             "num_gmis": len(states),
+            "envs": self.plan.envs,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state. Without ``local``, or with another number of GMIs, environments are reset."""
+        """Resume from a saved state. Without ``local``, or with other numbers of GMIs or environments, these are reset."""
         group = self._open()
-        states: list[StateDict] = [{"shared": state["shared"]} for _ in group.handles]
-        if "local" in state and state["num_gmis"] == len(states):
-            states = [{**own, "local": local} for own, local in zip(states, state["local"], strict=True)]
+        states = states_of_gmis(state, self.plan.envs)
         refs = group.ask(lambda index, gmi: gmi.load_state_dict.remote(states[index]))
         self._answers(refs, "loading a state", self._limit_s())
 

@@ -216,6 +216,24 @@ def test_a_checkpoint_remembers_how_many_gmis_the_machine_gave(tmp_path, caplog)
     assert "num_gmis=2 and continues with 1: iterations have 0.5 times as many steps" in caplog.text
 
 
+@pytest.mark.slow
+def test_a_checkpoint_continues_with_another_number_of_environments(tmp_path, caplog):
+    algo = small_config().gmi(num_gmis=1, num_envs=4).build_algo()
+    try:
+        algo.train()
+        path, weights_then = algo.save_to_path(tmp_path / "checkpoint"), weights(algo.get_module())
+    finally:
+        algo.stop()
+    wider = small_config().gmi(num_gmis=1, num_envs=8).build_algo()
+    try:
+        wider.restore_from_path(path)
+        assert torch.equal(weights(wider.get_module()), weights_then)
+        assert wider.train()["training_iteration"] == 2
+    finally:
+        wider.stop()
+    assert "the checkpoint has 4 environments and continues with 8, which restart" in caplog.text
+
+
 def test_an_environment_that_the_user_registered_exists_inside_the_gmis():
     class Own(gymnasium.Env):
         observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)

@@ -6,7 +6,7 @@ from actors.errors import GmiLostError, GmiSilentError
 from placement.errors import PlanError
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
-from rayagi.coordinator.session import Session, SessionClosedError
+from rayagi.coordinator.session import Session, SessionClosedError, states_of_gmis
 
 
 @pytest.mark.parametrize("template", ["dp_only", "decoupled"])
@@ -58,3 +58,21 @@ def test_errors_survive_pickling(error):
 def test_a_lost_gmi_is_named_with_what_was_asked():
     text = str(GmiLostError(1, "GMI 1/2 cpu[1]", "3 training iterations", "the worker died"))
     assert text.startswith("GMI 1/2 cpu[1] was lost during 3 training iterations: the worker died.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "envs", "keeps"),
+    [
+        ({}, (4, 4), True),
+        ({"envs": None}, (4, 4), True),  # of a run folder, whose settings do not change
+        ({}, (6, 6), False),
+        ({}, (6, 2), False),
+        ({}, (4, 4, 4), False),
+        ({"local": None}, (4, 4), False),
+    ],
+)
+def test_gmis_get_their_own_states_back_if_they_have_the_environments_of_then(changes, envs, keeps):
+    saved = {"shared": "weights", "local": ["first", "second"], "num_gmis": 2, "envs": (4, 4), **changes}
+    state = {name: value for name, value in saved.items() if value is not None}
+    own = [{"local": "first"}, {"local": "second"}] if keeps else [{} for _ in envs]
+    assert states_of_gmis(state, envs) == [{"shared": "weights", **each} for each in own]
