@@ -107,7 +107,9 @@ class GradientNoiseLearner(PPOUpdater):
         self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
     ) -> dict[str, float]:
         """Measure at the parameters that collected the batch, then update."""
-        norms = torch.tensor([self._norms(batch, order) for order in orders[0]], dtype=torch.float64)
+        # A recurrent network's minibatches lack the sequences of some environments: take all sequences.
+        measured = orders[0] if batch.memory is None else batch.memory.order().unsqueeze(0)
+        norms = torch.tensor([self._norms(batch, order) for order in measured], dtype=torch.float64)
         small, big = norms.mean(0).tolist()
         self.pairs.append(NormPair(small=small, big=big))
         return super().update(batch, orders, iteration, env_steps_total)

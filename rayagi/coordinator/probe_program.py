@@ -26,7 +26,8 @@ MIN_PART_STEPS = 8
 def parts_of(spec: RunSpec, iteration_s: float, wanted_s: float) -> int:
     """Number of parts of an iteration so that one takes at most ``wanted_s``: a power of two; 1: not divided.
 
-    It has to divide the steps and the minibatches. Only PPO's iterations are divided.
+    It has to divide the steps and the minibatches. Only PPO's iterations are divided, and only of networks without a state,
+    whose minibatches are of single steps.
 
     Args:
         spec: the run
@@ -34,9 +35,11 @@ def parts_of(spec: RunSpec, iteration_s: float, wanted_s: float) -> int:
         wanted_s: maximum duration of a part
     """
     steps, minibatches = spec.learning.rollout_length, spec.learning.num_minibatches
+    stateless = spec.network.core == "none" and spec.network.module is None
     parts = 1
     while (
         spec.algorithm == "ppo"
+        and stateless
         and iteration_s / parts > wanted_s
         and steps % (2 * parts) == 0
         and minibatches % (2 * parts) == 0

@@ -82,12 +82,13 @@ def test_one_pair_is_too_few():
         noise_scale([NormPair(1, 1)], small_envs=8, big_envs=64)
 
 
-def test_measuring_does_not_change_what_is_learnt():
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_measuring_does_not_change_what_is_learnt(core):
     spec = RunSpec(
         env=EnvSpec(id="Point"),
         gmi=GmiSpec(num_envs=GROUPS * 2),
-        network=NetworkSpec(hidden=(8,)),
-        learning=PPOSpec(rollout_length=4, num_epochs=1, num_minibatches=2),
+        network=NetworkSpec(hidden=(8,), core=core, core_size=4),
+        learning=PPOSpec(rollout_length=4, num_epochs=1, num_minibatches=4 if core == "gru" else 2),
     )
     identity = GmiIdentity(index=0, num_gmis=1, slice=Slice(node="n", backend="cpu"), roles=(), task="Point")
     programs = [

@@ -53,6 +53,13 @@ def test_into_how_many_parts(steps, minibatches, iteration_s, parts):
     assert parts_of(spec, iteration_s, wanted_s=0.25) == parts
 
 
+@pytest.mark.parametrize("network", [{"core": "gru"}, {"module": "my_net.py:Net"}])
+def test_iterations_of_a_network_that_may_have_a_state_are_whole(network):
+    spec = replace(SPEC, network=replace(SPEC.network, **network))
+    assert parts_of(SPEC, 13.0, wanted_s=0.25) == 4
+    assert parts_of(spec, 13.0, wanted_s=0.25) == 1
+
+
 def test_a_part_has_fewer_minibatches_of_the_same_size(monkeypatch):
     # whole: 32 steps of 4 environments in 4 minibatches of 32; a quarter: 8 steps in one minibatch of 32
     program = build(SPEC, parts=4)
