@@ -35,7 +35,7 @@ def refuse_parameters(spec: NetworkSpec, module: nn.Module) -> None:
 
 
 def refuse_behaviour(spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int, int]) -> None:
-    """Refuse wrong shapes and types, randomness, changing buffers, and rows that depend on each other.
+    """Refuse wrong shapes and types, randomness, changed inputs and buffers, and rows that depend on each other.
 
     ``sizes``: obs_dim, output_dim and state_dim.
     """
@@ -45,7 +45,13 @@ def refuse_behaviour(spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int
     if state_dim:
         given.append(torch.randn(_ROWS, state_dim, generator=generator))
     before = {name: each.clone() for name, each in module.named_buffers()}
-    found = _called(spec, module, given, output_dim, state_dim)
+    copies = [each.clone() for each in given]
+    found = _called(spec, module, copies, output_dim, state_dim)
+    for name, one, other in zip(("observations", "states"), given, copies, strict=False):
+        if not torch.equal(one, other):
+            raise module_error(
+                spec, f"changes the {name} that it is given", "compute new tensors: x = x / 2, not x /= 2"
+            )
     for name, each in module.named_buffers():
         if not torch.equal(each, before[name]):
             raise module_error(

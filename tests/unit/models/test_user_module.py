@@ -122,6 +122,8 @@ def net(result="both[:, :-1], both[:, -1]", after="", states=""):
         (net("both[:, :-1], None"), r"values that are a NoneType"),
         (net("both[:, :-1], both[:, 2:].mean(0).expand(len(obs), 2)[:, 0]"), r"beside others than alone"),
         (net("nn.functional.dropout(both[:, :-1]), both[:, -1]"), r"at the second call.*Dropout"),
+        (net("both[:, :-1], both[:, -1] + obs.clamp_(-0.5, 0.5)[:, 0]"), r"changes the observations that it is given"),
+        (net("both[:, :-1], both[:, -1], states.mul_(0.5)", "self.state_dim = 4", ", states"), r"changes the states that"),
         (net("self.bn(both)[:, :-1], both[:, -1]", "self.bn = nn.BatchNorm1d(output_dim + 1)"), r"buffer bn.running_mean"),
         (net(after="self.double()"), r"not float32: net.weight \(torch.float64\), .*\.float\(\)"),
         (net().replace("self.net = nn", "self.nets = [None]; self.nets[0] = nn"), r"has no parameters to train"),
