@@ -54,8 +54,8 @@ class PolicyClient:
         self.address, self._timeout_s = address, timeout_s
         self._states: NDArray[np.float32] | None = None
         """States of a recurrent policy, of the rows of the last request; None: episodes begin."""
-        self._is_recurrent: bool | None = None
-        """Whether the policy has states; None: not known yet."""
+        self._state_dim: int | None = None
+        """Of the policy's states; None: not asked yet on this connection."""
         self._transport: _Connection
         parts = urlsplit(address)
         if parts.scheme == "unix" and parts.path:
@@ -86,16 +86,22 @@ class PolicyClient:
             raise PolicyRefusedError(
                 f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
             )
-        state_dim = int(self.info().get("state_dim", 0)) if self._is_recurrent is not False else 0
-        self._is_recurrent = state_dim > 0
-        if state_dim:
-            if self._states is None or self._states.shape != (len(rows), state_dim):
-                self._states = np.zeros((len(rows), state_dim), "<f4")
-            rows = np.concatenate((rows, self._states), axis=1)
-        answers = self._with_retry(lambda timeout_s: self._transport.act(rows, timeout_s))
-        if state_dim:
+        answers = self._with_retry(
+            lambda timeout_s: self._transport.act(self._with_states(rows, timeout_s), timeout_s)
+        )
+        if self._state_dim:
             self._states, answers = answers["states"].copy(), answers["actions"]
         return answers if values.ndim == 2 else answers[0]
+
+    def _with_states(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[np.float32]:
+        """The rows, each followed by its state if the policy is recurrent."""
+        if self._state_dim is None:
+            self._state_dim = int(self._transport.info(timeout_s).get("state_dim", 0))
+        if not self._state_dim:
+            return rows
+        if self._states is None or self._states.shape != (len(rows), self._state_dim):
+            self._states = np.zeros((len(rows), self._state_dim), "<f4")
+        return np.concatenate((rows, self._states), axis=1)
 
     def reset(self, rows: ArrayLike | None = None) -> None:
         """Begin new episodes in these rows, a mask or indices; None: in all. Of no effect if not recurrent."""
@@ -116,6 +122,7 @@ class PolicyClient:
     def close(self) -> None:
         """Close the connection. The client can be used again."""
         self._transport.close()
+        self._state_dim = None
 
     def _with_retry(self, ask: Any) -> Any:
         """Request, and retry on a new connection if it was lost: requests have no side effects."""
@@ -124,9 +131,10 @@ class PolicyClient:
             try:
                 return ask(max(0.01, until - time.monotonic()))
             except PolicyRefusedError:
+                self._state_dim = None  # the server may have another policy now
                 raise
             except (OSError, http.client.HTTPException, FrameError) as error:
-                self._transport.close()
+                self.close()
                 if time.monotonic() + pause_s >= until:
                     raise PolicyUnreachableError(
                         f"{self.address} did not answer within {self._timeout_s:.1f} s: {error or type(error).__name__}"

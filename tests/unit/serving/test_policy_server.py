@@ -430,11 +430,26 @@ def test_a_squashed_policys_actions_are_those_of_the_environment(tmp_path, core)
         assert client.act(OBS) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_client_begins_anew_when_the_server_returns_with_a_larger_state(tmp_path):
-    runs = [saved_run(tmp_path / core, core=core) for core in ("gru", "lstm")]
-    with serving(runs[0], port=0) as (server, url, _):
-        client = PolicyClient(url)
-        client.act(OBS)
-    with serving(runs[1], port=server.port), client:
-        expected = Agent(saved_policy(runs[1], "best").policy).act_greedily(torch.from_numpy(OBS))
-        assert client.act(OBS) == pytest.approx(expected.clamp(-3.0, 3.0).numpy(), abs=1e-6)
+@pytest.mark.parametrize("cores", [("gru", "lstm"), ("none", "gru"), ("lstm", "none")])
+def test_a_client_begins_anew_when_the_server_returns_with_another_policy(tmp_path, cores):
+    runs = [saved_run(tmp_path / core, core=core) for core in cores]
+    for address in ("http", "unix"):
+        settings, client = {"port": 0, "unix": tmp_path / "s"}, None
+        for run in runs:
+            expected = Agent(saved_policy(run, "best").policy).act_greedily(torch.from_numpy(OBS))
+            with serving(run, **settings) as (server, url, _):
+                settings["port"] = server.port
+                client = client or PolicyClient(url if address == "http" else f"unix:{tmp_path / 's'}")
+                assert client.act(OBS) == pytest.approx(expected.clamp(-3.0, 3.0).numpy(), abs=1e-6)
+        client.close()
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_client_asks_once_whether_the_policy_has_states(tmp_path, core):
+    run, asks = saved_run(tmp_path / "runs", core=core), []
+    with serving(run, port=0) as (_, url, _), PolicyClient(url) as client:
+        info = client._transport.info
+        client._transport.info = lambda timeout_s: asks.append(timeout_s) or info(timeout_s)
+        for _ in range(3):
+            client.act(OBS)
+    assert len(asks) == 1
