@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from experiments.fusion.variants.jax_world import JaxEnvState, JaxWorld
-from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts, random_actions
-from rayagi.envs.fused.backends import BatchedEnvState, Totals
+from experiments.fusion.variants.variant import (
+    BenchmarkConfig,
+    BenchmarkState,
+    Counts,
+    Totals,
+    random_actions,
+)
+from rayagi.envs.fused.backends import BatchedEnvState
 from rayagi.envs.fused.simulator import Discrete
 
 Carried = tuple[JaxEnvState, jax.Array, jax.Array, jax.Array]

@@ -137,7 +137,8 @@ def test_invalid_environments_and_options_are_rejected(env_id, options, error, r
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "envpool" else find(name))
+    for module in ("rayagi.envs.providers", "rayagi.envs.envpool_provider"):
+        monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name == "envpool" else find(name))
     with pytest.raises(EnvironmentOptionError, match=r"pip install 'rayagi\[envpool\]'"):
         make_env_factory("CartPole-v1", engine="envpool")
     assert make_env_factory("CartPole-v1").engine == "gymnasium"  # no other engine needs it
