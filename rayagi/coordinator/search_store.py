@@ -27,8 +27,13 @@ from rayagi.run.versions import PACKAGES, cpu_model, package_version
 
 _FREE_GMI = ("num_gmis", "gmis_per_gpu", "num_envs", "reserve_timeout_s", "collective_timeout_s")
 """Fields of the gmi section that are not in the key: varied by the search, or without influence on measurements."""
-_CODE = ("actors", "collectives", "placement", "rayagi/algorithms", "rayagi/envs", "rayagi/coordinator")
-"""Folders whose code a trial runs; a change there invalidates old measurements."""
+_CODE = (
+    "actors",
+    "collectives",
+    "placement",
+    *(f"rayagi/{package}" for package in ("algorithms", "coordinator", "envs", "models", "native")),
+)
+"""Folders whose code a trial runs, in Python and C; a change there invalidates old measurements."""
 
 
 def default_folder() -> Path:
@@ -157,9 +162,17 @@ def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:
 @cache
 def code_digest() -> str:
     """Digest of the code that a trial runs."""
-    root = Path(rayagi.__file__).parents[1]
     digest = hashlib.sha256()
-    for file in sorted(path for folder in _CODE for path in (root / folder).rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode())
+    for name, file in code_files().items():
+        digest.update(name.encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def code_files() -> dict[str, Path]:
+    """Files of the code that a trial runs, by their path in the project."""
+    root = Path(rayagi.__file__).parents[1]
+    found = (
+        path for folder in _CODE for path in (root / folder).rglob("*") if path.suffix in (".py", ".c", ".h")
+    )
+    return {str(path.relative_to(root)): path for path in sorted(found)}

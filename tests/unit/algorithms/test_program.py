@@ -58,6 +58,17 @@ def run_gmis(spec, num_gmis, work):
     return results
 
 
+def losses_of_updates(program):
+    return [program.iterate().metrics["value_loss"] for _ in range(3)]
+
+
+def assert_one_gmi_of_2n_and_two_of_n_learn_alike(spec):
+    """``spec`` has 4 environments in a GMI."""
+    whole = losses_of_updates(build(replace(spec, gmi=GmiSpec(num_envs=8))))
+    halves = run_gmis(spec, 2, losses_of_updates)
+    assert [sum(pair) / 2 for pair in zip(*halves, strict=True)] == pytest.approx(whole, rel=1e-3)
+
+
 class RecordingCommunicator(SoloCommunicator):
     """Records the buffers that it allocated."""
 

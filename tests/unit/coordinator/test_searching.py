@@ -16,7 +16,7 @@ from rayagi.config.presets import preset
 from rayagi.coordinator import cached_probe, searching
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind
-from rayagi.coordinator.search_store import SearchStore, search_key
+from rayagi.coordinator.search_store import SearchStore, code_files, search_key
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
 from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.planning import plan_of
@@ -326,3 +326,17 @@ def test_a_candidate_has_one_gpu_and_its_share_of_the_cores(eight_gpus):
 )
 def test_what_an_end_means(error, kind):
     assert failure_kind(error) == kind
+
+
+def test_a_change_of_models_kernels_or_transports_makes_old_measurements_void():
+    files = set(code_files())
+    assert {
+        "actors/roles.py",
+        "collectives/transports/shm/kernel.c",
+        "rayagi/algorithms/ppo/learner.py",
+        "rayagi/envs/mujoco_cpu/engine.py",
+        "rayagi/models/networks.py",
+        "rayagi/native/ppo.h",
+        "rayagi/native/ppo.py",
+    } <= files
+    assert not any(name.startswith(("rayagi/cli/", "rayagi/serving/")) for name in files)

@@ -12,12 +12,16 @@ from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.cli import main
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import checked, refuse_unfit_network
-from rayagi.config.spec import GmiSpec, NetworkSpec
+from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import make_model
 from rayagi.models.policy import load_policy
 from rayagi.models.recurrent import Sequences
 from tests.unit.algorithms import test_collector_learner as decoupled
-from tests.unit.algorithms.test_program import SPEC, build, run_gmis
+from tests.unit.algorithms.test_program import (
+    SPEC,
+    assert_one_gmi_of_2n_and_two_of_n_learn_alike,
+    build,
+)
 
 INFO = EnvInfo(
     env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
@@ -196,16 +200,9 @@ def test_before_the_first_step_the_learner_finds_the_probabilities_that_acted(na
         assert program.iterate().metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
 
 
-def losses_of_updates(program):
-    return [program.iterate().metrics["value_loss"] for _ in range(3)]
-
-
 @BOTH
 def test_one_gmi_of_2n_and_two_gmis_of_n_learn_alike(name):
-    spec = spec_of(name)
-    whole = losses_of_updates(build(replace(spec, gmi=GmiSpec(num_envs=8))))
-    halves = run_gmis(spec, 2, losses_of_updates)
-    assert [sum(pair) / 2 for pair in zip(*halves, strict=True)] == pytest.approx(whole, rel=1e-3)
+    assert_one_gmi_of_2n_and_two_of_n_learn_alike(spec_of(name))
 
 
 @BOTH
