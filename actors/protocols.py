@@ -12,7 +12,7 @@ The training loop of a ``dp_only`` GMI in terms of these interfaces::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # planning and monitoring import this without torch; rollout 
 
     from actors.policy_tensors import PolicyTensors
     from actors.rollout import Episodes, Rollout
-    from collectives.barrier_progress import BarrierProgress
 
 StateDict = dict[str, Any]
 
@@ -180,20 +179,6 @@ class RolloutEnv(VecEnv, Protocol):
 
         Returns:
             the episodes that ended, ordered by step, then environment.
-        """
-        ...
-
-
-@runtime_checkable
-class CoreSharingEnv(VecEnv, Protocol):
-    """Environments that can be stepped in part on the idle cores of other GMIs."""
-
-    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """From now on, also use idle cores of peers. Results do not depend on it. Returns whether cores are shared.
-
-        Args:
-            cores: ids of each peer's logical cores, by rank
-            barrier_progress: a peer that waits for this member at a barrier stays idle until this member arrives
         """
         ...
 

@@ -8,8 +8,7 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
-from collectives.barrier_progress import BarrierProgress
-from collectives.transports.base import CompiledOperations, ReduceOp
+from collectives.transports.base import ReduceOp
 
 Tensors = Tensor | Sequence[Tensor]
 """One tensor, or several that are reduced in one flat bucket. Contiguous, of one dtype and device."""
@@ -67,9 +66,6 @@ class Communicator(Protocol):
     def barrier(self) -> None:
         """Wait until every member has arrived."""
 
-    def barrier_progress(self) -> BarrierProgress | None:
-        """How many operations each member has begun; None if members share no memory, as on several hosts."""
-
     def send(self, tensor: Tensor, to: int) -> WorkHandle:
         """Start to send a tensor to one member and return; it belongs to the message until the handle's ``wait``.
 
@@ -85,19 +81,6 @@ class Communicator(Protocol):
         """Zeroed memory (numel,) that is reduced with the fewest copies. All members call it alike, in the same order.
 
         It is valid until the communicator is closed.
-        """
-
-    def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
-        """Zeroed memory (numel,) that all members read and write; None on all members if they share none.
-
-        The members synchronize their accesses themselves. All call it alike, in the same order. Operations treat it as
-        ordinary host memory. It is shared until the communicator is closed.
-        """
-
-    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """Operations for a C program that reduces this tensor of ``buffer``; None on all members without the kernel.
-
-        All that the program does counts as one operation.
         """
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:

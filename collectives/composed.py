@@ -11,7 +11,6 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from collectives.barrier_progress import BarrierProgress
 from collectives.buckets import adjacent, checked, copy_all, views
 from collectives.closing import ClosesOnExit
 from collectives.communicator import Communicator, Tensors
@@ -19,13 +18,7 @@ from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.point_to_point import Direction, PointToPointChannels
 from collectives.queue import OperationQueue, QueuedOperation
 from collectives.schedule import Primitive, Schedule, Step, ranks_text
-from collectives.transports.base import (
-    CompiledOperations,
-    ExposesBarrierProgress,
-    ReduceOp,
-    SharesMemory,
-    Transport,
-)
+from collectives.transports.base import ReduceOp, Transport
 from collectives.transports.calls import shapes_digest
 from collectives.tuning import ScheduleTuner
 
@@ -157,14 +150,6 @@ class ComposedCommunicator(ClosesOnExit):
         """Wait until every member has arrived."""
         self._call("barrier", self._group_transport.barrier)
 
-    def barrier_progress(self) -> BarrierProgress | None:
-        """How many operations each member has begun; None if members share no memory."""
-        return (
-            self._group_transport.barrier_progress()
-            if isinstance(self._group_transport, ExposesBarrierProgress)
-            else None
-        )
-
     def send(self, tensor: Tensor, to: int) -> QueuedOperation:
         """Start to send to one member and return; the tensor belongs to the message until the handle's ``wait``."""
         self._refuse_if_broken("send")
@@ -177,25 +162,6 @@ class ComposedCommunicator(ClosesOnExit):
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed registered memory (numel,) of the schedule's first step by ``ip`` or ``device``."""
         return self._call("buffer", lambda: self._registered(numel, dtype))
-
-    def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
-        """Zeroed memory (numel,) shared by all members, if the schedule is one shared-memory step; else None."""
-
-        def share() -> Tensor | None:
-            shares = self._single_shared_memory_step()
-            return None if shares is None else shares.common(numel, dtype)
-
-        return self._call("common", share)
-
-    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """Operations for C programs, if the schedule is one shared-memory step with a compiled kernel; else None."""
-
-        def share() -> CompiledOperations | None:
-            shares = self._single_shared_memory_step()
-            return None if shares is None else shares.compiled(tensor)
-
-        operations = self._call("compiled", share)
-        return None if operations is None else _SerializedOperations(operations, self._call)
 
     def group(self, ranks: Sequence[int]) -> Communicator | None:
         """A communicator among some of the members, ranked as listed. Every member calls it with the same ranks."""
@@ -241,15 +207,6 @@ class ComposedCommunicator(ClosesOnExit):
         if key not in self._transports:
             self._transports[key] = self._transport_factory.transport(primitive, ranks)
         return self._transports[key]
-
-    def _single_shared_memory_step(self) -> SharesMemory | None:
-        """The transport of a schedule that is one shared-memory step; None for other schedules."""
-        if [step.primitive for step in self.schedule.steps] != ["ip"] or not isinstance(
-            self._group_transport, SharesMemory
-        ):
-            return None
-        self._tuner = None  # the caller relies on this transport: fix the schedule
-        return self._group_transport
 
     def _use_schedule(self, schedule: Schedule) -> None:
         """Run this schedule from now on. Buffers that were handed out stay valid.
@@ -390,19 +347,6 @@ class _LocalStep:
 
     def __str__(self) -> str:
         return f"{self.step.op} by {self.step.primitive} among {ranks_text(self.group)}"
-
-
-class _SerializedOperations:
-    """A transport's compiled operations, serialized with the communicator's other operations."""
-
-    def __init__(self, inner: CompiledOperations, call: Callable[[str, Callable[[], None]], None]) -> None:
-        self._inner, self._call = inner, call
-        self.run, self.member = inner.run, inner.member
-        self.reduce_scatter, self.barrier = inner.reduce_scatter, inner.barrier
-
-    def drive_program(self, program: Callable[[], int | None]) -> None:
-        """Call the program until it returns None, and complete the operations whose addresses it returns."""
-        self._call("compiled program", partial(self._inner.drive_program, program))
 
 
 def _sum_for_mean(op: ReduceOp) -> ReduceOp:

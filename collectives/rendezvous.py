@@ -15,7 +15,7 @@ from collectives.errors import MemberLostError, RendezvousError
 if TYPE_CHECKING:  # it imports Member from here
     from collectives.failure_detector import FailureDetector
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the words in shared memory and of messages between members. Increment it with every change of those."""
 _FIRST_POLL_S = 0.002
 _LAST_POLL_S = 0.1

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from collectives.barrier_progress import BarrierProgress
 from collectives.closing import ClosesOnExit
 from collectives.communicator import Tensors, WorkHandle
-from collectives.transports.base import CompiledOperations, ReduceOp
+from collectives.transports.base import ReduceOp
 
 
 class SoloCommunicator(ClosesOnExit):
@@ -46,10 +45,6 @@ class SoloCommunicator(ClosesOnExit):
     def barrier(self) -> None:
         """Return at once."""
 
-    def barrier_progress(self) -> BarrierProgress | None:
-        """None: there are no other members."""
-        return None
-
     def send(self, tensor: Tensor, to: int) -> WorkHandle:
         """Raise: there is no other member."""
         raise ValueError(f"to={to}: this group has no other member")
@@ -61,14 +56,6 @@ class SoloCommunicator(ClosesOnExit):
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory."""
         return torch.zeros(numel, dtype=dtype)
-
-    def common(self, numel: int, dtype: torch.dtype) -> Tensor | None:
-        """None: there are no members to share it with."""
-        return None
-
-    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """None: there is nothing to reduce."""
-        return None
 
     def group(self, ranks: Sequence[int]) -> SoloCommunicator | None:
         """A group of this member; None for any other ranks."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from collectives.barrier_progress import BarrierProgress
 from collectives.rendezvous import Member
 
 ReduceOp = Literal["sum", "mean", "max"]
@@ -79,53 +78,6 @@ class Transport(Protocol):
 
         From another thread it interrupts a running operation, which raises.
         """
-
-
-class CompiledOperations(Protocol):
-    """Collectives for a C program: addresses that it calls in the middle of its work.
-
-    It calls ``int run(void *member, const void *operation)``, which returns 0 when the operation is complete. Otherwise the
-    wait is long or an error occurred: the program then returns the operation to Python, and resumes afterwards.
-    """
-
-    run: int
-    """Address of the function; all addresses are valid until the communicator is closed."""
-    member: int
-    reduce_scatter: int
-    """Operation: reduce-scatter of the given tensor, by mean."""
-    barrier: int
-
-    def drive_program(self, program: Callable[[], int | None]) -> None:
-        """Call the program until it returns None. It returns the address of an operation to complete, or 0 for none.
-
-        Raises:
-            CommunicatorError: as of any operation.
-        """
-
-
-@runtime_checkable
-class SharesMemory(Protocol):
-    """A transport in shared memory: its members can share buffers, and C programs can call its operations."""
-
-    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory (numel,) that all members read and write. All members call it alike, in the same order.
-
-        After ``close`` it stays valid while referenced.
-
-        Raises:
-            CommunicatorError: there is no memory for it, or a member made another call.
-        """
-
-    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """Operations on a tensor in registered memory; None on all members if they have no compiled kernel."""
-
-
-@runtime_checkable
-class ExposesBarrierProgress(Protocol):
-    """A transport that shows, at the cost of a few loads, which members wait for this one."""
-
-    def barrier_progress(self) -> BarrierProgress:
-        """How many operations each member has begun."""
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)

@@ -23,7 +23,6 @@ CALLS = (
     "reduce_scatter",
     "all_gather",
     "broadcast",
-    "common",
     *(f"{call}{_OF_A_LIST}" for call in ("all_reduce", "reduce", "broadcast")),
 )
 OPS: tuple[ReduceOp, ...] = ("sum", "mean", "max")

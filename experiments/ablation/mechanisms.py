@@ -11,25 +11,20 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-import rayagi.algorithms.program as program_module
 from actors.protocols import RolloutEnv
 from actors.roles import ActingByOperations
 from rayagi.algorithms import gradient_updater
-from rayagi.algorithms.ppo.learner import MEASURED, PPOUpdater
+from rayagi.algorithms.gradient_updater import GradientUpdater
+from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.algorithms.program import DpOnlyProgram
-from rayagi.algorithms.rollout_learner import OnPolicyBatch
-from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.whole_rollouts import vec_env
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native import acting, learning
-from rayagi.native.optimizer_step import CompiledOptimizerStep
-from rayagi.native.ppo import CompiledUpdate
+from rayagi.native.ppo import CompiledGradient
 from rayagi.native.thread_pool import ThreadPool
 
-_AGAIN = 4
-"""AGAIN of optimizer_step.h."""
-_compiled_call = CompiledUpdate.__call__
+_apply_gradients = GradientUpdater.apply_gradients
 
 
 @dataclass(frozen=True)
@@ -58,48 +53,12 @@ def _without_rollouts() -> AbstractContextManager[object]:
     return patch.object(vec_env, "make_vec_env", MujocoVecEnv)
 
 
-def _without_sharding() -> AbstractContextManager[object]:
-    return patch.object(ShardedOptimizer, "create", lambda *_: None)
-
-
-def _call_per_minibatch(
-    self: CompiledUpdate, fields: Any, orders: Tensor, learning_rate: float
-) -> tuple[Tensor, float]:
-    found = [_compiled_call(self, fields, order.unsqueeze(0), learning_rate) for order in orders]
-    return torch.cat([stats for stats, _ in found]), sum(waited for _, waited in found)
-
-
-def _gradient_only(self: CompiledOptimizerStep, program: Callable[[], int], learning_rate: float) -> float:
-    """Stops where the program asks for the reduction: the gradient is ready."""
-    self._optimizer_step.next, self._optimizer_step.reduces = 0, 1
-    while program() == _AGAIN:
-        pass
-    return 0.0
-
-
-def _update_with_torch_optimizer(
-    self: PPOUpdater, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
-) -> dict[str, float]:
-    self.begin_update(env_steps_total)
-    assert self._compiled is not None
-    rows = []
-    for order in orders.flatten(0, 1):
-        stats, _ = self._compiled(batch.fields(), order.unsqueeze(0), self.learning_rate)
-        self._reduce(self.flat.gradients)
-        norm = self.flat.norm()
-        self.flat.clip(norm, self.spec.max_grad_norm)
-        self.optimiser.step()
-        rows.append(torch.cat((stats[0, :-1], norm.reshape(1))))
-    return self.end_update(MEASURED, rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update")
-
-
-@contextmanager
-def _with_torch_optimizer() -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(_without_sharding())
-        stack.enter_context(patch.object(CompiledOptimizerStep, "run", _gradient_only))
-        stack.enter_context(patch.object(PPOUpdater, "update", _update_with_torch_optimizer))
-        yield
+def _apply_gradients_with_torch(self: GradientUpdater[Any], pool: ThreadPool | None = None) -> Tensor:
+    compiled, self._optimizer_step = self._optimizer_step, None
+    try:
+        return _apply_gradients(self)
+    finally:
+        self._optimizer_step = compiled
 
 
 @contextmanager
@@ -117,8 +76,8 @@ def _is_compiled_by_torch(program: DpOnlyProgram) -> bool:
     return _updater(program)._compiled is None and graphs > 0
 
 
-def _one_thread(self: CompiledUpdate) -> ThreadPool:
-    return ThreadPool(self._optimizer_step.library, 1)
+def _one_thread(self: CompiledGradient) -> ThreadPool:
+    return ThreadPool(self._library, 1)
 
 
 def _updater(program: DpOnlyProgram) -> PPOUpdater:
@@ -132,21 +91,12 @@ def _pool_threads(program: DpOnlyProgram) -> int:
     return 0 if compiled is None else compiled._current_pool().threads
 
 
-def _is_sharded(program: DpOnlyProgram) -> bool:
-    step = _updater(program)._optimizer_step
-    return step is not None and step._operations is not None
-
-
 CASES: dict[str, Case] = {
     "on": Case(ExitStack, lambda program: _updater(program)._compiled is not None),
     "whole rollouts": Case(
         _without_rollouts, lambda program: not isinstance(program.simulator.env, RolloutEnv)
     ),
     "compiled acting": Case(_without_acting, _torch_acts),
-    "core sharing": Case(
-        lambda: patch.object(program_module, "share_idle_cores", lambda *_: False),
-        lambda program: not program._shares_idle_cores,
-    ),
     "compiled gradient": Case(
         lambda: patch.object(PPOUpdater, "_compile", lambda _: None),
         lambda program: _updater(program)._compiled is None and _updater(program)._optimizer_step is not None,
@@ -156,21 +106,12 @@ CASES: dict[str, Case] = {
         lambda program: _updater(program)._compiled is None and _updater(program)._optimizer_step is None,
     ),
     "thread pool": Case(
-        lambda: patch.object(CompiledUpdate, "_current_pool", _one_thread),
+        lambda: patch.object(CompiledGradient, "_current_pool", _one_thread),
         lambda program: _pool_threads(program) == 1,
     ),
-    "sharded optimizer": Case(_without_sharding, lambda program: not _is_sharded(program)),
-    "one call": Case(
-        lambda: patch.object(CompiledUpdate, "__call__", _call_per_minibatch),
-        lambda _: CompiledUpdate.__call__ is _call_per_minibatch,
-    ),
     "compiled optimizer step": Case(
-        _with_torch_optimizer,
-        lambda program: (
-            PPOUpdater.update is _update_with_torch_optimizer
-            and float(_updater(program).optimiser.steps) > 0
-            and not _is_sharded(program)
-        ),
+        lambda: patch.object(GradientUpdater, "apply_gradients", _apply_gradients_with_torch),
+        lambda _: GradientUpdater.apply_gradients is _apply_gradients_with_torch,
     ),
     "compiler": Case(ExitStack, lambda _: learning.library() is None and acting.library() is None),
     "torch.compile": Case(_with_torch_compile, _is_compiled_by_torch),

@@ -1,7 +1,7 @@
 """Training throughput with everything on and with one mechanism off, by turns, on two cores.
 
     python -m experiments.ablation.run
-    python -m experiments.ablation.run --tasks Ant-v5 --only "core sharing" --rounds 8
+    python -m experiments.ablation.run --tasks Ant-v5 --only "whole rollouts" --rounds 8
     python -m experiments.ablation.run --table experiments/ablation/results/*.json
 
 Every setting (task, GMIs, observations) keeps its GMIs' processes; in them each case has its own program, and they take
@@ -29,7 +29,7 @@ from rayagi.config.spec import RunSpec
 
 HERE = Path(__file__).parent
 TASKS = ("Ant-v5", "Humanoid-v5", "HalfCheetah-v5")
-BASELINES = {"compiled acting": "whole rollouts", "compiled optimizer step": "sharded optimizer"}
+BASELINES = {"compiled acting": "whole rollouts"}
 """What a mechanism's absence is compared with, where that is off in this setting too; else "on"."""
 NO_COMPILER = "compiler"
 ANSWER_WITHIN_S = 600.0
@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def has_contacts(self) -> bool:
-        """Whether worlds are stepped one by one: whole rollouts and core sharing apply."""
+        """Whether worlds are stepped one by one: whole rollouts apply."""
         return self.task != "HalfCheetah-v5"
 
     def cases(self, only: str | None = None) -> tuple[str, ...]:
@@ -66,12 +66,9 @@ class Setting:
         applies = {
             "whole rollouts": self.has_contacts,
             "compiled acting": True,
-            "core sharing": self.has_contacts and self.gmis > 1,
             "compiled gradient": True,
             "compiled update": True,
             "thread pool": self.threads > 1,
-            "sharded optimizer": self.gmis > 1,
-            "one call": True,
             "compiled optimizer step": True,
             NO_COMPILER: True,
             "torch.compile": only == "torch.compile",
@@ -85,8 +82,6 @@ class Setting:
     def baseline(self, case: str) -> str:
         """The case that differs from this one in one mechanism."""
         if case == "compiled acting" and not self.has_contacts:
-            return "on"
-        if case == "compiled optimizer step" and self.gmis == 1:
             return "on"
         return BASELINES.get(case, "on")
 

@@ -45,7 +45,7 @@ HERE = Path(__file__).parent
 WORLD_SIZE = 3
 SIZES = (1_216, 30_000, 440_000, 4_000_000)
 """Elements of float32."""
-KINDS = ("registered", "mixed", "program", "list", "own", "broadcast", "group", "common")
+KINDS = ("registered", "mixed", "scatter", "list", "own", "broadcast", "group")
 """Of operations. Only who shares memory has the last."""
 GROUP = (2, 0, 1)
 """Ranks whose places in the group are others than in the whole."""
@@ -204,7 +204,7 @@ def _live(rank: int, pipe: Any, transport: TransportName, without_compiler: bool
         repeated = list(operations.values()) if kind == "mixed" else [operations[kind]]
         pipe.send("connected")
         ended = _repeat(repeated)
-        if fills:  # one number: what a group gave up leaves the memory that the whole has in common
+        if fills:
             for tensor in kept:
                 tensor.fill_(FILL)
         pipe.send(ended)
@@ -217,33 +217,17 @@ def _operations(
 ) -> tuple[list[Tensor], dict[str, Callable[[], object]]]:
     """What a member keeps after an error, and what it does with it, by kind."""
     buffer = communicator.buffer(numel, torch.float32)
-    common = communicator.common(numel, torch.float32)
     tensors = [torch.ones(numel - numel // 3), torch.ones(numel // 3)]
     own = torch.ones(numel)
-    programs = communicator.compiled(buffer)
-
-    def run_program() -> None:
-        """What a compiled program leaves to Python; without a compiler, the same operations."""
-        if programs is None:
-            communicator.reduce_scatter(buffer, "mean")
-            return
-        addresses = iter((programs.reduce_scatter, programs.barrier, None))
-        programs.drive_program(lambda: next(addresses))
-
     operations: dict[str, Callable[[], object]] = {
         "registered": lambda: communicator.all_reduce(buffer),
         "list": lambda: communicator.all_reduce(tensors),
         "own": lambda: communicator.all_reduce(own),
         "broadcast": lambda: communicator.broadcast(buffer, 1),
         "group": lambda: group.all_reduce(own),
-        "program": run_program,
+        "scatter": lambda: communicator.reduce_scatter(buffer, "mean"),
     }
-    if common is None:
-        return [buffer, own, *tensors], operations
-    return [buffer, common, own, *tensors], {
-        **operations,
-        "common": lambda: communicator.all_reduce(common),
-    }
+    return [buffer, own, *tensors], operations
 
 
 def _repeat(operations: Sequence[Callable[[], object]]) -> tuple[int, str]:

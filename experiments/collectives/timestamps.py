@@ -135,9 +135,6 @@ class _Stamped:
         """Wait for all."""
         self._stamp("barrier", 0, self._inner.barrier)
 
-    def compiled(self, tensor: Tensor) -> None:
-        """None: what a program does by itself has no stamps."""
-
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor."""
         return self._stamp("all_gather", tensor.nbytes, lambda: self._inner.all_gather(tensor))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
-from collectives.communicator import Communicator
 from collectives.layout import Layout
 from experiments.throughput.settings import run_spec
 from placement.types import Slice
@@ -61,19 +59,6 @@ class Span:
     end_s: float
 
 
-class _AmongReplicas:
-    """A communicator whose trainers share no memory for parameters: every composition reduces for the same trainer."""
-
-    def __init__(self, inner: Communicator) -> None:
-        self._inner = inner
-
-    def common(self, numel: int, dtype: torch.dtype) -> None:
-        """None."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 class TrainingMember(BenchMember):
     """A bench member that also trains: one program per composition, with the same seeds."""
 
@@ -96,7 +81,7 @@ class TrainingMember(BenchMember):
             )
             context = GmiContext(
                 identity=identity,
-                communicator=_AmongReplicas(self.communicator(composition)),  # type: ignore[arg-type]
+                communicator=self.communicator(composition),
                 device=torch.device("cpu"),
             )
             self._programs[composition] = dp_only_factory(spec)(context)

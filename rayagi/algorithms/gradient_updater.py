@@ -15,11 +15,11 @@ from actors.errors import NonFiniteError
 from actors.protocols import StateDict
 from collectives.communicator import Communicator
 from rayagi.algorithms import losses
-from rayagi.algorithms.sharded_optimizer import ShardedOptimizer
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
 from rayagi.native.learning import library
-from rayagi.native.optimizer_step import SHARE_STRIDE, CompiledOptimizerStep, OptimizerState
+from rayagi.native.optimizer_step import CompiledOptimizerStep, OptimizerState
+from rayagi.native.thread_pool import ThreadPool
 
 BETAS = (0.9, 0.999)
 
@@ -33,25 +33,13 @@ class FlatAdam:
     every process.
     """
 
-    def __init__(
-        self,
-        flat: FlatParameters,
-        *,
-        learning_rate: float,
-        eps: float,
-        sharded_optimizer: ShardedOptimizer | None = None,
-    ) -> None:
-        """Start with zero moments: those of ``sharded_optimizer``, or its own."""
+    def __init__(self, flat: FlatParameters, *, learning_rate: float, eps: float) -> None:
+        """Start with zero moments."""
         self.flat, self.eps = flat, eps
         self.learning_rate: float | Tensor = learning_rate
         self.steps = torch.zeros((), dtype=torch.float32, device=flat.parameters.device)
         """Number of steps so far, for the bias correction of both moments; a tensor, as torch requires."""
-        self.exp_avg = (
-            torch.zeros_like(flat.gradients) if sharded_optimizer is None else sharded_optimizer.exp_avg
-        )
-        self.exp_avg_sq = (
-            torch.zeros_like(flat.gradients) if sharded_optimizer is None else sharded_optimizer.exp_avg_sq
-        )
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(flat.gradients), torch.zeros_like(flat.gradients)
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of later steps, including captured ones."""
@@ -107,8 +95,7 @@ class GradientUpdater(Generic[SpecT]):
     """Holds the model's parameters as one flat vector, the optimiser and the learning rate.
 
     All replicas make the same steps: rank 0 broadcasts its parameters, and reduced gradients are bitwise equal. Gradients
-    are in the communicator's buffer, so the all-reduce copies nothing. Trainers that share a host's memory shard one copy
-    of parameters and moments instead (``sharded_optimizer.py``).
+    are in the communicator's buffer, so the all-reduce copies nothing.
     """
 
     def __init__(
@@ -133,52 +120,28 @@ class GradientUpdater(Generic[SpecT]):
         self.weight = weight
         self.model, self.spec, self.communicator = model, spec, communicator
         program = _agreed_program(model, communicator)
-        sharded_optimizer = ShardedOptimizer.create(model, communicator) if program is not None else None
-        self.flat = FlatParameters(
-            model, communicator.buffer, None if sharded_optimizer is None else sharded_optimizer.parameters
-        )
-        self.optimiser = FlatAdam(
-            self.flat,
-            learning_rate=spec.learning_rate,
-            eps=spec.adam_eps,
-            sharded_optimizer=sharded_optimizer,
-        )
-        self._optimizer_step = (
-            None if program is None else self._compile_optimizer_step(program, sharded_optimizer)
-        )
+        self.flat = FlatParameters(model, communicator.buffer)
+        self.optimiser = FlatAdam(self.flat, learning_rate=spec.learning_rate, eps=spec.adam_eps)
+        self._optimizer_step = None if program is None else self._compile_optimizer_step(program)
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
         """Seconds in gradient reduction during the last update, including waiting for other trainers."""
-        if sharded_optimizer is None:
-            communicator.broadcast(self.flat.parameters.data)
+        communicator.broadcast(self.flat.parameters.data)
 
-    def _compile_optimizer_step(
-        self, program: CDLL, sharded_optimizer: ShardedOptimizer | None
-    ) -> CompiledOptimizerStep:
-        flat, optimiser, group = self.flat, self.optimiser, self.communicator
-        share = slice(None) if sharded_optimizer is None else sharded_optimizer.share
-        alone = torch.zeros((1, SHARE_STRIDE), dtype=torch.float64)
+    def _compile_optimizer_step(self, program: CDLL) -> CompiledOptimizerStep:
+        flat, optimiser = self.flat, self.optimiser
         state = OptimizerState(
-            parameters=flat.parameters.detach()[share],
-            gradients=flat.gradients[share],
-            exp_avg=optimiser.exp_avg[share],
-            exp_avg_sq=optimiser.exp_avg_sq[share],
+            parameters=flat.parameters.detach(),
+            gradients=flat.gradients,
+            exp_avg=optimiser.exp_avg,
+            exp_avg_sq=optimiser.exp_avg_sq,
             steps=optimiser.steps,
             betas=BETAS,
             eps=optimiser.eps,
             max_grad_norm=self.spec.max_grad_norm,
-            share_sums=alone if sharded_optimizer is None else sharded_optimizer.share_sums,
-            rank=0 if sharded_optimizer is None else group.rank,
-            reduces=group.world_size > 1,
         )
-        reduce = group.all_reduce if sharded_optimizer is None else group.reduce_scatter
-        return CompiledOptimizerStep(
-            program,
-            state,
-            None if sharded_optimizer is None else group.compiled(flat.gradients),
-            {"reduce": lambda: reduce(flat.gradients, "mean"), "barrier": group.barrier},
-        )
+        return CompiledOptimizerStep(program, state)
 
     def values(self, observed: Tensor) -> Tensor:
         """V(s): (B, obs_dim) -> (B,)."""
@@ -198,12 +161,17 @@ class GradientUpdater(Generic[SpecT]):
         # g_k = grad(w_k loss_k), of this trainer's samples.
         self.flat.gradients.zero_()
         (loss if self.weight == 1.0 else self.weight * loss).backward()
-        if self._optimizer_step is not None:  # the compiled kernel does the rest
-            norm, waited_s = self._optimizer_step.step(self.learning_rate)
-            self.sync_s += waited_s
-            return norm
+        return self.apply_gradients()
+
+    def apply_gradients(self, pool: ThreadPool | None = None) -> Tensor:
+        """One step on the mean of all trainers' gradients. Returns its norm before clipping, ().
+
+        ``pool``: threads for the compiled kernel, which are running.
+        """
         # g = mean over trainers of g_k; then g *= min(1, max_grad_norm / |g|); then Adam.
         self._reduce(self.flat.gradients)
+        if self._optimizer_step is not None:
+            return self._optimizer_step.step(self.learning_rate, pool)
         norm = self.flat.norm()
         self.flat.clip(norm, self.spec.max_grad_norm)
         self.optimiser.step()

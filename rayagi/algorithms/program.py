@@ -11,7 +11,6 @@ import torch
 
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
-from actors.idle_cores import share_idle_cores
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import Agent, Trainer, check_finite, evaluate_in_new_envs
 from placement.unequal_slices import env_counts
@@ -62,7 +61,6 @@ class DpOnlyProgram:
         )
         policy = new_policy(spec, env.info, context.device)
         self.agent = Agent(policy)
-        self._shares_idle_cores = share_idle_cores(env, context)
         self.collection = choose_collection(
             spec, env, policy, self.agent, first_env_index=self.first_env_index, device=context.device
         )
@@ -88,9 +86,7 @@ class DpOnlyProgram:
         iteration = self.trainer.iteration
         times = self.collection.collect(iteration)
         check_finite(self.rollout, iteration + 1)
-        waited_s = self._wait_at_barrier()
         metrics = self.trainer.update(self.rollout)
-        metrics["sync_s"] += waited_s
         iteration_s = time.perf_counter() - started
         returns, lengths = self.simulator.take_finished()
         return IterationResult(
@@ -109,17 +105,6 @@ class DpOnlyProgram:
             episode_lengths=lengths,
             reward_terms=self.simulator.take_reward_terms(),
         )
-
-    def _wait_at_barrier(self) -> float:
-        """Wait at a barrier until all GMIs have their rollouts, if they share idle cores. Returns seconds.
-
-        Without the barrier, the slowest GMI would run the part of the update before the first collective while its peers,
-        which are past it, are idle.
-        """
-        started = time.perf_counter()
-        if self._shares_idle_cores:
-            self.context.communicator.barrier()
-        return time.perf_counter() - started
 
     def _memory(self) -> dict[str, float]:
         return memory_metrics(self.context.device)

@@ -310,27 +310,18 @@ class FlatParameters:
     The flat tensors are reduced, clipped and stepped without copies. Only float32 parameters on one device.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        memory: Callable[[int, torch.dtype], Tensor] | None = None,
-        home: Tensor | None = None,
-    ) -> None:
+    def __init__(self, module: nn.Module, memory: Callable[[int, torch.dtype], Tensor] | None = None) -> None:
         """Turn the module's parameters and gradients into views.
 
         Args:
             module: its parameters become views
             memory: allocates zeroed gradient memory, such as a communicator's buffer; ignored on another device than
                 the parameters'
-            home: flat parameters that replace the module's, (``padded_size``,); None: a copy of the module's own
         """
         parameters = list(module.parameters())
-        size, dtype = padded_size(module), parameters[0].dtype
-        flat = home
-        if flat is None:
-            padding = parameters[0].new_zeros(size - sum(p.numel() for p in parameters))
-            flat = torch.cat([*(p.detach().reshape(-1) for p in parameters), padding])
-        gradients = memory(size, dtype) if memory else None
+        padding = parameters[0].new_zeros(-sum(p.numel() for p in parameters) % _ROW)
+        flat = torch.cat([*(p.detach().reshape(-1) for p in parameters), padding])
+        gradients = memory(len(flat), flat.dtype) if memory else None
         if gradients is None or gradients.device != flat.device:
             gradients = torch.zeros_like(flat)
         self.parameters, self.gradients = nn.Parameter(flat), gradients
@@ -351,8 +342,3 @@ class FlatParameters:
         # g *= min(1, max_norm / (|g| + eps)).
         if max_norm > 0:
             self.gradients.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-
-
-def padded_size(module: nn.Module) -> int:
-    """Elements of ``FlatParameters``: the number of parameters, rounded up to whole rows."""
-    return -(-sum(p.numel() for p in module.parameters()) // _ROW) * _ROW

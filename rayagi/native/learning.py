@@ -39,10 +39,10 @@ def _load() -> ctypes.CDLL:
         "\n".join([sizes, numbers(torch.float32), *headers]),
         mirrors={**thread_pool.MIRRORS, **optimizer_step.MIRRORS, **ppo.MIRRORS},
     )
-    for function in (found.rayagi_optimizer_step, found.rayagi_ppo_update):
-        function.restype = ctypes.c_int64
     found.rayagi_optimizer_step.argtypes = (ctypes.c_void_p,) * 3
-    found.rayagi_ppo_update.argtypes = (ctypes.c_void_p,)
+    found.rayagi_optimizer_step.restype = None
+    found.rayagi_ppo_gradient.argtypes = (ctypes.c_void_p,) * 5
+    found.rayagi_ppo_gradient.restype = None
     found.rayagi_ppo_values.argtypes = (*(ctypes.c_void_p,) * 3, ctypes.c_int64, ctypes.c_void_p)
     found.rayagi_ppo_values.restype = None
     return found

@@ -1,5 +1,5 @@
-/* PPO (Schulman et al. 2017). For each minibatch: the gradient of the loss, then an optimizer step. The policy is
-Gaussian or categorical; the value network is separate. Include it after backprop.h and optimizer_step.h.
+/* PPO (Schulman et al. 2017): the gradient of a minibatch's loss. The policy is Gaussian or categorical; the value network
+is separate. Include it after backprop.h and thread_pool.h.
 
 A minibatch is processed in chunks of CHUNK tiles, each tile L samples: gather, forward and backward, weight gradients.
 With two threads, one has the policy network's tiles and the other the value network's, so each reads what it has
@@ -255,34 +255,8 @@ static void compute_gradients(Learner *l, const Batch *b, const int64_t *order, 
     write_stats(l, stats);
 }
 
-enum { NUM_STATS = 6, MAX_CALL_NS = 50000000 }; /* stats: those of write_stats, and the gradient norm */
-
-/* All minibatches of an update. Python fills it; ``step`` and ``gradient_ready`` say where the next call continues. */
-typedef struct {
-    Learner *learner;
-    Batch batch;
-    const int64_t *orders; /* (steps, samples): the samples of each minibatch */
-    int64_t steps, step;
-    int64_t gradient_ready; /* whether the gradient of this step's minibatch is computed */
-    OptimizerStep *optimizer;
-    ThreadPool *pool;
-    real *stats; /* (steps, NUM_STATS) */
-} Update;
-
-/* Returns DONE when all steps are done; else what ``optimizer_step`` returned, or AGAIN after MAX_CALL_NS, so that
-   Python can handle signals. The caller then calls again. */
-int64_t rayagi_ppo_update(Update *u) {
+/* The gradient of one minibatch: order (samples,), stats (5,) as of write_stats. */
+void rayagi_ppo_gradient(Learner *l, const Batch *b, const int64_t *order, ThreadPool *pool, real *stats) {
     FLUSH_DENORMALS;
-    for (const int64_t began = now_ns(); u->step < u->steps; u->step++) {
-        real *stats = u->stats + u->step * NUM_STATS;
-        if (!u->gradient_ready) {
-            if (now_ns() - began > MAX_CALL_NS) return AGAIN;
-            compute_gradients(u->learner, &u->batch, u->orders + u->step * u->learner->samples, u->pool, stats);
-            u->gradient_ready = 1;
-        }
-        const int64_t pending = optimizer_step(u->optimizer, u->pool, stats + NUM_STATS - 1);
-        if (pending != DONE) return pending;
-        u->gradient_ready = 0;
-    }
-    return DONE;
+    compute_gradients(l, b, order, pool, stats);
 }

@@ -1,4 +1,4 @@
-"""Compiled PPO update: gradients and optimizer steps of all minibatches in one call.
+"""Compiled gradient of PPO's loss.
 
 It replaces some hundred operations of torch and autograd per minibatch. For minibatches of a few hundred samples, torch
 spends half of its time outside matrix products. Here a tile of samples passes forward and backward through a network while
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +20,11 @@ from actors.policy_tensors import ActivationName
 from collectives.mirrors import Mirrors
 from rayagi.native.binding import pointer
 from rayagi.native.learning import CHUNK, LANES, PAD
-from rayagi.native.optimizer_step import CompiledOptimizerStep
 from rayagi.native.packed_policy import ACTIVATIONS
 from rayagi.native.thread_pool import ThreadPool
 
-NUM_STATS = 6
-"""Policy loss, value loss, entropy, KL, share of clipped ratios, gradient norm before clipping."""
+NUM_STATS = 5
+"""Policy loss, value loss, entropy, KL, share of clipped ratios."""
 _SUMS = 5
 """NUM_SUMS of ppo.h: sums per tile, without log_std's gradient."""
 
@@ -65,25 +65,11 @@ class _Batch(ctypes.Structure):
     )
 
 
-class _Update(ctypes.Structure):
-    """Update of ppo.h."""
-
-    _fields_ = (
-        ("learner", _ADDRESS),
-        ("batch", _Batch),
-        ("orders", _ADDRESS),
-        *((name, _I64) for name in ("steps", "step", "gradient_ready")),
-        *((name, _ADDRESS) for name in ("optimizer", "pool", "stats")),
-    )
-
-
 MIRRORS: Mirrors = {
     "Network": _Network,
     "Learner": _Learner,
     "Batch": _Batch,
-    "Update": _Update,
     "NUM_SUMS": _SUMS,
-    "NUM_STATS": NUM_STATS,
     **{name.upper(): value for name, value in ACTIVATIONS.items()},
 }
 
@@ -111,18 +97,19 @@ class Trained:
     weight: float
 
 
-class CompiledUpdate:
-    """PPO's minibatches with the losses of ``rayagi.algorithms.losses``, for a Gaussian or a categorical policy.
+class CompiledGradient:
+    """Gradient of PPO's loss as in ``rayagi.algorithms.losses``, for a Gaussian or a categorical policy.
 
-    Gradients do not depend on the number of threads.
+    It does not depend on the number of threads.
     """
 
-    def __init__(self, trained: Trained, optimizer_step: CompiledOptimizerStep) -> None:
-        self._trained, self._optimizer_step = trained, optimizer_step  # kept: the program has their addresses
+    def __init__(self, library: ctypes.CDLL, trained: Trained) -> None:
+        """``library``: of ``rayagi.native.learning``."""
+        self._library, self._trained = library, trained  # kept: the program has the parameters' addresses
         self._kept: list[object] = []
         self._obs = self._tiles(trained.policy[0][0].shape[1])
         self._sums = torch.zeros((CHUNK, _SUMS + len(trained.policy[-1][1])), dtype=torch.float64)
-        self._pool = ThreadPool(optimizer_step.library, torch.get_num_threads())
+        self._pool = ThreadPool(library, torch.get_num_threads())
         log_std = trained.log_std
         log_std_grad = None if log_std is None else log_std.grad
         self._learner = _Learner(
@@ -140,45 +127,22 @@ class CompiledUpdate:
             pointer(self._sums),
         )
 
-    def __call__(
-        self, fields: Sequence[Tensor], orders: Tensor, learning_rate: float
-    ) -> tuple[Tensor, float]:
-        """Take one optimizer step per minibatch. Leaves the last gradient, before clipping, in the parameters' ``grad``.
+    @contextmanager
+    def minibatches(self, fields: Sequence[Tensor]) -> Iterator[Minibatches]:
+        """The samples of a rollout, for ``Minibatches.gradient``. The threads run inside the block.
 
         Args:
             fields: obs (B, obs_dim), actions (B, dim) or (B,) int64, log_probs, values, advantages and targets (B,)
-                of a rollout
-            orders: indices of each minibatch's samples   (steps, S) int64
-            learning_rate: of all steps
-
-        Returns:
-            NUM_STATS statistics of each step, (steps, 6) float32; and seconds in collective operations.
 
         Raises:
             ValueError: a discrete action is outside the policy's choices.
-            CommunicatorError: other trainers are lost.
         """
-        pool, orders = self._current_pool(), orders.contiguous()
         obs, actions, *others = fields
         taken = self._choices(actions) if self._trained.log_std is None else actions.to(torch.float32)
         plain = [obs.to(torch.float32), taken, *(field.to(torch.float32) for field in others)]
-        plain = [field.contiguous() for field in plain]
-        stats = torch.empty(len(orders), NUM_STATS)
-        self._learner.samples = orders.shape[1]
-        update = _Update(
-            ctypes.addressof(self._learner),
-            _Batch(*map(pointer, plain)),
-            pointer(orders),
-            len(orders),
-            0,
-            0,
-            self._optimizer_step.address,
-            pool.address,
-            pointer(stats),
-        )
-        program, at = self._optimizer_step.library.rayagi_ppo_update, ctypes.addressof(update)
+        pool = self._current_pool()
         with pool.running():
-            return stats, self._optimizer_step.run(lambda: int(program(at)), learning_rate)
+            yield Minibatches(self._library, self._learner, pool, [field.contiguous() for field in plain])
 
     def values(self, obs: Tensor) -> Tensor:
         """V(s) of the value network: (B, obs_dim) -> (B,)."""
@@ -186,7 +150,7 @@ class CompiledUpdate:
         values = torch.empty(len(plain))
         at = ctypes.addressof(self._learner), pool.address, pointer(plain), len(plain), pointer(values)
         with pool.running():
-            self._optimizer_step.library.rayagi_ppo_values(*at)
+            self._library.rayagi_ppo_values(*at)
         return values
 
     def _choices(self, choices: Tensor) -> Tensor:
@@ -210,7 +174,7 @@ class CompiledUpdate:
 
     def _current_pool(self) -> ThreadPool:
         if torch.get_num_threads() != self._pool.threads:
-            self._pool = ThreadPool(self._optimizer_step.library, torch.get_num_threads())
+            self._pool = ThreadPool(self._library, torch.get_num_threads())
         return self._pool
 
     def _network(self, layers: Sequence[tuple[Tensor, Tensor]]) -> _Network:
@@ -233,3 +197,30 @@ class CompiledUpdate:
         array = (_ADDRESS * len(tensors))(*map(pointer, tensors))
         self._kept.append(array)
         return ctypes.addressof(array)
+
+
+class Minibatches:
+    """Samples of a rollout, of which minibatches are drawn.
+
+    Attributes:
+        pool: threads that compute
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, learner: _Learner, pool: ThreadPool, fields: Sequence[Tensor]
+    ) -> None:
+        self.pool, self._fields = pool, fields  # kept: the program has their addresses
+        self._library, self._learner = library, learner
+        self._batch = _Batch(*map(pointer, fields))
+
+    def gradient(self, order: Tensor) -> Tensor:
+        """Overwrite the parameters' ``grad`` with the gradient of the samples ``order``, (S,) int64.
+
+        Returns:
+            The NUM_STATS statistics of the minibatch, (5,) float32.
+        """
+        order, stats = order.contiguous(), torch.empty(NUM_STATS)
+        self._learner.samples = len(order)
+        learner, batch = ctypes.addressof(self._learner), ctypes.addressof(self._batch)
+        self._library.rayagi_ppo_gradient(learner, batch, pointer(order), self.pool.address, pointer(stats))
+        return stats

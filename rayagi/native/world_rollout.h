@@ -6,9 +6,8 @@ one. */
 #include <math.h>
 #include <sched.h>
 
-/* Why a call returned, beside worlds.h's: the last world's episode ended; its action is not finite; a peer's cores
-   became idle. */
-enum { EPISODE_ENDED = FAILED + 1, ACTION_NOT_FINITE, PEER_WAITING };
+/* Why a call returned, beside worlds.h's: the last world's episode ended; its action is not finite. */
+enum { EPISODE_ENDED = FAILED + 1, ACTION_NOT_FINITE };
 
 /* A field of all worlds. */
 typedef struct {
@@ -60,19 +59,7 @@ typedef struct {
     int64_t t, group, world, end; /* step, group, current world, end of the group */
     double start_position;        /* forward_position before the step */
     int64_t unstable;             /* 1: ``world`` became unstable in this step. Set by Python after WARNED */
-    /* Core sharing: collective operations that this GMI has reached, and that peers with unused cores have reached. */
-    const int64_t *own;
-    const int64_t *const *peers;
-    int64_t num_peers;
 } ThreadState;
-
-/* Whether a peer waits for this GMI in a collective operation, so that its cores are idle. RELAXED: a hint; Python
-   checks again. */
-static int peer_waits(const ThreadState *thread) {
-    for (int64_t k = 0; k < thread->num_peers; k++)
-        if (__atomic_load_n(thread->peers[k], __ATOMIC_RELAXED) > *thread->own) return 1;
-    return 0;
-}
 
 static void fields_of(const Rollout *r, int64_t world, const double **fields) {
     for (int64_t k = 0; k < r->num_fields; k++) fields[k] = r->fields[k].start + world * r->fields[k].stride;
@@ -150,7 +137,6 @@ static int64_t run_groups(Rollout *r, Simulation *s, ThreadState *thread, int64_
             fields_of(r, world, fields);
             /* 2. Physics of one world. */
             if (thread->stage == STEP) {
-                if (peer_waits(thread)) return PEER_WAITING; /* Python starts a thread on the peer's cores */
                 s->world = world;
                 r->elapsed[world]++;
                 if (!set_controls(r, thread->t, world)) return ACTION_NOT_FINITE;

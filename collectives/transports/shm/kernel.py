@@ -11,8 +11,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal
@@ -159,8 +158,6 @@ class KernelBarrier(Barrier):
         self._state_pointer = ctypes.byref(self._state)
         self.barrier_operation = lru_cache(maxsize=4096)(Operation)
         """A barrier alone, by encoded call."""
-        self.addresses = ctypes.cast(library.run, ctypes.c_void_p).value or 0, ctypes.addressof(self._state)
-        """Of ``run`` in kernel.c, and of this member's ``struct member``."""
 
     def arrive(self, call: int) -> None:
         """As ``Barrier.arrive``."""
@@ -291,32 +288,3 @@ def _num_cores(members: Sequence[Member]) -> int:
         except OSError:  # it has just ended
             continue
     return len(cores)
-
-
-class CompiledGroup:
-    """Implements CompiledOperations. An operation that returned TRY_AGAIN (``kernel.c``) continues at the same step."""
-
-    def __init__(
-        self, kernel: KernelBarrier, reduction: Operation, turn: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        """
-        Args:
-            kernel: of this member
-            reduction: the reduce-scatter
-            turn: context of exclusive use; closes the transport on an error
-        """
-        barrier_operation = kernel.barrier_operation(calls.encode_call("barrier"))
-        self._operations = {
-            ctypes.addressof(operation): operation for operation in (reduction, barrier_operation)
-        }
-        self._kernel, self._turn = kernel, turn
-        self.run, self.member = kernel.addresses
-        self.reduce_scatter, self.barrier = self._operations
-
-    def drive_program(self, program: Callable[[], int | None]) -> None:
-        """Call the program until it returns None, and complete the operations whose addresses it returns."""
-        with self._turn():
-            while (address := program()) is not None:
-                self._kernel.check_open("compiled program")
-                if address:
-                    self._kernel.run(self._operations[address])

@@ -53,7 +53,6 @@ class Region:
             torch.frombuffer(memory, dtype=torch.uint8, count=piece_bytes, offset=begin + rank * piece_bytes)
             for rank in range(world_size)
         )
-        self._all = torch.frombuffer(memory, dtype=torch.uint8, count=piece_bytes * world_size, offset=begin)
 
     def views(self, numel: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """The beginning of every member's piece as (numel,) of this type, by rank."""
@@ -62,11 +61,7 @@ class Region:
     @property
     def address(self) -> int:
         """Address of the first piece."""
-        return self._all.data_ptr()
-
-    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """The beginning of the whole region as (numel,) of this type."""
-        return self._all[: numel * dtype.itemsize].view(dtype)
+        return self.pieces[0].data_ptr()
 
 
 class Segment:
@@ -80,8 +75,7 @@ class Segment:
         memory = mmap.mmap(descriptor, self._end, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         words_end = _words_end(world_size)
         self.header = memoryview(memory)[:HEADER_BYTES].cast("Q")
-        self.words_memory = memoryview(memory)[HEADER_BYTES:words_end].cast("Q")
-        self.words = shared_words(self.words_memory)
+        self.words = shared_words(memoryview(memory)[HEADER_BYTES:words_end].cast("Q"))
         self.address = torch.frombuffer(memory, dtype=torch.uint8, count=1, offset=HEADER_BYTES).data_ptr()
         """Of the members' slots."""
         self.staging_buffers = tuple(
@@ -146,12 +140,12 @@ class Segment:
         """
         preallocate(self._open(), self._end, self.world_size * piece_bytes)
 
-    def map_region(self, piece_bytes: int, caller_rank: int | None) -> Region:
+    def map_region(self, piece_bytes: int, caller_rank: int) -> Region:
         """Map the next region; every member requests the same sizes in the same order.
 
         Args:
             piece_bytes: of each member, whole pages
-            caller_rank: rank whose piece stays usable after ``close``; None: the whole region
+            caller_rank: rank whose piece stays usable after ``close``
 
         Raises:
             OSError: this process has no free address range for it.
@@ -160,10 +154,9 @@ class Segment:
         memory = mmap.mmap(self._open(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=self._end)
         self._end += size
         region = Region(memory, 0, piece_bytes, self.world_size)
-        begin = 0 if caller_rank is None else caller_rank * piece_bytes
-        kept_bytes = size if caller_rank is None else piece_bytes
+        begin = caller_rank * piece_bytes
         self._caller_owned.append(
-            _CallerOwnedMapping(weakref.ref(memory), region.address, size, begin, kept_bytes)
+            _CallerOwnedMapping(weakref.ref(memory), region.address, size, begin, piece_bytes)
         )
         return region
 
@@ -179,8 +172,8 @@ class Segment:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self.header = self.words_memory = memoryview(b"").cast("Q")
-        self.words = shared_words(self.words_memory)
+        self.header = memoryview(b"").cast("Q")
+        self.words = shared_words(self.header)
         self.staging_buffers = ()
 
     def _open(self) -> int:

@@ -154,12 +154,6 @@ class PreparedReductions:
             word, operator, receivers, one_shot, shares(numel, self._world_size)[self._rank], compiled
         )
 
-    def mean_shares_operation(self, dtype: torch.dtype, numel: int, place: int) -> kernel.Operation:
-        """Two-shot reduce-scatter of the mean of a registered tensor of any size, in one kernel call."""
-        word = calls.encode_call("reduce_scatter", calls.OPS.index("mean"), dtype, numel, place)
-        pieces = self._regions[region_of(place)].pieces
-        return kernel.reduction("two_shot", word, "mean", dtype, numel, pieces, 0)
-
     def _compiled_share(
         self, op: ReduceOp, dtype: torch.dtype, region: int, numel: int, receivers: range
     ) -> kernel.Operation:

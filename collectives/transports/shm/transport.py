@@ -12,21 +12,18 @@ There are three algorithms:
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from collectives.barrier_progress import BarrierProgress
 from collectives.closing import ClosesOnExit
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
 from collectives.transports import calls
-from collectives.transports.base import CompiledOperations, ReduceOp
+from collectives.transports.base import ReduceOp
 from collectives.transports.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm.kernel import (
-    CompiledGroup,
     KernelBarrier,
     Operation,
     all_members_have_kernel,
@@ -36,7 +33,7 @@ from collectives.transports.shm.kernel import (
 from collectives.transports.shm.memory import NUM_STAGING_BUFFERS, Region, Segment, page_aligned
 from collectives.transports.shm.prepared_reductions import PreparedReduction, PreparedReductions, region_of
 from collectives.transports.shm.staging import Staging, pieces
-from collectives.transports.shm.waiting import ARRIVALS, STRIDE, Barrier
+from collectives.transports.shm.waiting import Barrier
 
 _MOST_BUFFERS = ON_DEVICE - 1
 
@@ -151,12 +148,6 @@ class SharedMemoryTransport(ClosesOnExit):
         with self._lock:
             self._arrive(calls.encode_call("barrier"))
 
-    def barrier_progress(self) -> BarrierProgress:
-        """How many operations each member has begun."""
-        self._barrier.check_open("barrier_progress")
-        counts = torch.frombuffer(self._segment.words_memory, dtype=torch.int64)[ARRIVALS::STRIDE]
-        return BarrierProgress(counts[: self.world_size], self.rank)
-
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Zeroed registered memory, (numel,), reduced without copies. All members call it alike, in the same order.
 
@@ -169,39 +160,11 @@ class SharedMemoryTransport(ClosesOnExit):
         if len(self._regions) == NUM_STAGING_BUFFERS + _MOST_BUFFERS:
             raise ValueError(f"there are {_MOST_BUFFERS} buffers already; use views of larger ones")
         with self._lock:
-            region = self._map("buffer", numel, dtype, numel * dtype.itemsize, self.rank)
+            region = self._map(numel, dtype)
             self._regions.append(region)
             own = region.views(numel, dtype)[self.rank]
             self._numbers[own.data_ptr()] = len(self._regions) - NUM_STAGING_BUFFERS
             return own
-
-    def common(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Zeroed memory, (numel,), that all members read and write. All members call it alike, in the same order.
-
-        Operations take it as any other tensor. It stays valid while referenced; after ``close`` it is a private copy.
-
-        Raises:
-            CommunicatorError: there is no memory for it, or a member asked for something else.
-        """
-        with self._lock:
-            bytes_each = -(-numel * dtype.itemsize // self.world_size)
-            return self._map("common", numel, dtype, bytes_each, None).common(numel, dtype)
-
-    def compiled(self, tensor: Tensor) -> CompiledOperations | None:
-        """Operations for a C program that reduces a registered tensor; None on all members without the kernel.
-
-        Raises:
-            ValueError: the tensor is not in registered memory.
-        """
-        place = self._place("reduce_scatter", tensor)
-        if place in (ON_HOST, ON_DEVICE):
-            raise ValueError(
-                f"the tensor of shape {tuple(tensor.shape)} does not begin a buffer of this transport"
-            )
-        if self._kernel is None:
-            return None
-        operation = self._prepared.mean_shares_operation(tensor.dtype, tensor.numel(), place)
-        return CompiledGroup(self._kernel, operation, self._turn)
 
     def close(self) -> None:
         """Leave the group: members that wait for this one get an error. Safe to call twice.
@@ -217,26 +180,22 @@ class SharedMemoryTransport(ClosesOnExit):
             self._prepared.clear()
             self._segment.close()
 
-    def _map(
-        self, call: str, numel: int, dtype: torch.dtype, bytes_each: int, caller_rank: int | None
-    ) -> Region:
-        """Map the next region, of at least ``bytes_each`` per member: see ``Segment.map_region``. All call it alike."""
+    def _map(self, numel: int, dtype: torch.dtype) -> Region:
+        """Map the next region, with room for (numel,) of each member. All call it alike."""
         if numel < 0:
             raise ValueError(f"memory cannot have {numel} elements")
-        piece_bytes = page_aligned(bytes_each)
+        piece_bytes = page_aligned(numel * dtype.itemsize)
         try:
-            self._barrier.check_open(call)
-            if self.rank == 0:
-                self._segment.reserve(
-                    piece_bytes
-                )  # if it fails, this member leaves, and so the others fail too
-            self._arrive(calls.encode_call(call, 0, dtype, numel))
-            return self._segment.map_region(piece_bytes, caller_rank)
+            self._barrier.check_open("buffer")
+            if self.rank == 0:  # if it fails, this member leaves, and so the others fail too
+                self._segment.reserve(piece_bytes)
+            self._arrive(calls.encode_call("buffer", 0, dtype, numel))
+            return self._segment.map_region(piece_bytes, self.rank)
         except OSError as error:
             self.close()
             size = f"{self.world_size * piece_bytes / 2**20:.1f} MiB"
             raise CommunicatorError(
-                call, self._member.rank, "nobody", 0.0, f"cannot map {size} of shared memory: {error}"
+                "buffer", self._member.rank, "nobody", 0.0, f"cannot map {size} of shared memory: {error}"
             ) from error
 
     def _arrive(self, word: int) -> None:
@@ -288,17 +247,6 @@ class SharedMemoryTransport(ClosesOnExit):
         except BaseException:
             self.close()
             raise
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Exclusive use by a compiled program. Closes the transport if it fails, since operations may be half done."""
-        with self._lock:
-            self._barrier.check_open("compiled program")
-            try:
-                yield
-            except BaseException:
-                self.close()
-                raise
 
     def _reduce_one_shot(self, prepared: PreparedReduction, flat: Tensor) -> None:
         """Every member stages its tensor; each receiver then reduces all of them into its own tensor."""

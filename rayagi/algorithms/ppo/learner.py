@@ -12,7 +12,7 @@ from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.models.heads import GaussianHead
 from rayagi.models.networks import ActorCritic
-from rayagi.native.ppo import CompiledUpdate, Trained
+from rayagi.native.ppo import CompiledGradient, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Metrics of one minibatch step, in the order of its row."""
@@ -31,14 +31,23 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         """All epochs over one rollout."""
         self.begin_update(env_steps_total)
         if self._compiled is not None:
-            stats, waited_s = self._compiled(batch.fields(), orders.flatten(0, 1), self.learning_rate)
-            self.sync_s += waited_s
-            rows = list(stats)
+            rows = self._compiled_steps(self._compiled, batch, orders)
         else:
             rows = [self.minibatch_step(batch, order) for epoch in orders for order in epoch]
         return self.end_update(
             MEASURED, rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update"
         )
+
+    def _compiled_steps(
+        self, compiled: CompiledGradient, batch: OnPolicyBatch, orders: Tensor
+    ) -> list[Tensor]:
+        """``minibatch_step`` for all epochs, in the compiled kernel."""
+        rows = []
+        with compiled.minibatches(batch.fields()) as minibatches:
+            for order in orders.flatten(0, 1):
+                parts = minibatches.gradient(order)
+                rows.append(torch.cat((parts, self.apply_gradients(minibatches.pool).reshape(1))))
+        return rows
 
     @torch.no_grad()
     def values(self, observed: Tensor) -> Tensor:
@@ -67,13 +76,14 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         norm = self.step(total)
         return torch.cat((parts, norm.reshape(1)))
 
-    def _compile(self) -> CompiledUpdate | None:
+    def _compile(self) -> CompiledGradient | None:
         """The compiled kernel; None on a GPU, for a model that it does not support, or without a compiler."""
         model, spec = self.model, self.spec
         if not model.fits_kernels or self._optimizer_step is None:
             return None
         assert isinstance(model, ActorCritic)
-        return CompiledUpdate(
+        return CompiledGradient(
+            self._optimizer_step.library,
             Trained(
                 policy=_linear(model.policy),
                 value=_linear(model.value),
@@ -85,7 +95,6 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
                 entropy_coef=spec.entropy_coef,
                 weight=self.weight,
             ),
-            self._optimizer_step,
         )
 
 

@@ -1,10 +1,8 @@
-"""Physics with contact forces: worlds stepped one by one, by this GMI's threads and on idle cores of its peers."""
+"""Physics with contact forces: worlds stepped one by one, by this GMI's threads."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,15 +11,12 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
 from rayagi.envs.mujoco_cpu.physics import Array, BoolArray
 from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldBatch, WorldLoop
 
-_PEER_CHECK_WORLDS = 4
-"""Worlds between checks for waiting peers: a check before every world cost more than idle cores gained."""
-MAX_ITEMS = 64
-"""Items per call where Python does not check for waiting peers. Between calls it handles signals."""
+_MAX_ITEMS = 64
+"""Items per call. Between calls Python handles signals."""
 
 
 class SharedWork(Protocol):
@@ -29,11 +24,6 @@ class SharedWork(Protocol):
 
     def run(self, data: mujoco.MjData, max_items: int) -> bool:
         """Claim and do at most ``max_items`` items. Returns whether unclaimed items may be left."""
-
-    def watch_peers(
-        self, data: mujoco.MjData, barrier_progress: BarrierProgress, peers: Collection[int]
-    ) -> None:
-        """Let ``run`` with this MjData return early when one of the ranks ``peers`` waits for this GMI."""
 
     def cancel(self) -> None:
         """Make all threads return, those included that wait for another item."""
@@ -48,11 +38,6 @@ class _Step:
 
     def run(self, data: mujoco.MjData, max_items: int) -> bool:
         return self.loop.run(data, self.num_substeps, max_items)
-
-    def watch_peers(
-        self, data: mujoco.MjData, barrier_progress: BarrierProgress, peers: Collection[int]
-    ) -> None:
-        """Nothing to do: Python checks between calls."""
 
     def cancel(self) -> None:
         """Nothing to do: no item waits for another."""
@@ -90,8 +75,6 @@ class ContactPhysics:
         worlds = WorldBatch(model, self.rows, self._derived, self._unstable)
         self.loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
         self._pool = ThreadPoolExecutor(len(self.datas) - 1, "physics") if len(self.datas) > 1 else None
-        self._idle_core_workers: dict[int, _IdleCoreWorker] = {}
-        self._barrier_progress: BarrierProgress | None = None
         self.restart(
             np.arange(num_worlds),
             np.tile(self.datas[0].qpos, (num_worlds, 1)),
@@ -102,28 +85,20 @@ class ContactPhysics:
         """Advance every world."""
         self.controls[:] = controls
         self.loop.begin()
-        self.run_parallel(_Step(self.loop, num_substeps), _PEER_CHECK_WORLDS)
+        self.run_parallel(_Step(self.loop, num_substeps))
         if not self._unstable.any():
             return None
         unstable = self._unstable.copy()
         self._unstable[:] = False
         return unstable
 
-    def run_parallel(self, work: SharedWork, check_every: int) -> None:
-        """Do work on this GMI's threads, and on idle cores of its peers.
-
-        Args:
-            work: the items to do
-            check_every: items between Python's checks for waiting peers
-        """
+    def run_parallel(self, work: SharedWork) -> None:
+        """Do work on this GMI's threads."""
         futures: list[Future[None]] = []
         if self._pool is not None:
             futures = [self._pool.submit(_run_to_end, work, data) for data in self.datas[1:]]
         try:
-            if self._idle_core_workers:
-                self._run_with_idle_cores(work, check_every, futures)
-            else:
-                _run_to_end(work, self.datas[0])
+            _run_to_end(work, self.datas[0])
         except BaseException:
             work.cancel()  # others may wait for an item that this thread has begun
             raise
@@ -131,27 +106,6 @@ class ContactPhysics:
             wait(futures)
         for future in futures:
             future.result()
-
-    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Use cores of waiting peers: one thread per peer, started when that peer first waits."""
-        self._idle_core_workers = {rank: _IdleCoreWorker(self._model, ids) for rank, ids in cores.items()}
-        self._barrier_progress = barrier_progress
-        return True
-
-    @property
-    def num_workers(self) -> int:
-        """Threads to divide work for: this GMI's, and one more where peers share their cores."""
-        return len(self.datas) + bool(self._idle_core_workers)
-
-    def _run_with_idle_cores(self, work: SharedWork, check_every: int, futures: list[Future[None]]) -> None:
-        """As ``_run_to_end``, but every ``check_every`` items start a thread on the cores of each peer that waits by now."""
-        assert self._barrier_progress is not None
-        unused, more = dict(self._idle_core_workers), True
-        while more:
-            idle = [unused.pop(rank) for rank in self._barrier_progress.waiting_ranks() if rank in unused]
-            futures += [worker.submit(work) for worker in idle]
-            work.watch_peers(self.datas[0], self._barrier_progress, unused)
-            more = work.run(self.datas[0], check_every)
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset some worlds."""
@@ -182,40 +136,12 @@ class ContactPhysics:
         """Stop the threads and free the simulations."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-        for worker in self._idle_core_workers.values():
-            worker.close()
-        self.datas, self._idle_core_workers = [], {}
-
-
-class _IdleCoreWorker:
-    """A thread pinned to a peer's cores, with an MjData; both are made when first used."""
-
-    def __init__(self, model: mujoco.MjModel, cores: Collection[int]) -> None:
-        self._model = model
-        self._data: mujoco.MjData | None = None
-        self._pool = ThreadPoolExecutor(1, "idle_core", initializer=_pin, initargs=(cores,))
-
-    def submit(self, work: SharedWork) -> Future[None]:
-        """Start to do items there."""
-        if self._data is None:
-            self._data = mujoco.MjData(self._model)
-        return self._pool.submit(_run_to_end, work, self._data)
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._pool.shutdown(wait=True)
-        self._data = None
+        self.datas = []
 
 
 def _run_to_end(work: SharedWork, data: mujoco.MjData) -> None:
-    while work.run(data, MAX_ITEMS):
+    while work.run(data, _MAX_ITEMS):
         pass
-
-
-def _pin(cores: Collection[int]) -> None:
-    """Pin this thread. If the operating system forbids it, the thread runs where it may."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, cores)
 
 
 def _state_views(model: mujoco.MjModel, rows: Array) -> dict[str, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from actors.noise import environment_generator
 from actors.protocols import StateDict, StepResult
-from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu.compiled_model import describe, load_model, make_physics
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
@@ -147,10 +146,6 @@ class MujocoVecEnv:
 
     def _generator(self, i: int) -> np.random.Generator:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
-
-    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Step some environments on idle cores of waiting peers, where the physics can (CoreSharingEnv)."""
-        return self._physics.use_idle_cores(cores, barrier_progress)
 
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: enough to continue bit for bit."""

@@ -8,7 +8,7 @@ the same two C calls per step as Gymnasium.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import mujoco
@@ -16,8 +16,6 @@ import numpy as np
 from mujoco.batch import Batch
 from mujoco.batch import SimulationError as BatchError
 from numpy.typing import NDArray
-
-from collectives.barrier_progress import BarrierProgress
 
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
@@ -73,9 +71,6 @@ class Physics(Protocol):
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute its derived fields."""
-
-    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Use idle cores of waiting peers: see ``actors.protocols.CoreSharingEnv``."""
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of everything that the next step and observation depend on."""
@@ -133,10 +128,6 @@ class BatchPhysics:
         self._last_warnings = self._warning_counts.copy()
         for name, view in self._bound.items():
             self.fields[name][ids] = view[ids]
-
-    def use_idle_cores(self, cores: Mapping[int, Collection[int]], barrier_progress: BarrierProgress) -> bool:
-        """Not supported: the batch has a fixed number of threads of its own."""
-        return False
 
     def state_dict(self) -> dict[str, Array]:
         """Copies of state and derived fields."""

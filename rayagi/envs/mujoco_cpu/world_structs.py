@@ -8,7 +8,7 @@ from collectives.mirrors import Mirrors
 
 NONE_LEFT, LIMIT_REACHED, WARNED, FAILED = range(4)
 """Return values of rayagi_step_worlds."""
-EPISODE_ENDED, ACTION_NOT_FINITE, PEER_WAITING = FAILED + 1, FAILED + 2, FAILED + 3
+EPISODE_ENDED, ACTION_NOT_FINITE = FAILED + 1, FAILED + 2
 """Further return values of rayagi_run_rollout."""
 FUNCTIONS = {
     "load": "mj_setState",
@@ -84,9 +84,6 @@ class ThreadStateStruct(ctypes.Structure):
     """ThreadState of world_rollout.h."""
 
     unstable: int
-    own: int
-    peers: int
-    num_peers: int
 
     _fields_ = (
         ("scratch", _ADDRESS),
@@ -94,8 +91,6 @@ class ThreadStateStruct(ctypes.Structure):
         *((name, _I64) for name in ("t", "group", "world", "end")),
         ("start_position", ctypes.c_double),
         ("unstable", _I64),
-        *((name, _ADDRESS) for name in ("own", "peers")),
-        ("num_peers", _I64),
     )
 
 
@@ -111,5 +106,4 @@ MIRRORS: Mirrors = {
     "FAILED": FAILED,
     "EPISODE_ENDED": EPISODE_ENDED,
     "ACTION_NOT_FINITE": ACTION_NOT_FINITE,
-    "PEER_WAITING": PEER_WAITING,
 }

@@ -95,22 +95,19 @@ def test_back_propagation_writes_gradients_into_the_communicator_s_memory():
 
 
 def gradients_of_an_update(program):
-    """The reduced gradients of the first update, before clipping."""
-    gradients = []
-    learner = program.learner.updater
-    update = learner._compiled
+    """The reduced gradients of each step of the first update, before clipping."""
+    found, updater = [], program.learner.updater
+    assert updater._compiled is not None, "no compiler"
+    optimizer_step = updater._optimizer_step
 
-    def one_by_one(fields, orders, learning_rate):
-        rows = []
-        for order in orders:
-            rows.append(update(fields, order.unsqueeze(0), learning_rate)[0])
-            gradients.append(learner.flat.gradients.clone())
-        return torch.cat(rows), 0.0
+    class Recording:
+        def step(self, learning_rate, pool):
+            found.append(updater.flat.gradients.clone())
+            return optimizer_step.step(learning_rate, pool)
 
-    one_by_one.values = update.values
-    learner._compiled = one_by_one
+    updater._optimizer_step = Recording()
     program.iterate()
-    return gradients
+    return found
 
 
 def test_one_gmi_of_2n_and_two_gmis_of_n_have_the_same_gradients():

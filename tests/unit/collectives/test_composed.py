@@ -139,7 +139,6 @@ def everything(communicator):
     communicator.broadcast(tensor, source=2)
     found["broadcast"] = tensor
     communicator.barrier()
-    assert communicator.common(8, torch.float32) is None  # threads' transport has none
     return found
 
 

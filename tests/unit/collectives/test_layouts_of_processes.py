@@ -9,7 +9,6 @@ from members import Failed, run_group
 from collectives.buckets import views
 from collectives.compositions import compose
 from collectives.layout import Layout
-from collectives.rendezvous import poll
 from collectives.shares import shares
 from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 from tests.unit.collectives.schedule_reference import execute
@@ -173,39 +172,6 @@ def test_a_caller_computes_while_its_reduction_waits_for_the_others(transport):
     first, second = run_group(transport, 2, reduce_beside_a_computation)
     assert first == (True, [64.0], [1.5])
     assert second == [1.5]
-
-
-def see_waiting_ranks(communicator, done):
-    """Rank 0 arrives last at a barrier; each member returns the waiting ranks that it sees."""
-    if communicator.rank > 0:
-        assert done.wait(30)
-        communicator.barrier()
-        return communicator.barrier_progress().waiting_ranks()
-    barrier_progress = communicator.barrier_progress()
-    before = barrier_progress.waiting_ranks()
-    done.set()
-    found = poll(
-        lambda: barrier_progress.waiting_ranks() if len(barrier_progress.waiting_ranks()) == 3 else None, 30
-    )
-    communicator.barrier()
-    after = barrier_progress.waiting_ranks()
-    communicator.close()
-    return before, found, after, barrier_progress.waiting_ranks()
-
-
-@pytest.mark.parametrize("composition", ["ip_only", "rp_only"])
-def test_the_last_member_sees_which_members_wait(composition):
-    waiting = run_group("auto", 4, see_waiting_ranks, composition=composition, layout="2x2")
-    assert waiting == [((), (1, 2, 3), (), ()), (), (), ()]
-
-
-def who_waits(communicator, done):
-    communicator.barrier()
-    return communicator.barrier_progress()
-
-
-def test_over_a_network_there_is_no_barrier_progress():
-    assert run_group("gloo", 2, who_waits) == [None, None]
 
 
 def use_groups(communicator, done):

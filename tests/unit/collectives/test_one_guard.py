@@ -33,12 +33,11 @@ OPERATIONS: dict[str, Callable[[Communicator], Any]] = {
     "send": lambda c: c.send(torch.ones(9), 1 - c.rank).wait(),
     "recv": lambda c: c.recv(1 - c.rank),
     "buffer": lambda c: c.buffer(9, torch.float32),
-    "common": lambda c: c.common(9, torch.float32),
     "group": lambda c: c.group([0, 1]),
 }
-LOCAL = {"barrier_progress", "compiled", "close"}
-"""They wait for no other member. ``compiled`` returns operations that are guarded."""
-OF_SHARED_MEMORY = {"buffer", "common"}
+LOCAL = {"close"}
+"""They wait for no other member."""
+OF_SHARED_MEMORY = {"buffer"}
 """Elsewhere they are local, too."""
 
 

@@ -254,41 +254,6 @@ def test_closing_leaves_no_descriptor_and_no_mapping():
         assert after == ([], 0)
 
 
-def write_a_third(transport):
-    memory = transport.common(30_000, torch.float64)
-    begins_at_zero = not memory.any()
-    transport.barrier()
-    memory.chunk(3)[transport.rank].fill_(transport.rank + 1)
-    transport.barrier()
-    written = memory.clone()
-    transport.barrier()
-    transport.all_reduce(memory[transport.rank :][:5])  # any other tensor: 1s
-    transport.close()
-    return begins_at_zero, written, memory.clone()
-
-
-def test_common_memory_is_shared():
-    expected = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).repeat_interleave(10_000)
-    for begins_at_zero, written, after in run_members(3, write_a_third):
-        assert begins_at_zero
-        assert torch.equal(written, expected)
-        assert after[5000:].equal(expected[5000:])  # it lives while the caller keeps it
-
-
-def ask_for_different_memory(transport):
-    try:
-        transport.common(10 if transport.rank == 0 else 20, torch.float32)
-    except CommunicatorError as error:
-        return str(error)
-    return None
-
-
-def test_members_that_request_different_common_memory_get_an_error():
-    for answer in run_members(2, ask_for_different_memory):
-        assert "common of 10 float32" in answer
-        assert "common of 20 float32" in answer
-
-
 def call_differently(transport):
     buffer = transport.buffer(40_000, torch.float32)
     mine = buffer if transport.rank == 0 else torch.ones(40_000)

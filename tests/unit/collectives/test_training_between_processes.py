@@ -146,35 +146,6 @@ def test_where_one_has_no_compiler_all_learn_by_torch(transport):
     assert run_group(transport, 2, without_a_program_on_the_last) == [True, True]
 
 
-def write_parameters_and_moments(communicator, done):
-    learner = PPOUpdater(ActorCritic(INFO, NetworkSpec(hidden=(8,))), PPOSpec(), communicator)
-    if communicator.rank == 0:
-        learner.model.policy[0].weight.data.fill_(5.0)
-        learner.optimiser.exp_avg.fill_(6.0)
-    communicator.barrier()
-    return learner.model.policy[0].weight[0, 0].item(), learner.state_dict()["optimiser"]["state"][0][
-        "exp_avg"
-    ][0].item()
-
-
-@pytest.mark.parametrize(
-    ("transport", "composition", "layout", "sharded_optimizer"),
-    [
-        ("shm", "auto", "1x2", True),
-        ("shm", "rp_only", "2x1", False),  # asked for, and its steps go another way
-        ("gloo", "auto", "1x2", False),
-    ],
-)
-def test_trainers_that_share_memory_only_shard_the_optimizer(
-    transport, composition, layout, sharded_optimizer
-):
-    task = write_parameters_and_moments
-    first, second = run_group(transport, 2, task, composition=composition, layout=layout)
-    assert first == (5.0, 6.0)
-    assert (second[0] == 5.0) == sharded_optimizer
-    assert second[1] == (6.0 if sharded_optimizer else 0.0)
-
-
 def two_iterations_and_three(communicator, done):
     """Parameters after three, and after one that went on from the state after two."""
     begin = program_of(communicator)
@@ -190,7 +161,7 @@ def two_iterations_and_three(communicator, done):
     return whole, again.learner.updater.flat.parameters.clone()
 
 
-def test_a_sharded_optimizer_resumes_from_a_saved_state():
+def test_two_trainers_resume_from_a_saved_state():
     for whole, again in run_group("shm", 2, two_iterations_and_three):
         assert torch.equal(whole, again)
 

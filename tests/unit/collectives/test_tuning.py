@@ -168,20 +168,3 @@ def test_members_change_their_schedule_at_one_reduction_and_sums_stay_right(monk
         ]
         * 4
     )
-
-
-def test_a_schedule_stays_once_its_shared_memory_is_in_use():
-    def member(transport_factory, rank, control):
-        plan = plan_composition(LAYOUT, 4_000, costs(ip=1 * MS, rp=4 * MS), {"ip", "rp"})
-        now = iter(range(10**6))
-        tuner = ScheduleTuner(plan, clock=lambda: float(next(now)))  # each reduction seems to cost a second
-        with ComposedCommunicator(
-            rank, plan.schedule, transport_factory.scoped("trained"), tuner=tuner
-        ) as communicator:
-            given_out = communicator.common(8, torch.float32)
-            for _ in range(COUNTED_REDUCTIONS + 2 * TIMED_REDUCTIONS):
-                communicator.all_reduce(torch.ones(1_000))
-            control.barrier()
-            return given_out is not None, communicator.schedule.composition, next(now)
-
-    assert on_all_members(LAYOUT, member) == [(True, "ip_only", 0)] * 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -13,16 +11,11 @@ import torch
 from actors.roles import Agent, Simulator, collect
 from actors.rollout import Rollout
 from collectives import kernels
-from collectives.barrier_progress import BarrierProgress
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.mujoco_cpu import contact_physics
-from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
-from rayagi.envs.mujoco_cpu.whole_rollouts.program import RolloutLoop
 from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
-from rayagi.envs.mujoco_cpu.world_structs import PEER_WAITING
 from rayagi.models.policy import new_policy
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -144,66 +137,13 @@ def test_a_saved_state_continues_bit_for_bit():
     assert torch.equal(one.rollout.rewards, other.rollout.rewards)
 
 
-def test_threads_and_idle_cores_do_not_change_results():
+def test_threads_do_not_change_results():
     alone, shared = Collector("Ant-v5", num_envs=37), Collector("Ant-v5", num_envs=37, num_threads=3)
-    shared.env.use_idle_cores(
-        {rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(torch.tensor([2, 1, 2]), 1)
-    )
     for iteration in range(2):
         one, other = alone.whole_rollout(iteration), shared.whole_rollout(iteration)
         assert_same(one, other)
         assert torch.equal(one.rewards, other.rewards)
     shared.simulator.close()
-
-
-def wait_in_the_middle(collector, monkeypatch):
-    """Let ranks 0 and 2 start to wait while this GMI's thread is in C. Returns their counts, and the calls' results."""
-    counts, ends = torch.tensor([1, 1, 1]), []
-    collector.env.use_idle_cores(
-        {rank: os.sched_getaffinity(0) for rank in (0, 2)}, BarrierProgress(counts, 1)
-    )
-    watch, run_rollout = RolloutLoop.watch_peers, CompiledLoop.run_rollout
-
-    def watched(self, data, barrier_progress, peers):
-        watch(self, data, barrier_progress, peers)
-        if peers:  # after Python's check, before C's
-            counts[max(peers)] = 2
-
-    def recorded(self, *given):
-        end = run_rollout(self, *given)
-        if threading.current_thread() is threading.main_thread():
-            ends.append(end)
-        return end
-
-    monkeypatch.setattr(RolloutLoop, "watch_peers", watched)
-    monkeypatch.setattr(CompiledLoop, "run_rollout", recorded)
-    return counts, ends
-
-
-def test_a_peer_that_starts_to_wait_during_a_call_is_noticed(monkeypatch):
-    alone, sharing = Collector("Ant-v5", num_envs=37), Collector("Ant-v5", num_envs=37)
-    counts, ends = wait_in_the_middle(sharing, monkeypatch)
-    for iteration in range(2):
-        counts.fill_(1)
-        one, other = alone.whole_rollout(iteration), sharing.whole_rollout(iteration)
-        assert_same(one, other)
-        assert torch.equal(one.rewards, other.rewards)
-    assert ends.count(PEER_WAITING) == 4  # two peers in each of two rollouts
-    sharing.simulator.close()
-
-
-def test_a_failure_between_two_calls_leaves_no_thread_waiting(monkeypatch):
-    """A thread for an idle core cannot be started while a group is half stepped."""
-    collector = Collector("Ant-v5", num_envs=37, num_threads=2)
-    wait_in_the_middle(collector, monkeypatch)
-
-    def refuse(self, work):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(contact_physics._IdleCoreWorker, "submit", refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
-        collector.whole_rollout(0)
-    collector.simulator.close()
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -192,31 +192,6 @@ def test_updates_by_torch(caller_flushes, monkeypatch):
     assert is_zero(found["value.0.weight"])
 
 
-def test_an_update_that_returns_early_leaves_the_callers_mode(caller_flushes):
-    learner, modes = learner_of(), []
-    run = learner._optimizer_step.run
-
-    def watched(program, rate):
-        def call():
-            result = program()
-            modes.append((result, flushes_denormals()))
-            return result
-
-        return run(call, rate)
-
-    learner._optimizer_step.run = watched
-    batch, many = batch_of(learner), torch.zeros((10, 400_000), dtype=torch.int64)
-    learner._compiled(batch.fields(), many, 0.0)
-    learner._optimizer_step._optimizer_step.reduces = True  # run by Python, for one trainer
-    learner._optimizer_step._python_operations = {
-        **learner._optimizer_step._python_operations,
-        "reduce": lambda: None,
-    }
-    learner._compiled(batch.fields(), many[:2, :3], 0.0)
-    assert {result for result, _ in modes} == {0, 3, 4}  # REDUCE, DONE and AGAIN
-    assert {mode for _, mode in modes} == {caller_flushes}
-
-
 _EACH_THREAD_TAKES_ONE = """
 typedef struct { float x[8]; int64_t entered, items; } Products;
 static void product(void *argument, int64_t item) {

@@ -83,14 +83,13 @@ def by_torch(learner, batch, order):
 
 
 def compiled(learner, batch, order):
-    """The flat gradient and the five parts, by a step of size 0."""
+    """The flat gradient and the five parts."""
     assert learner._compiled is not None, "no compiler"
     size = sum(parameter.numel() for parameter in learner.model.parameters())
     learner.flat.gradients[:size] = torch.nan  # must be overwritten
-    stats, _ = learner._compiled(batch.fields(), order.view(1, -1), 0.0)
-    gradient = learner.flat.gradients[:size].clone()
-    assert float(stats[0, 5]) == pytest.approx(float(gradient.double().norm()), rel=1e-6)
-    return gradient, stats[0, :5]
+    with learner._compiled.minibatches(batch.fields()) as minibatches:
+        parts = minibatches.gradient(order)
+    return learner.flat.gradients[:size].clone(), parts
 
 
 @settings(deadline=None, max_examples=70)
@@ -293,22 +292,6 @@ def test_activations_to_all_digits_of_numbers_of_any_size(activation):
     if activation == "silu":  # below -87 exp(-x) overflows, and the result is 0
         expected = torch.where(obs[:, 0] < -87, torch.zeros(()), expected)
     torch.testing.assert_close(learner.values(obs).double(), expected, rtol=1e-6, atol=1e-37)
-
-
-def test_an_update_that_returns_for_signals_takes_the_same_steps():
-    learners = [learner_of(64, (256, 128, 64)) for _ in range(2)]
-    batch = batch_of(learners[0], 4096)
-    orders = torch.randperm(4096, generator=torch.Generator().manual_seed(0)).repeat(8, 1)
-    calls = []
-    run = learners[0]._optimizer_step.run
-    learners[0]._optimizer_step.run = lambda program, rate: run(
-        lambda: (calls.append(program()), calls[-1])[1], rate
-    )
-    whole, _ = learners[0]._compiled(batch.fields(), orders, 1e-3)
-    apart = [learners[1]._compiled(batch.fields(), order.unsqueeze(0), 1e-3)[0] for order in orders]
-    assert set(calls) == {3, 4}  # DONE and AGAIN
-    assert torch.equal(whole, torch.cat(apart))
-    assert torch.equal(learners[0].flat.parameters, learners[1].flat.parameters)
 
 
 def test_nan_observations_do_not_affect_the_next_update():

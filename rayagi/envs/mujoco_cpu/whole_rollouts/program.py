@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mujoco
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.rollout import Rollout
-from collectives.barrier_progress import BarrierProgress
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.physics import Array, Fields, WorldError
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import Formulas
@@ -120,19 +119,8 @@ class RolloutLoop:
         self.num_unstable = 0
         """How often a world became unstable, which ended its episode."""
 
-    def watch_peers(
-        self, data: mujoco.MjData, barrier_progress: BarrierProgress, peers: Collection[int]
-    ) -> None:
-        """Make ``run`` with this MjData return when one of the ranks ``peers`` waits for this GMI."""
-        state = self._thread_state(data)
-        self._watched = barrier_progress, (_ADDRESS * len(peers))(*map(barrier_progress.address, peers))
-        state.own = barrier_progress.address(barrier_progress.rank)
-        state.peers, state.num_peers = ctypes.addressof(self._watched[1]), len(peers)
-
     def run(self, data: mujoco.MjData, max_items: int) -> bool:
         """Step at most ``max_items`` groups, in this thread's own MjData. Returns whether groups may be left.
-
-        Returns early when a watched peer waits.
 
         Raises:
             WorldError: MuJoCo refuses to step a world, or its ``action`` is not finite. The rollout is cancelled.

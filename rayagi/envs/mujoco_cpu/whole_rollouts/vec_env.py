@@ -18,7 +18,7 @@ from collectives.compiler import CompilerError
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
-from rayagi.envs.mujoco_cpu.contact_physics import MAX_ITEMS, ContactPhysics
+from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.physics import WorldError
 from rayagi.envs.mujoco_cpu.task import GymnasiumTask
@@ -88,10 +88,10 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         )
         agent = acting.compiled_acting(policy, rollout, noise)
         assert agent is not None
-        group = max(1, min(_GROUP, self.num_envs // (2 * self._physics.num_workers)))
+        group = max(1, min(_GROUP, self.num_envs // (2 * len(self._physics.datas))))
         loop = RolloutLoop(self._settings, agent, rollout, self._final_obs, self._start_episode, group)
         try:
-            self._physics.run_parallel(loop, MAX_ITEMS)
+            self._physics.run_parallel(loop)
         except WorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
