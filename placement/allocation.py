@@ -159,8 +159,12 @@ class _FreeNode:
                 f"{len(self._cores)} of {core_ranges(self._node.usable_cores) or 'no cores'} are left",
                 "Ray placed more GMIs there than planned: set threads_per_gmi lower, or plan again",
             )
-        taken, self._cores = self._cores[: gmi_slice.num_threads], self._cores[gmi_slice.num_threads :]
-        return tuple(taken) if self._pinned else ()
+        # The planned cores first, as with GPUs below: cores of GMIs that were left out stay unused.
+        planned = gmi_slice.cores if gmi_slice.node == self._node.name else ()
+        free = planned and set(planned) <= set(self._cores)
+        taken = planned if free else tuple(self._cores[: gmi_slice.num_threads])
+        self._cores = [core for core in self._cores if core not in taken]
+        return taken if self._pinned else ()
 
     def _take_gpu(self, gmi_slice: Slice, index: int) -> str | None:
         if gmi_slice.gpu_uuid is None:

@@ -23,7 +23,12 @@ from placement.role_layout import (
 )
 from placement.text import aligned
 from placement.types import BackendName, Machine, Slice
-from placement.unequal_slices import reject_conflicting_counts, unequal_core_slices, unequal_gpu_slices
+from placement.unequal_slices import (
+    reject_conflicting_counts,
+    unequal_core_slices,
+    unequal_gpu_slices,
+    without,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,11 +42,15 @@ class PlacementPlan:
     """Roles of each GMI."""
     num_envs: int
     """Environments of one GMI with a simulator; the mean if GMIs are unequal."""
+    envs: tuple[int, ...]
+    """Environments of each GMI; 0 for those without a simulator."""
     reason: str
     """Why this backend and these numbers, as a sentence."""
     machine: Machine
     sizes: tuple[float, ...] = ()
     """Requested sizes of unequal GMIs: cores, or shares of a GPU. Empty: GMIs are equal."""
+    left_out: tuple[Slice, ...] = ()
+    """Slices of the GMIs that were left out. No GMI of the plan uses them."""
 
     @property
     def num_gmis(self) -> int:
@@ -60,11 +69,6 @@ class PlacementPlan:
     def group(self) -> tuple[int, ...] | None:
         """GMIs of the collective group; None: all. Overlapped templates: the learners only, since collectors may be lost."""
         return self.hosting("trainer") if self.template in OVERLAPPED_TEMPLATES else None
-
-    @property
-    def envs(self) -> tuple[int, ...]:
-        """Environments of each GMI; 0 for those without a simulator."""
-        return envs_per_gmi(self.kinds, self.num_envs, self.sizes)
 
     def memory_bytes(self, index: int) -> int:
         """Memory for GMI ``index``: its limit on the GPU if it has one, else an even share of the GPU or node."""
@@ -145,6 +149,7 @@ def make_plan(
     num_envs: int,
     threads_per_gmi: int | None = None,
     sizes: Sequence[float] | None = None,
+    left_out: Sequence[int] = (),
 ) -> PlacementPlan:
     """Partition ``machine`` into GMIs. Deterministic.
 
@@ -161,6 +166,7 @@ def make_plan(
         num_envs: environments of one GMI with a simulator
         threads_per_gmi: cores of one GMI; None: the node's cores divided evenly
         sizes: of unequal GMIs: cores on ``cpu``, shares of a GPU elsewhere. Their number is the number of GMIs
+        left_out: GMIs of this plan that are not started, by index. The others keep their slices and environments
 
     Raises:
         PlanError: the request does not fit; the message says what does.
@@ -198,16 +204,52 @@ def make_plan(
         kinds = layout.assign_roles(len(slices))
     sharing = get_backend(name)
     slices = [replace(gmi_slice, environment=sharing.environment(gmi_slice)) for gmi_slice in slices]
-    predict_limits(machine, slices)  # raises PlanError for an impossible partition before anything starts
-    return PlacementPlan(
+    plan = PlacementPlan(
         template=template,
         backend=name,
         slices=tuple(slices),
         kinds=tuple(kinds),
         num_envs=num_envs,
+        envs=envs_per_gmi(kinds, num_envs, sizes or ()),
         reason=f"{reason}; {how}",
         machine=machine,
         sizes=tuple(sizes or ()),
+    )
+    if left_out:
+        plan = _leave_out(plan, left_out)
+    predict_limits(
+        machine, plan.slices
+    )  # raises PlanError for an impossible partition before anything starts
+    return plan
+
+
+def _leave_out(plan: PlacementPlan, left_out: Sequence[int]) -> PlacementPlan:
+    """The plan without these GMIs; the others keep their slices and environments, and are numbered anew.
+
+    Raises:
+        PlanError: the GMIs are not alike, there is no such GMI, or none would be left.
+    """
+    asked = f"left_out={list(left_out)}"
+    if plan.template != "dp_only":
+        raise PlanError(
+            asked, f"it is for dp_only, whose GMIs are alike, not for {plan.template}", "Leave it out"
+        )
+    there = range(plan.num_gmis)
+    if not set(left_out) < set(there):
+        raise PlanError(
+            asked,
+            f"the plan has {counted(plan.num_gmis, 'GMI')}, and at least one has to be left",
+            f"Give indices from 0 to {there[-1]}, and not all of them",
+        )
+    names = ", ".join(f"{index} ({plan.slices[index].label()})" for index in sorted(left_out))
+    return replace(
+        plan,
+        slices=without(plan.slices, left_out),
+        kinds=without(plan.kinds, left_out),
+        envs=without(plan.envs, left_out),
+        sizes=without(plan.sizes, left_out),
+        left_out=tuple(plan.slices[index] for index in sorted(left_out)),
+        reason=f"{plan.reason}; of its {counted(plan.num_gmis, 'GMI')} without {names}",
     )
 
 

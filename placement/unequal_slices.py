@@ -4,29 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import floor
+from typing import TypeVar
 
 from placement.errors import PlanError, counted
 from placement.types import FRACTION_STEP, BackendName, Gpu, Machine, Node, Slice
 
+_T = TypeVar("_T")
 
-def env_counts(num_envs: int, num_gmis: int, sizes: Sequence[float]) -> tuple[int, ...]:
+
+def without(items: Sequence[_T], left_out: Sequence[int]) -> tuple[_T, ...]:
+    """The items whose index is not in ``left_out``."""
+    return tuple(item for index, item in enumerate(items) if index not in left_out)
+
+
+def env_counts(
+    num_envs: int, num_gmis: int, sizes: Sequence[float], left_out: Sequence[int] = ()
+) -> tuple[int, ...]:
     """Environments of each GMI: ``num_envs`` each, or ``num_envs * num_gmis`` in total in proportion to ``sizes``.
 
-    Rounds by largest remainder, the earlier GMI on a tie. Every GMI gets at least one.
+    Rounds by largest remainder, the earlier GMI on a tie. Every GMI gets at least one. Those in ``left_out`` count for the
+    total and are dropped from the result, so that the others have as many with and without them.
     """
-    if not sizes:
-        return (num_envs,) * num_gmis
-    total = num_envs * num_gmis
+    return without(_in_proportion(num_envs * num_gmis, sizes) if sizes else [num_envs] * num_gmis, left_out)
+
+
+def _in_proportion(total: int, sizes: Sequence[float]) -> list[int]:
     quotas = [total * size / sum(sizes) for size in sizes]
     counts = [floor(quota) for quota in quotas]
     # Largest remainder: the GMIs with the largest fractional parts get one more.
-    by_remainder = sorted(range(num_gmis), key=lambda i: (counts[i] - quotas[i], i))
+    by_remainder = sorted(range(len(sizes)), key=lambda i: (counts[i] - quotas[i], i))
     for index in by_remainder[: total - sum(counts)]:
         counts[index] += 1
     while 0 in counts:
         counts[counts.index(max(counts))] -= 1
         counts[counts.index(0)] += 1
-    return tuple(counts)
+    return counts
 
 
 def reject_conflicting_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:

@@ -206,7 +206,8 @@ class GmiAlgorithm(Algorithm):
             found = self.run_spec.gmi
             config = config.copy(copy_frozen=False).gmi(gmis_per_gpu=None, num_envs=found.num_envs)
         if gmi.wants_search or (gmi.num_gmis is None and gmi.gmis_per_gpu is None):
-            config = config.copy(copy_frozen=False).gmi(num_gmis=self.plan.num_gmis)
+            planned = self.plan.num_gmis + len(gmi.left_out)
+            config = config.copy(copy_frozen=False).gmi(num_gmis=planned)
         return (config.get_state(),), {}
 
     def get_checkpointable_components(self) -> list[tuple[str, Checkpointable]]:

@@ -33,6 +33,7 @@ def plan_of(spec: RunSpec, machine: Machine) -> PlacementPlan:
         num_envs=gmi.envs,
         threads_per_gmi=gmi.threads_per_gmi,
         sizes=gmi.slices,
+        left_out=gmi.left_out,
     )
 
 

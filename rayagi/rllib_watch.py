@@ -9,7 +9,6 @@ from typing import NoReturn
 
 from actors.protocols import IterationResult
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.decisions import Decision
 from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.throughput_prediction import predict_throughput
@@ -41,7 +40,7 @@ class RunWatch:
             reopen=_never,
             log=_logger.warning,
             save_spec=_never,
-            planned_steps_per_s=None if self._expected is None else self._expected.predicted_steps_per_s,
+            planned_steps_per_s=None if self._expected is None else self._expected.own_work_steps_per_s,
             follow_up=_follow_up,
         )
         self._steps = self._seconds = 0.0
@@ -89,8 +88,8 @@ class RunWatch:
         return f"{self._spec.env.id}: {speed:,.0f} steps/s in all; {prediction}"
 
 
-def _follow_up(decision: Decision) -> str:
-    return f"build the next one with .gmi(num_gmis={decision.num_gmis}, num_envs={decision.num_envs})"
+def _follow_up(spec: RunSpec) -> str:
+    return f"build the next one with .gmi(num_envs={spec.gmi.num_envs}, left_out={list(spec.gmi.left_out)})"
 
 
 def _never(spec: RunSpec) -> NoReturn:

@@ -50,7 +50,9 @@ class DpOnlyProgram:
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
         index = context.identity.index
-        counts = env_counts(spec.gmi.envs, context.identity.num_gmis, spec.gmi.slices or ())
+        left_out = spec.gmi.left_out
+        num_planned = context.identity.num_gmis + len(left_out)
+        counts = env_counts(spec.gmi.envs, num_planned, spec.gmi.slices or (), left_out)
         num_envs, self.first_env_index = counts[index], sum(counts[:index])
         self._num_threads = context.identity.slice.num_threads
         env = make_env(

@@ -129,7 +129,7 @@ def with_num_gmis(spec: RunSpec, num_gmis: int) -> RunSpec:
     """The spec with a run's number of GMIs, if it is unset: the total batch depends on it."""
     if spec.gmi.num_gmis is not None or spec.gmi.gmis_per_gpu is not None:
         return spec
-    return replace(spec, gmi=replace(spec.gmi, num_gmis=num_gmis))
+    return replace(spec, gmi=replace(spec.gmi, num_gmis=num_gmis + len(spec.gmi.left_out)))
 
 
 def typed_limits(arguments: argparse.Namespace) -> Limits:

@@ -223,7 +223,7 @@ def _opened(
         reopen=open_session,
         log=log,
         save_spec=lambda own: folder.write_config(run_spec_to_dict(own)),
-        planned_steps_per_s=None if expected is None else expected.predicted_steps_per_s,
+        planned_steps_per_s=None if expected is None else expected.own_work_steps_per_s,
     )
     if dashboard:
         _say_dashboard()

@@ -71,6 +71,7 @@ class GmiConfig(AlgorithmConfig):
         num_envs: int | str = NotProvided,
         threads_per_gmi: int | None = NotProvided,
         slices: Sequence[float] | None = NotProvided,
+        left_out: Sequence[int] = NotProvided,
         transport: str = NotProvided,
         composition: str = NotProvided,
         reserve_timeout_s: float = NotProvided,
@@ -87,6 +88,7 @@ class GmiConfig(AlgorithmConfig):
             num_envs: environments of one GMI, or "auto"
             threads_per_gmi: cores and threads of one GMI
             slices: unequal GMIs: the cores of each, or its share of a GPU
+            left_out: GMIs of this plan that are not started, by index
             transport: of gradients: "shm", "gloo" or "auto"
             composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
@@ -101,6 +103,7 @@ class GmiConfig(AlgorithmConfig):
             num_envs=num_envs,
             threads_per_gmi=threads_per_gmi,
             slices=slices,
+            left_out=left_out,
             transport=transport,
             composition=composition,
             reserve_timeout_s=reserve_timeout_s,
@@ -276,7 +279,9 @@ class GmiConfig(AlgorithmConfig):
                         "give rollout_length instead",
                     )
             num_envs, num_gmis = 1, None
-        if num_envs < 1 or (num_gmis or 1) < 1 or spec.learning.rollout_length < 1:
+        if num_gmis is not None:
+            num_gmis -= len(spec.gmi.left_out)
+        if num_envs < 1 or (1 if num_gmis is None else num_gmis) < 1 or spec.learning.rollout_length < 1:
             return spec.learning.rollout_length, spec.learning.num_minibatches  # the rules report the error
         return rollout_and_minibatches(
             given,

@@ -40,6 +40,7 @@ COMMON_PATHS: dict[str, tuple[str, str]] = {
     "num_envs": ("gmi.num_envs", "gmi(num_envs=)"),
     "threads_per_gmi": ("gmi.threads_per_gmi", "gmi(threads_per_gmi=)"),
     "slices": ("gmi.slices", "gmi(slices=)"),
+    "left_out": ("gmi.left_out", "gmi(left_out=)"),
     "transport": ("gmi.transport", "gmi(transport=)"),
     "composition": ("gmi.composition", "gmi(composition=)"),
     "reserve_timeout_s": ("gmi.reserve_timeout_s", "gmi(reserve_timeout_s=)"),

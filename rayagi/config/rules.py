@@ -160,6 +160,10 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
         yield from positive(f"gmi.{name}", getattr(gmi, name))
     if gmi.slices is not None:
         yield from _slices(gmi, gmi.slices)
+    if len(set(gmi.left_out)) < len(gmi.left_out) or min(gmi.left_out, default=0) < 0:
+        yield ConfigError(
+            "gmi.left_out", gmi.left_out, "must be different indices of GMIs, from 0", "e.g. [1]"
+        )
     if gmi.num_gmis is not None and gmi.gmis_per_gpu is not None:
         yield ConfigError(
             "gmi.gmis_per_gpu",
@@ -202,12 +206,20 @@ def _template(spec: RunSpec) -> Iterator[ConfigError]:
             "is searched for ppo on dp_only only",
             "give a number",
         )
-    if gmi.replan and gmi.template != "dp_only":
+    for name in ("replan", "left_out"):
+        if getattr(gmi, name) and gmi.template != "dp_only":
+            yield ConfigError(
+                f"gmi.{name}",
+                getattr(gmi, name),
+                "is for dp_only, whose GMIs are alike",
+                "leave it out (decoupled replaces GMIs that are lost by itself)",
+            )
+    if gmi.left_out and gmi.wants_search:
         yield ConfigError(
-            "gmi.replan",
-            True,
-            "is for dp_only, whose GMIs are alike",
-            "leave it out (decoupled replaces GMIs that are lost by itself)",
+            "gmi.left_out",
+            gmi.left_out,
+            "counts the GMIs of a plan with numbers, not of a search",
+            "leave it out",
         )
     if gmi.num_learners is not None:
         yield from _learners(gmi, gmi.num_learners)

@@ -66,6 +66,9 @@ class GmiSpec:
     slices: tuple[float, ...] | None = None
     """Unequal GMIs: cores of each without a GPU, else its share of a GPU; GPUs and nodes are filled in this order.
     Environments are in proportion to the sizes, num_envs on average. None: equal GMIs."""
+    left_out: tuple[int, ...] = ()
+    """GMIs of this plan that are not started, by index from 0. Their cores, shares or devices stay unused; the other GMIs
+    keep theirs. For dp_only. Replanning sets it."""
     replan: bool = False
     """Whether to change the plan at a checkpoint if a GMI is too slow or memory runs out
     (docs/explanation/coordinator.md)."""

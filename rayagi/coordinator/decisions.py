@@ -1,13 +1,13 @@
 """Replanning decisions: maps a run's health to nothing, a proposal, or a new plan at the next checkpoint. Pure functions.
 
-A GMI's speed excludes its waiting time, since GMIs that train together all advance at the pace of the slowest. Speeds are
-medians over a window, so a few slow iterations change nothing. A finding is cleared at another threshold than it is raised
-at (hysteresis), so values near a threshold do not toggle it.
+A GMI's speed excludes its waiting time, since GMIs that train together all advance at the pace of the slowest; so does the
+prediction that it is compared with. Speeds are medians over a window, so a few slow iterations change nothing. A finding is
+cleared at another threshold than it is raised at (hysteresis), so values near a threshold do not toggle it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -19,13 +19,14 @@ SLOW_BELOW, NORMAL_ABOVE = 0.8, 0.9
 MEMORY_HIGH_ABOVE, MEMORY_NORMAL_BELOW = 0.9, 0.8
 """Fractions of the memory limit: a finding is raised above the first and cleared below the second."""
 REPLAN_GAIN_ABOVE, NO_GAIN_BELOW = 1.05, 1.0
-"""Speedup without the slow GMIs: a finding is raised above the first, since a new plan restarts all GMIs."""
+"""Speedup without slow GMIs: a finding is raised above the first, since a new plan restarts all GMIs, and cleared below the
+second."""
 HORIZON_WINDOWS = 10
 """Number of windows for which memory growth is extrapolated."""
 
 Finding = tuple[Literal["slow", "memory", "straggler", "share"], int]
-"""(kind, GMI). (slow, ALL_GMIS): the whole run is slower than planned. (straggler, ALL_GMIS): the run would be faster
-without its slow GMIs. share: the GMI's share of a GPU is degraded or lost."""
+"""(kind, GMI). (slow, ALL_GMIS): the whole run is slower than predicted. (straggler, ALL_GMIS): the run would be faster
+without slow GMIs. share: the GMI's share of a GPU is degraded or lost."""
 ALL_GMIS = -1
 
 
@@ -34,7 +35,9 @@ class GmiHealth:
     """Measurements of one GMI over the last iterations, oldest first."""
 
     steps_per_s: tuple[float, ...]
-    """Environment steps per second of its own work, without waiting."""
+    """Environment steps per second of its own work, without waiting. Empty without a simulator: its speed is not judged."""
+    planned_steps_per_s: float | None = None
+    """Predicted steps per second of its own work; None without a prediction."""
     memory_bytes: tuple[float, ...] = ()
     """Empty: not measured."""
     memory_limit_bytes: int = 0
@@ -53,8 +56,6 @@ class RunHealth:
     """Environments of one GMI."""
     window: int
     """Iterations that are needed for a decision."""
-    planned_steps_per_s: float | None = None
-    """Predicted steps per second of one GMI's own work; None without a prediction."""
     may_replan: bool = False
     findings: frozenset[Finding] = frozenset()
     """Active findings of earlier decisions."""
@@ -68,60 +69,77 @@ class Decision:
     findings: frozenset[Finding]
     """Active findings, the input of the next decision."""
     reason: str = ""
-    num_gmis: int = 0
-    """GMIs of the proposed plan; 0 if there is no better plan."""
+    left_out: tuple[int, ...] = ()
+    """GMIs that the proposed plan leaves out; the others keep their slices."""
     num_envs: int = 0
+    """Environments of one GMI in the proposed plan; 0 if there is no better plan."""
 
 
 def decide(health: RunHealth) -> Decision:
     """Decide from the last window. Only new findings lead to an action, so each is reported once."""
-    if any(len(gmi.steps_per_s) < health.window for gmi in health.gmis):
+    recorded = {index: gmi.steps_per_s for index, gmi in enumerate(health.gmis) if gmi.steps_per_s}
+    if not recorded or any(len(values) < health.window for values in recorded.values()):
         return Decision(action="nothing", findings=health.findings)
+    speeds = {index: median(values[-health.window :]) for index, values in recorded.items()}
     # 1. Collect the active findings. 2. Report the new ones. 3. Propose a plan: less memory first, then no stragglers.
-    slow, memory = _slow(health), _low_memory(health)
-    straggler = _straggler_cost(health, {index for _, index in slow} - {ALL_GMIS})
-    found = memory | slow | straggler | _unhealthy_shares(health)
+    slow, memory = _slow(health, speeds), _low_memory(health)
+    stragglers, cost = _stragglers(health, speeds, {index for _, index in slow} - {ALL_GMIS})
+    found = memory | slow | cost | _unhealthy_shares(health)
     findings = frozenset(found)
     new = findings - health.findings
     if not new:
         return Decision(action="nothing", findings=findings)
     reasons = [text for finding, text in found.items() if finding in new]
-    num_gmis, num_envs, outlook = len(health.gmis), health.num_envs, ""
+    left_out, num_envs, outlook = stragglers, health.num_envs if stragglers else 0, ""
     if any(kind == "memory" for kind, _ in new):
-        num_gmis, num_envs, outlook = _smaller_plan(health)
-    elif straggler:
-        num_gmis -= sum(index != ALL_GMIS for _, index in slow)
-    else:
-        num_gmis = 0
-        if any(kind == "slow" for kind, _ in new):
-            outlook = "No other number of GMIs is expected to be faster: check what else runs on the machine"
+        left_out, num_envs, outlook = _smaller_plan(health, speeds, memory)
+    elif not stragglers and any(kind == "slow" for kind, _ in new):
+        outlook = "No other number of GMIs is expected to be faster: check what else runs on the machine"
     return Decision(
-        action="replan" if health.may_replan and num_gmis else "propose",
+        action="replan" if health.may_replan and num_envs else "propose",
         findings=findings,
         reason="; ".join(reasons) + (f". {outlook}" if outlook else ""),
-        num_gmis=num_gmis,
-        num_envs=num_envs if num_gmis else 0,
+        left_out=left_out,
+        num_envs=num_envs,
     )
 
 
-def _slow(health: RunHealth) -> dict[Finding, str]:
-    """GMIs that are slower than the median of the others; and whether all are slower than planned."""
-    speeds = _speeds(health)
+def _slow(health: RunHealth, speeds: Mapping[int, float]) -> dict[Finding, str]:
+    """GMIs that are slower than the median of the others, or than predicted.
+
+    If all that keep up with the others are slower than predicted, that is one finding of the run.
+    """
     found: dict[Finding, str] = {}
-    planned = health.planned_steps_per_s
-    for index, speed in enumerate(speeds):
-        others = [other for position, other in enumerate(speeds) if position != index]
-        if others and speed < _threshold(health, ("slow", index)) * median(others):
+    for index, speed in speeds.items():
+        others = [other for position, other in speeds.items() if position != index]
+        if others and _is_slow(speed, median(others), active=("slow", index) in health.findings):
             found["slow", index] = (
                 f"GMI {index} runs at {speed:,.0f} steps/s of its own work, the others at {median(others):,.0f}"
             )
-    # Slow GMIs are reported individually. The others alone are compared with the prediction.
-    rest = [speed for index, speed in enumerate(speeds) if ("slow", index) not in found]
-    if planned and rest and median(rest) < _threshold(health, ("slow", ALL_GMIS)) * planned:
+    even = {index: speed for index, speed in speeds.items() if ("slow", index) not in found}
+    late: dict[int, float] = {}
+    for index, speed in even.items():
+        planned = health.gmis[index].planned_steps_per_s
+        active = bool({("slow", index), ("slow", ALL_GMIS)} & health.findings)
+        if planned is not None and _is_slow(speed, planned, active=active):
+            late[index] = planned
+    if late and late.keys() == even.keys():
         found["slow", ALL_GMIS] = (
-            f"GMIs run at {median(rest):,.0f} steps/s of their own work, {planned:,.0f} were predicted"
+            f"GMIs run at {median(even.values()):,.0f} steps/s of their own work, "
+            f"{median(late.values()):,.0f} were predicted"
         )
-    return found
+        return found
+    return found | {
+        (
+            "slow",
+            index,
+        ): f"GMI {index} runs at {speeds[index]:,.0f} steps/s of its own work, {planned:,.0f} were predicted"
+        for index, planned in late.items()
+    }
+
+
+def _is_slow(speed: float, expected: float, *, active: bool) -> bool:
+    return speed <= NORMAL_ABOVE * expected if active else speed < SLOW_BELOW * expected
 
 
 def _unhealthy_shares(health: RunHealth) -> dict[Finding, str]:
@@ -133,14 +151,6 @@ def _unhealthy_shares(health: RunHealth) -> dict[Finding, str]:
     }
 
 
-def _threshold(health: RunHealth, finding: Finding) -> float:
-    return NORMAL_ABOVE if finding in health.findings else SLOW_BELOW
-
-
-def _speeds(health: RunHealth) -> list[float]:
-    return [median(gmi.steps_per_s[-health.window :]) for gmi in health.gmis]
-
-
 def _low_memory(health: RunHealth) -> dict[Finding, str]:
     """GMIs that are near their memory limit, or grow towards it."""
     found: dict[Finding, str] = {}
@@ -148,20 +158,24 @@ def _low_memory(health: RunHealth) -> dict[Finding, str]:
         held, limit = gmi.memory_bytes[-health.window :], gmi.memory_limit_bytes
         if (len(held) < health.window and gmi.driver_bytes is None) or limit <= 0:
             continue
-        threshold = MEMORY_NORMAL_BELOW if ("memory", index) in health.findings else MEMORY_HIGH_ABOVE
+        active = ("memory", index) in health.findings
         # The program counts its own memory, the driver that of the whole process. The limit applies to the latter.
         now = max(median(held[-3:] or (0,)), gmi.driver_bytes or 0)
         growth = growth_per_iteration(held) if len(held) >= health.window else 0.0
         ahead = HORIZON_WINDOWS * health.window
         text = f"GMI {index} holds {now / 2**20:,.0f} MiB of {limit / 2**20:,.0f}"
-        if now > threshold * limit:
+        if _is_high(now / limit, active=active):
             found["memory", index] = text
-        elif now + growth * ahead > threshold * limit:
+        elif _is_high((now + growth * ahead) / limit, active=active):
             found["memory", index] = (
                 f"{text} and grows by {growth / 2**20:,.2f} MiB an iteration: "
                 f"the limit is {(limit - now) / growth:,.0f} iterations away"
             )
     return found
+
+
+def _is_high(share: float, *, active: bool) -> bool:
+    return share >= MEMORY_NORMAL_BELOW if active else share > MEMORY_HIGH_ABOVE
 
 
 def growth_per_iteration(held: Sequence[float]) -> float:
@@ -171,29 +185,39 @@ def growth_per_iteration(held: Sequence[float]) -> float:
     return max(0.0, min((part[-1] - part[0]) / (third - 1) for part in parts))
 
 
-def _straggler_cost(health: RunHealth, stragglers: set[int]) -> dict[Finding, str]:
-    """Whether the run would be faster without the stragglers.
+def _stragglers(
+    health: RunHealth, speeds: Mapping[int, float], slow: set[int]
+) -> tuple[tuple[int, ...], dict[Finding, str]]:
+    """The slow GMIs without which the run is fastest, and the finding; nothing if it gains too little.
 
-    n synchronous GMIs do n * min(speeds) steps per second; without k stragglers, (n - k) * min(other speeds).
+    n synchronous GMIs do n * min(speeds) steps per second; without the k slowest, (n - k) * min(other speeds).
     """
-    speeds = _speeds(health)
-    kept = [speed for index, speed in enumerate(speeds) if index not in stragglers]
-    if not stragglers or not kept:
-        return {}
-    now, then = len(speeds) * min(speeds), len(kept) * min(kept)
+    slowest_first = sorted(slow, key=lambda index: speeds[index])
+    now, then, stragglers = len(speeds) * min(speeds.values()), 0.0, list[int]()
+    for count in range(1, len(slowest_first) + 1):
+        kept = [speed for index, speed in speeds.items() if index not in slowest_first[:count]]
+        if kept and len(kept) * min(kept) > then:
+            then, stragglers = len(kept) * min(kept), sorted(slowest_first[:count])
     finding: Finding = ("straggler", ALL_GMIS)
-    if then < (NO_GAIN_BELOW if finding in health.findings else REPLAN_GAIN_ABOVE) * now:
-        return {}
-    whom, count = "it" if len(stragglers) == 1 else "them", len(kept)
-    gain = f"{then:,.0f} steps/s of own work with {count} instead of {now:,.0f} with {len(speeds)}"
-    return {finding: f"excluding {whom} is faster, {gain}"}
+    active = finding in health.findings
+    if not stragglers or not (then >= NO_GAIN_BELOW * now if active else then > REPLAN_GAIN_ABOVE * now):
+        return (), {}
+    text = (
+        f"without {' and '.join(f'GMI {index}' for index in stragglers)} the run is faster, {then:,.0f} steps/s of own "
+        f"work with {len(speeds) - len(stragglers)} instead of {now:,.0f} with {len(speeds)}"
+    )
+    return tuple(stragglers), {finding: text}
 
 
-def _smaller_plan(health: RunHealth) -> tuple[int, int, str]:
-    """(GMIs, environments per GMI, explanation) of a plan that needs less memory; 0 GMIs if there is none."""
-    num_gmis, num_envs = len(health.gmis), health.num_envs
+def _smaller_plan(
+    health: RunHealth, speeds: Mapping[int, float], memory: Mapping[Finding, str]
+) -> tuple[tuple[int, ...], int, str]:
+    """(GMIs to leave out, environments of one GMI, explanation) of a plan that needs less memory; 0 environments if there
+    is none."""
+    num_envs = health.num_envs
     if num_envs > 1:
-        return num_gmis, num_envs // 2, f"Half as many environments need less: {num_envs // 2} for each GMI"
-    if num_gmis > 1:
-        return num_gmis - 1, num_envs, f"Fewer GMIs leave more to each: {num_gmis - 1}"
-    return 0, 0, "One GMI with one environment cannot be made smaller: give it more memory"
+        return (), num_envs // 2, f"Half as many environments need less: {num_envs // 2} for each GMI"
+    if len(speeds) > 1:
+        short = next((index for _, index in memory if index in speeds), max(speeds))
+        return (short,), num_envs, f"Fewer GMIs need less: {len(speeds) - 1}"
+    return (), 0, "One GMI with one environment cannot be made smaller: give it more memory"

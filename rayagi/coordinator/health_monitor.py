@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from actors.protocols import IterationResult
 from placement.backends.base import SliceHealth
 from placement.errors import PartitionError, SliceLostError, counted
 from placement.plan import PlacementPlan
-from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.config.spec import RunSpec
 from rayagi.coordinator.decisions import Decision, Finding, GmiHealth, RunHealth, decide
 from rayagi.coordinator.session import Session
 from rayagi.run.limits import Position
@@ -41,7 +41,7 @@ class RunHealthMonitor:
         log: Callable[[str], None],
         save_spec: Callable[[RunSpec], None],
         planned_steps_per_s: float | None = None,
-        follow_up: Callable[[Decision], str] = lambda decision: "start with --replan, or resume with it",
+        follow_up: Callable[[RunSpec], str] = lambda spec: "start with --replan, or resume with it",
         window: int = WINDOW,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,8 +53,8 @@ class RunHealthMonitor:
             reopen: opens a session of another spec
             log: logs a message for the user
             save_spec: saves the spec of a new plan, called after its first checkpoint
-            planned_steps_per_s: predicted steps per second of all GMIs; None without a prediction
-            follow_up: what the user has to do to follow a proposal, as a clause
+            planned_steps_per_s: predicted steps per second of one GMI's own work; None without a prediction
+            follow_up: what the user has to do to continue with a proposed spec, as a clause
             window: iterations that are evaluated together
             clock: monotonic time in seconds
         """
@@ -72,7 +72,8 @@ class RunHealthMonitor:
         """Evaluate the results that were collected last; logs new findings."""
         for results in zip(*self._session.collected, strict=True):
             for index, (speed, memory) in enumerate(_speeds_and_memory(results, self._session.plan)):
-                self._speeds[index].append(speed)
+                if speed is not None:
+                    self._speeds[index].append(speed)
                 if memory is not None:
                     self._memory[index].append(memory)
         self._ask_shares()
@@ -101,7 +102,7 @@ class RunHealthMonitor:
         before = sum(self._session.plan.envs)
         self._planned = None  # the prediction was for the old plan
         self._spec = self._unsaved_spec = replanned_spec(
-            self._spec, self._session.plan, self._pending_decision
+            self._spec, self._session.plan.num_gmis, self._pending_decision
         )
         self._session.close()
         self._session = self._reopen(self._spec)
@@ -181,6 +182,7 @@ class RunHealthMonitor:
             gmis=tuple(
                 GmiHealth(
                     steps_per_s=tuple(speeds),
+                    planned_steps_per_s=self._planned,
                     memory_bytes=tuple(memory),
                     memory_limit_bytes=plan.memory_bytes(index),
                     driver_bytes=None if share is None else share.memory_bytes,
@@ -192,51 +194,53 @@ class RunHealthMonitor:
             ),
             num_envs=plan.num_envs,
             window=self._window,
-            planned_steps_per_s=None if self._planned is None else self._planned / plan.num_gmis,
             may_replan=self._spec.gmi.replan,
             findings=self._findings,
         )
 
     def _next_plan_text(self, decision: Decision) -> str:
-        if decision.num_gmis == 0:
+        plan = self._session.plan
+        if decision.num_envs == 0 or plan.template != "dp_only":  # the other templates are not replanned
             return ""
-        plan = f"{counted(decision.num_gmis, 'GMI')} with {counted(decision.num_envs, 'environment')} each"
+        if decision.left_out:
+            change = "without " + " and ".join(
+                f"GMI {index} {plan.slices[index].label()}" for index in decision.left_out
+            )
+        else:
+            change = f"with {counted(decision.num_envs, 'environment')} in each GMI"
         if decision.action == "replan":
-            return f" At the next checkpoint the run continues with {plan}."
-        return f" To continue with {plan}, {self._follow_up(decision)}."
+            return f" At the next checkpoint the run continues {change}."
+        follow_up = self._follow_up(replanned_spec(self._spec, plan.num_gmis, decision))
+        return f" To continue {change}, {follow_up}."
 
 
 def _without_env_states(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"shared": state["shared"], "num_gmis": state["num_gmis"]}
 
 
-def replanned_spec(spec: RunSpec, plan: PlacementPlan, decision: Decision) -> RunSpec:
-    """The spec of the decided plan: the first GMIs on their slices, or fewer environments."""
-    gmi: GmiSpec = replace(spec.gmi, num_envs=decision.num_envs)
-    if decision.num_gmis < plan.num_gmis:
-        if plan.backend == "cpu":
-            gmi = replace(gmi, num_gmis=decision.num_gmis, slices=None)
-        else:  # keep the sizes of the first shares
-            shares = tuple(gmi_slice.gpu_fraction for gmi_slice in plan.slices[: decision.num_gmis])
-            gmi = replace(gmi, num_gmis=None, gmis_per_gpu=None, slices=shares)
-    return replace(spec, gmi=gmi)
+def replanned_spec(spec: RunSpec, num_gmis: int, decision: Decision) -> RunSpec:
+    """The spec of the decided plan: without some of the ``num_gmis`` that run, or with fewer environments.
+
+    The spec counts the GMIs of the whole plan, the decision those that run.
+    """
+    before = spec.gmi.left_out
+    running = [index for index in range(num_gmis + len(before)) if index not in before]
+    left_out = sorted((*before, *(running[index] for index in decision.left_out)))
+    return replace(spec, gmi=replace(spec.gmi, num_envs=decision.num_envs, left_out=tuple(left_out)))
 
 
 def _speeds_and_memory(
     results: Sequence[IterationResult], plan: PlacementPlan
-) -> list[tuple[float, float | None]]:
-    """(steps per second of its own work, memory) of each GMI in one iteration.
+) -> list[tuple[float | None, float | None]]:
+    """(steps per second of its own work, memory) of each GMI in one iteration; no speed without a simulator.
 
-    Unequal GMIs should take equal time, so each is credited with the mean number of steps. GMIs without a simulator make no
-    steps: they get the median speed, and only their memory is checked.
+    Unequal GMIs should take equal time, so each is credited with the mean number of steps.
     """
-    simulating = [result.metrics for result in results if "env_steps" in result.metrics]
-    steps = sum(metrics["env_steps"] for metrics in simulating) / len(simulating)
-    usual = median(steps / _own_work_s(metrics) for metrics in simulating)
+    steps = fmean(result.metrics["env_steps"] for result in results if "env_steps" in result.metrics)
     memory = "resident_bytes" if plan.backend == "cpu" else "device_bytes"
     return [
         (
-            steps / _own_work_s(result.metrics) if "env_steps" in result.metrics else usual,
+            steps / _own_work_s(result.metrics) if "env_steps" in result.metrics else None,
             result.metrics.get(memory),
         )
         for result in results

@@ -263,7 +263,8 @@ def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs:
     """The spec of a candidate: ``gmis_per_gpu`` GMIs on one GPU with its share of the cores, or on all cores."""
     if not uses_gpus(spec, machine):
         return replace(
-            spec, gmi=replace(spec.gmi, num_gmis=gmis_per_gpu, gmis_per_gpu=None, num_envs=num_envs)
+            spec,
+            gmi=replace(spec.gmi, num_gmis=gmis_per_gpu, gmis_per_gpu=None, num_envs=num_envs, left_out=()),
         )
     node = machine.nodes[0]
     threads = spec.gmi.threads_per_gmi or len(node.usable_cores) // (gmis_per_gpu * len(node.usable_gpus))
@@ -273,6 +274,7 @@ def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs:
         gmis_per_gpu=gmis_per_gpu,
         num_envs=num_envs,
         threads_per_gmi=max(1, threads),
+        left_out=(),
     )
     return replace(spec, gmi=gmi)
 

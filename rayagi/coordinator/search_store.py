@@ -25,7 +25,14 @@ from rayagi.run.atomic import replace_json
 from rayagi.run.errors import disk_errors
 from rayagi.run.versions import PACKAGES, cpu_model, package_version
 
-_FREE_GMI = ("num_gmis", "gmis_per_gpu", "num_envs", "reserve_timeout_s", "collective_timeout_s")
+_FREE_GMI = (
+    "num_gmis",
+    "gmis_per_gpu",
+    "num_envs",
+    "left_out",
+    "reserve_timeout_s",
+    "collective_timeout_s",
+)
 """Fields of the gmi section that are not in the key: varied by the search, or without influence on measurements."""
 _CODE = (
     "actors",

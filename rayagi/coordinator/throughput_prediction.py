@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 from placement.plan import PlacementPlan
 from placement.search import TrialMeasurement
@@ -16,8 +17,11 @@ def predict_throughput(spec: RunSpec, plan: PlacementPlan, folder: Path | None =
     """Predict the plan's throughput; None if it was never measured on this machine.
 
     The mean of its validation rounds with their prediction interval, else the result of its single trial. A probe measures
-    one device. A plan on n devices with equal numbers of GMIs is predicted n times as fast.
+    one device. A plan on n devices with equal numbers of GMIs is predicted n times as fast. Plans without some of their GMIs
+    are not measured.
     """
+    if plan.left_out:
+        return None
     devices = [gmi_slice.gpu_uuid for gmi_slice in plan.slices]
     num_devices = len(set(devices))
     per_device = plan.num_gmis // num_devices
@@ -25,16 +29,24 @@ def predict_throughput(spec: RunSpec, plan: PlacementPlan, folder: Path | None =
         return None
     store = SearchStore(spec, plan.machine, folder)
     candidate = f"{per_device} x {plan.num_envs} environments"
-    speeds = [outcome.steps_per_s for outcome in store.rounds(per_device, plan.num_envs)]
-    if speeds:
-        return Prediction(
-            predicted_steps_per_s=sum(speeds) / len(speeds) * plan.num_gmis,
-            half_width=half_width(speeds),
-            source=f"{len(speeds)} measurements of {candidate}",
-        )
+    rounds = store.rounds(per_device, plan.num_envs)
     trial = store.outcome(per_device, plan.num_envs)
-    if not isinstance(trial, TrialMeasurement):
+    measured = rounds or ((trial,) if isinstance(trial, TrialMeasurement) else ())
+    if not measured:
         return None
+    speeds = [outcome.steps_per_s for outcome in measured]
+    steps = plan.num_envs * spec.learning.rollout_length
     return Prediction(
-        predicted_steps_per_s=trial.steps_per_s * plan.num_gmis, source=f"a short trial of {candidate}"
+        predicted_steps_per_s=fmean(speeds) * plan.num_gmis,
+        own_work_steps_per_s=fmean(_own_work_steps_per_s(outcome, steps) for outcome in measured),
+        half_width=half_width(speeds) if rounds else None,
+        source=f"{len(rounds)} measurements of {candidate}" if rounds else f"a short trial of {candidate}",
     )
+
+
+def _own_work_steps_per_s(outcome: TrialMeasurement, steps: int) -> float:
+    """Speed of a GMI without its waiting, as the health monitor measures it; ``steps``: of its iteration.
+
+    steps / (steps / steps_per_s - sync_s)
+    """
+    return steps / (steps / outcome.steps_per_s - outcome.phases_s.get("sync_s", 0.0))

@@ -19,6 +19,8 @@ class Prediction:
     predicted_steps_per_s: float
     source: str
     """Origin of the prediction."""
+    own_work_steps_per_s: float | None = None
+    """Of one GMI without its waiting for others; None: not known."""
     half_width: float | None = None
     """Half width of the 80 % prediction interval, relative to the prediction; None for a single measurement."""
     measured_steps_per_s: float | None = None

@@ -9,6 +9,7 @@ import ray
 import torch
 
 from actors.protocols import IterationResult
+from placement.inventory import local_machine
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.session import Session
@@ -25,16 +26,18 @@ TIMES_THE_WORK = 12
 
 @dataclass(frozen=True)
 class Slowed:
-    """A program whose GMI 1 computes the same many times over."""
+    """A program that computes the same many times over on one core."""
+
+    core: int
 
     def __call__(self, context):
-        return _Running(context)
+        return _Running(context, self.core)
 
 
 class _Running:
-    def __init__(self, context):
+    def __init__(self, context, slow_core):
         self.context = context
-        self.rounds = TIMES_THE_WORK if context.identity.index == 1 else 1
+        self.rounds = TIMES_THE_WORK if slow_core in context.identity.slice.cores else 1
         self.matrix = torch.rand(192, 192, generator=torch.Generator().manual_seed(0))
         self.iteration, self.weight = 0, torch.zeros(1)
 
@@ -77,14 +80,16 @@ def cluster(pytestconfig):
     ray.shutdown()
 
 
-def test_a_gmi_that_holds_up_the_others_is_left_out_at_the_next_checkpoint(cluster, tmp_path):
+@pytest.mark.parametrize("straggler", [0, 1])
+def test_a_gmi_that_holds_up_the_others_is_left_out_at_the_next_checkpoint(cluster, tmp_path, straggler):
+    cores = local_machine().nodes[0].usable_cores
     spec = RunSpec(
         env=EnvSpec(id="Slowed"), gmi=GmiSpec(num_gmis=2, num_envs=4, threads_per_gmi=1, replan=True)
     )
-    sessions, told, kept = [], [], []
+    sessions, plans, told, kept = [], [], [], []
 
     def open_session(own):
-        sessions.append(Session(own, factory=Slowed()))
+        sessions.append(Session(own, factory=Slowed(cores[straggler]), on_plan=plans.append))
         return sessions[-1].__enter__()
 
     health_monitor = RunHealthMonitor(
@@ -101,11 +106,16 @@ def test_a_gmi_that_holds_up_the_others_is_left_out_at_the_next_checkpoint(clust
         for session in sessions:
             session.close()
     assert outcome.position.iteration == 60
-    assert "GMI 1 runs at" in " ".join(told)
-    assert "excluding it is faster" in " ".join(told)
+    assert f"GMI {straggler} runs at" in " ".join(told)
+    assert f"without GMI {straggler} the run is faster" in " ".join(told)
     assert "Continuing with 1 GMI and 4 environments in total instead of 8" in told[-1]
     assert len(sessions) == 2
-    assert [own.gmi.num_gmis for own in kept] == [1]
+    # What is left runs on the other core.
+    assert [[gmi_slice.cores for gmi_slice in plan.slices] for plan in plans] == [
+        [(cores[0],), (cores[1],)],
+        [(cores[1 - straggler],)],
+    ]
+    assert [own.gmi.left_out for own in kept] == [(straggler,)]
     last = store.load()
     assert last.state["num_gmis"] == 1
     # One for every iteration, before and after.

@@ -134,6 +134,11 @@ def test_unequal_gmis_have_the_gradients_of_their_union():
         assert torch.equal(a, b)
 
 
+def test_a_gmi_has_as_many_environments_beside_one_that_is_left_out():
+    unequal = replace(SPEC, gmi=GmiSpec(num_envs=4, slices=(3.0, 1.0), left_out=(1,)))
+    assert build(unequal).rollout.num_envs == 6  # three quarters of 2 x 4
+
+
 @pytest.mark.parametrize("slices", [None, (3.0, 1.0)])
 def test_training_does_not_depend_on_the_layout(slices):
     def three_iterations(program):

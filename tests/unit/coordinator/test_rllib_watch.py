@@ -65,6 +65,6 @@ def test_a_slow_gmi_is_reported_with_what_to_build_and_nothing_is_done(caplog):
     (line,) = caplog.messages
     assert f"Iteration {WINDOW}: GMI 1 runs at 17 steps/s of its own work, the others at 50" in line
     assert line.endswith(
-        "To continue with 1 GMI with 8 environments each, build the next one with .gmi(num_gmis=1, num_envs=8)."
+        "To continue without GMI 1 cpu[1], build the next one with .gmi(num_envs=8, left_out=[1])."
     )
     assert "no prediction: this plan was not measured here" in watch.summary()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import rayagi
 from actors.errors import GmiLostError, GmiSilentError
 from placement.errors import PlanError, ReservationError
 from placement.inventory import load_machine
@@ -16,7 +18,7 @@ from rayagi.config.presets import preset
 from rayagi.coordinator import cached_probe, searching
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind
-from rayagi.coordinator.search_store import SearchStore, code_files, search_key
+from rayagi.coordinator.search_store import SearchStore, code_digest, code_files, search_key
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
 from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.planning import plan_of
@@ -258,6 +260,22 @@ def test_a_run_expects_what_was_probed(bench, two_cores, tmp_path):
     assert json.loads((tmp_path / "prediction.json").read_text())["error"] == pytest.approx(0.24416)
 
 
+def test_the_own_work_of_a_gmi_is_predicted_without_its_waiting(two_cores, tmp_path):
+    spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=2, num_envs=64))
+    plan, store = plan_of(spec, two_cores), SearchStore(SPEC, two_cores, tmp_path)
+    iteration_s = 64 * SPEC.learning.rollout_length / 1000.0
+    for round_, waiting in ((1, 0.2), (2, 0.5)):
+        phases_s = {"simulate_s": 0.3 * iteration_s, "sync_s": waiting * iteration_s}
+        trial = TrialMeasurement(steps_per_s=1000.0, memory_bytes=MIB, phases_s=phases_s)
+        store.save_outcome(2, 64, trial, round_)
+    expected = predict_throughput(spec, plan, tmp_path)
+    assert expected.predicted_steps_per_s == pytest.approx(2000)
+    # 1000 / 0.8 and 1000 / 0.5
+    assert expected.own_work_steps_per_s == pytest.approx((1250 + 2000) / 2)
+    one = replace(spec, gmi=replace(spec.gmi, left_out=(0,)))
+    assert predict_throughput(one, plan_of(one, two_cores), tmp_path) is None
+
+
 def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=2, num_envs=64))
     plan, store = plan_of(spec, two_cores), SearchStore(SPEC, two_cores, tmp_path)
@@ -340,3 +358,17 @@ def test_a_change_of_models_kernels_or_transports_makes_old_measurements_void():
         "rayagi/native/ppo.py",
     } <= files
     assert not any(name.startswith(("rayagi/cli/", "rayagi/serving/")) for name in files)
+    root = Path(rayagi.__file__).parents[1]
+    for package in ("actors", "collectives", "placement", "rayagi"):
+        assert {str(path.relative_to(root)) for path in (root / package).rglob("*.[ch]")} <= files
+
+
+@pytest.mark.parametrize("name", ["rayagi/native/ppo.h", "collectives/kernel.c", "rayagi/models/networks.py"])
+def test_the_key_depends_on_what_the_code_says(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(rayagi, "__file__", str(tmp_path / "rayagi" / "__init__.py"))
+    (tmp_path / name).parent.mkdir(parents=True)
+    digests = []
+    for text in ("one", "other", "one"):
+        (tmp_path / name).write_text(text)
+        digests.append(code_digest.__wrapped__())
+    assert digests[0] == digests[2] != digests[1]

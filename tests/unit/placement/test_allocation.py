@@ -32,6 +32,17 @@ def test_swapped_nodes_swap_cores_and_gpus():
     ]
 
 
+@pytest.mark.parametrize("left_out", range(4))
+@pytest.mark.parametrize("backend", ["cpu", "direct"])
+def test_gmis_keep_their_cores_and_gpus_beside_one_that_is_left_out(backend, left_out):
+    counts = {"num_gmis": 4} if backend == "cpu" else {"gmis_per_gpu": 2}
+    plan = make_plan(TWO_NODES, backend=backend, num_envs=1, left_out=[left_out], **counts)
+    ids = ["ida" if gmi_slice.node == "a" else "idb" for gmi_slice in plan.slices]
+    assert assign_allocated_nodes(plan, ids) == plan
+    ((gone,), used) = plan.left_out, [core for gmi_slice in plan.slices for core in gmi_slice.cores]
+    assert sorted((*gone.cores, *used)) == [0, 1, 2, 3, 8, 9, 10, 11]
+
+
 def test_more_gmis_on_a_node_than_its_cores_hold_are_refused():
     plan = make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=4)
     with pytest.raises(PlanError, match="2 cores for GMI 2 on node a: 0 of 0-3 are left"):

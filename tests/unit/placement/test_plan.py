@@ -177,3 +177,30 @@ def test_a_logical_ray_machine_is_named_as_such():
     node = Node(name="n", cores=(0, 1), memory_total_bytes=8, ray_cpus=8.0)
     with pytest.raises(PlanError, match="Ray was started with 8 CPUs, more than the cores that exist"):
         make_plan(Machine(nodes=(node,), origin="ray"), num_envs=1, num_gmis=8)
+
+
+def test_gmis_are_left_out_by_index_and_the_plan_says_so():
+    whole = make_plan(machine("cpu16"), num_envs=32, num_gmis=4)
+    plan = make_plan(machine("cpu16"), num_envs=32, num_gmis=4, left_out=[3, 1])
+    assert plan.slices == (whole.slices[0], whole.slices[2])
+    assert (plan.num_gmis, plan.envs, plan.kinds) == (2, (32, 32), whole.kinds[:2])
+    assert plan.left_out == (whole.slices[1], whole.slices[3])
+    assert plan.reason.endswith("; of its 4 GMIs without 1 (cpu[4-7]), 3 (cpu[12-15])")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "request_", "message"),
+    [
+        (
+            [4],
+            {},
+            r"left_out=\[4\]: the plan has 4 GMIs, and at least one has to be left\. Give indices from 0 to 3",
+        ),
+        ([-1], {}, "Give indices from 0 to 3"),
+        ([0, 1, 2, 3], {}, "at least one has to be left"),
+        ([0], {"template": "ea_t"}, "it is for dp_only, whose GMIs are alike, not for ea_t"),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused(left_out, request_, message):
+    with pytest.raises(PlanError, match=message):
+        make_plan(machine("cpu16"), num_envs=32, num_gmis=4, left_out=left_out, **request_)

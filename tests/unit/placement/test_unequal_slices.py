@@ -93,6 +93,8 @@ def test_environments_by_hand():
     assert env_counts(3, 3, [100, 1, 1]) == (7, 1, 1)  # 8.8 and 0.09 each
     assert env_counts(5, 2, [1, 2]) == (3, 7)  # 3.33 and 6.67
     assert env_counts(1, 2, [9, 1]) == (1, 1)
+    assert env_counts(32, 3, [12, 3, 1], [0]) == (18, 6)  # as many as with the first
+    assert env_counts(32, 3, [], [0, 2]) == (32,)
 
 
 @given(st.integers(1, 50), st.integers(1, 9), st.floats(0.1, 8))

@@ -133,7 +133,7 @@ def test_notices_are_printed_stored_and_with_replan_acted_on(fake, capsys):
 
     assert rayagi(TASK, *limits, "--name", "acted", "--replan") == 0
     output = capsys.readouterr().out
-    assert "At the next checkpoint the run continues with 1 GMI with 16 environments each." in output
+    assert "At the next checkpoint the run continues with 16 environments in each GMI." in output
     assert "1 GMI and 16 environments in total instead of 32: the batch is 0.5 times as large" in output
     assert len(Path("runs/acted/notices.log").read_text().splitlines()) == 2
     run = open_run(Path("runs/acted"))
