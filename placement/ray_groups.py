@@ -6,8 +6,13 @@ first; its error states the request, the available resources, and what would fit
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import fsum
+from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node  # a DeveloperAPI that ray.util does not re-export
@@ -18,9 +23,9 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from placement.allocation import assign_allocated_nodes
+from placement.allocation import assign_allocated_nodes, shares_per_gpu
 from placement.capacity import (
     ROUNDING,
     NodeResources,
@@ -31,11 +36,13 @@ from placement.capacity import (
 )
 from placement.errors import ReservationError
 from placement.plan import PlacementPlan
+from placement.types import Node
 
 __all__ = [
     "Reservation",
     "assign_allocated_nodes",
     "current_reservation",
+    "left_out_held",
     "release",
     "reserve",
     "scheduling",
@@ -44,6 +51,8 @@ __all__ = [
 
 NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray sets on every node."""
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +97,86 @@ def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
         remove_placement_group(group)
         raise
     return Reservation(group=group, bundle_node_ids=node_ids, alone=_untouched(nodes, node_ids))
+
+
+@contextmanager
+def left_out_held(plan: PlacementPlan, timeout_s: float) -> Iterator[None]:
+    """Hold the shares of GPUs that a plan leaves out while it is reserved, so that Ray does not give them to its GMIs.
+
+    Ray gives a partly used GPU before a free one, and the free one with the lowest index. The GPUs of a node are therefore
+    taken in order, of each the part that is left out and the rest; then the rests are released. Logs a warning if others use
+    some of these GPUs, since Ray then gives other ones.
+    """
+    parts = {place: round(fsum(sizes), 4) for place, sizes in shares_per_gpu(plan.left_out).items()}
+    held: list[Any] = []
+    try:
+        for name in dict.fromkeys(name for name, _ in parts):
+            node = plan.machine.node(name)
+            if not _hold(
+                node, {uuid: part for (of, uuid), part in parts.items() if of == name}, held, timeout_s
+            ):
+                _logger.warning(
+                    "GPUs of node %s are in use by others: Ray may give the run a share again that it left out",
+                    name,
+                )
+        yield
+    finally:
+        for holder in held:
+            ray.kill(holder)
+
+
+def _hold(node: Node, parts: dict[str, float], held: list[Any], timeout_s: float) -> bool:
+    """Append actors that hold these parts of a node's GPUs, by UUID, to ``held``; returns whether they do."""
+    rests: list[Any] = []
+    taken = 1 + max(place for place, gpu in enumerate(node.usable_gpus) if gpu.uuid in parts)
+    _wait_for_gpus(node, taken, timeout_s)  # a session that has just closed may still have them
+    free = _free_gpus(node)
+    try:
+        for gpu in node.usable_gpus[:taken]:
+            part = parts.get(gpu.uuid, 0.0)
+            for amount, holders in ((part, held), (round(1.0 - part, 4), rests)):
+                if amount > 0:
+                    holders.append(_take_gpu(node, amount))
+                    given = ray.get(holders[-1].gpu_id.remote(), timeout=timeout_s)
+                    if given not in (gpu.uuid, str(gpu.index)):
+                        return False
+    except ray.exceptions.GetTimeoutError:
+        return False
+    finally:
+        for holder in rests:
+            ray.kill(holder)
+    _wait_for_gpus(node, free - fsum(parts.values()), timeout_s)
+    return True
+
+
+def _take_gpu(node: Node, amount: float) -> Any:
+    """An actor that holds ``amount`` of a GPU of the node."""
+    here = node.ray_node_id and NodeAffinitySchedulingStrategy(node.ray_node_id, soft=False)
+    return (
+        ray.remote(_GpuHolder)
+        .options(num_cpus=0, num_gpus=amount, scheduling_strategy=here or "DEFAULT")
+        .remote()
+    )
+
+
+class _GpuHolder:
+    """Actor whose only purpose is what Ray gave it."""
+
+    def gpu_id(self) -> str:
+        """Ray's id of its GPU."""
+        return str(ray.get_runtime_context().get_accelerator_ids()["GPU"][0])
+
+
+def _wait_for_gpus(node: Node, amount: float, timeout_s: float) -> None:
+    """Wait until so much of the node's GPUs is free; Ray frees a process's share some time after its end."""
+    deadline = time.monotonic() + timeout_s
+    while _free_gpus(node) + ROUNDING < amount and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _free_gpus(node: Node) -> float:
+    nodes = [each for each in _live_nodes() if node.ray_node_id in (None, each.node_id)]
+    return fsum(each.free.get("GPU", 0.0) for each in nodes)
 
 
 def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservation | None:

@@ -12,7 +12,7 @@ from actors.partitioners import Partitioners
 from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
 from placement.errors import ReservationError
 from placement.plan import PlacementPlan
-from placement.ray_groups import Reservation, current_reservation, release, reserve
+from placement.ray_groups import Reservation, current_reservation, left_out_held, release, reserve
 from rayagi.algorithms.collector_learner import collector_learner_factory
 from rayagi.algorithms.program import dp_only_factory
 from rayagi.algorithms.stepwise import stepwise_factory
@@ -54,7 +54,8 @@ def deploy(
     # 1. Reserve the bundles.
     reservation = current_reservation(plan)
     if reservation is None:
-        reservation = reserve(plan, reserve_timeout_s)
+        with left_out_held(plan, reserve_timeout_s):
+            reservation = reserve(plan, reserve_timeout_s)
     undo.callback(release, reservation)
     # Pin only on nodes without other jobs: two runs would pin to the same first cores.
     allocated_plan = assign_allocated_nodes(plan, reservation.bundle_node_ids, pinned=reservation.alone)

@@ -26,7 +26,7 @@ from placement.inventory import cluster_machine
 from placement.ledger import Ledger, all_ledgers, start_ticks
 from placement.partitioner import stale_ledgers
 from placement.plan import make_plan
-from placement.ray_groups import reserve
+from placement.ray_groups import left_out_held, release, reserve, scheduling
 from rayagi.cli import main
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.deployment import join_and_build
@@ -180,6 +180,47 @@ def test_gmis_enter_shares_of_the_gpus_that_ray_gave_and_all_is_undone(machine):
         session.train(1)
     nothing_is_left(daemons)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+class Which:
+    """Says which GPU Ray gave it."""
+
+    def gpu_id(self):
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"][0]
+
+
+@pytest.mark.parametrize(
+    ("gmis_per_gpu", "left_out"),
+    [(1, [0]), (2, [2, 5])]
+    + [
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in [(1, [1]), (1, [0, 2]), (2, [0]), (2, [0, 1, 3])]
+    ],
+)
+def test_ray_gives_the_other_gmis_the_gpus_that_they_had(machine, gmis_per_gpu, left_out):
+    plan = make_plan(
+        machine, backend="direct", num_gmis=3 * gmis_per_gpu, gmis_per_gpu=gmis_per_gpu, threads_per_gmi=1,
+        num_envs=1, left_out=left_out,
+    )  # fmt: skip
+    with left_out_held(plan, 20.0):
+        reservation = reserve(plan, 20.0)
+    try:
+        actors = [
+            ray.remote(Which)
+            .options(
+                num_cpus=0,
+                num_gpus=gmi_slice.gpu_fraction,
+                scheduling_strategy=scheduling(reservation, index),
+            )
+            .remote()
+            for index, gmi_slice in enumerate(plan.slices)
+        ]
+        given = ray.get([actor.gpu_id.remote() for actor in actors], timeout=60)
+        assert sorted(f"GPU-{gpu_id}" for gpu_id in given) == [
+            gmi_slice.gpu_uuid for gmi_slice in plan.slices
+        ]
+    finally:
+        release(reservation)
 
 
 def test_what_building_raises_leaves_no_daemon(machine, monkeypatch):
