@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pyarrow.fs
 import ray
+import torch
+from numpy.typing import NDArray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.utils import make_callback
@@ -27,7 +29,6 @@ from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
-from rayagi.config.rllib_settings import PRESET
 from rayagi.config.rules import refuse_unfit_network
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.coordinator.auto import resolve_auto
@@ -35,10 +36,11 @@ from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session
 from rayagi.envs import env_info
-from rayagi.models.policy import load_policy
+from rayagi.models.policy import load_policy, new_policy, num_parameters
 from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
+from rayagi.rllib_run import write_run
 from rayagi.rllib_watch import RunWatch
 from rayagi.run.measures import UnstableShare
 
@@ -82,7 +84,7 @@ class GmiAlgorithm(Algorithm):
         plan = plan_of(resolve_auto(rayagi_config.to_run_spec(), machine, log=_logger.info), machine)
         cpus = rayagi_config.num_cpus_for_main_process
         # The trial's own process only waits for the GMIs, so by default it reserves no CPU.
-        own: dict[str, float] = {} if cpus is PRESET or not cpus else {"CPU": cpus}
+        own: dict[str, float] = {"CPU": cpus} if cpus else {}
         return PlacementGroupFactory([own, *plan.bundles()], strategy=plan.strategy())
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -100,7 +102,6 @@ class GmiAlgorithm(Algorithm):
         self.evaluation_config = self.config
         self._set_up_metrics()  # RLlib's step() uses these metrics
         env = self.run_spec.env
-        self.results = ResultLog(self.config.metrics_num_episodes_for_smoothing)
         self.unstable = UnstableShare(env.max_unstable_share)
         self.info = env_info(env.id, env.engine, env.kwargs)
         refuse_unfit_network(self.run_spec.network, self.info)
@@ -111,9 +112,15 @@ class GmiAlgorithm(Algorithm):
         )
         self.session.__enter__()
         try:
+            self.results = ResultLog(
+                self.run_spec,
+                self.config.metrics_num_episodes_for_smoothing,
+                num_envs=sum(self.plan.envs),
+                num_parameters=num_parameters(new_policy(self.run_spec, self.info, torch.device("cpu"))),
+            )
             run = self._run_name() or self.run_spec.env.id
             self.watch = RunWatch(self.run_spec, self.session, run=run)
-            self._call_back("on_algorithm_init")
+            self._call_back("on_algorithm_init", metrics_logger=self.metrics)
         except BaseException:
             self.cleanup()  # the caller gets no algorithm to stop
             raise
@@ -160,6 +167,29 @@ class GmiAlgorithm(Algorithm):
     def get_module(self, module_id: str = DEFAULT_MODULE_ID) -> RLModule | None:
         """The current policy as an RLModule on raw observations (rayagi.rl_module)."""
         return self._module(self._session().state_dict()) if module_id == DEFAULT_MODULE_ID else None
+
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, dict[str, NDArray[Any]]]:
+        """Parameters of the networks by module and name, without statistics of observations and optimizer."""
+        if policies is not None and DEFAULT_MODULE_ID not in policies:
+            return {}
+        model = self._session().state_dict()["shared"]["learner"]["model"]
+        return {DEFAULT_MODULE_ID: {name: value.numpy() for name, value in model.items()}}
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        """Replace the parameters by those of ``get_weights()``. Statistics and optimizer stay.
+
+        Raises:
+            ValueError: other names or shapes.
+        """
+        state = self._session().state_dict()
+        learner = state["shared"]["learner"]
+        own, given = learner["model"], weights.get(DEFAULT_MODULE_ID, {})
+        shapes = {name: tuple(value.shape) for name, value in own.items()}
+        if shapes != {name: tuple(value.shape) for name, value in given.items()}:
+            raise ValueError(f"set_weights() takes {DEFAULT_MODULE_ID!r} with the names and shapes {shapes}")
+        model = {name: torch.as_tensor(given[name], dtype=value.dtype) for name, value in own.items()}
+        shared = {**state["shared"], "learner": {**learner, "model": model}}
+        self._session().load_state_dict({**state, "shared": shared})
 
     def get_state(
         self,
@@ -224,8 +254,8 @@ class GmiAlgorithm(Algorithm):
     ) -> str:
         """Write a checkpoint in RLlib's layout; ``Algorithm.from_checkpoint`` restores it.
 
-        The policy is also written as an RLModule, under learner_group/learner/rl_module. It needs RLlib alone where it is
-        RLlib's default module (rayagi.rl_module).
+        The folder is also a run folder, for the commands of ``rayagi``. The policy is also written as an RLModule, under
+        learner_group/learner/rl_module. It needs RLlib alone where it is RLlib's default module (rayagi.rl_module).
 
         Returns:
             The checkpoint's folder.
@@ -239,7 +269,23 @@ class GmiAlgorithm(Algorithm):
         saved: str = super().save_to_path(path, state=state, filesystem=filesystem, use_msgpack=use_msgpack)
         modules = Path(saved, "learner_group", "learner", "rl_module")
         save_modules(self._module(state["session"]), modules, filesystem)
+        self._save_run(state["session"], saved, filesystem)
         return saved
+
+    def _save_run(self, state: Mapping[str, Any], path: str, filesystem: pyarrow.fs.FileSystem) -> None:
+        """Write the run folder (rayagi.rllib_run) into a checkpoint."""
+        earlier = f"{path}/checkpoints"
+        if filesystem.get_file_info(earlier).type == pyarrow.fs.FileType.Directory:
+            filesystem.delete_dir(earlier)
+        with tempfile.TemporaryDirectory(prefix="rayagi_run_") as folder:
+            counters, tables = self.results.counters(), self.results.tables()
+            write_run(Path(folder), self.run_spec, self.plan, state, counters, tables)
+            pyarrow.fs.copy_files(
+                folder,
+                path,
+                source_filesystem=pyarrow.fs.LocalFileSystem(),
+                destination_filesystem=filesystem,
+            )
 
     def restore_from_path(
         self, path: str | Path, *args: Any, component: str | None = None, **kwargs: Any
@@ -295,6 +341,35 @@ class GmiAlgorithm(Algorithm):
     def _call_back(self, name: str, **kwargs: Any) -> None:
         functions = getattr(self.config, f"callbacks_{name}")
         make_callback(name, self.callbacks, functions, kwargs={"algorithm": self, **kwargs})
+
+
+_MODULE = "the policy is an RLModule on raw observations"
+_INSTEAD = {
+    "compute_single_action": f"get_module().forward_inference(): {_MODULE}",
+    "compute_actions": f"get_module().forward_inference(): {_MODULE}",
+    "get_policy": f"get_module(): {_MODULE}",
+    "export_model": f"save_to_path(): in its learner_group/learner/rl_module, {_MODULE}",
+    "export_policy_model": f"save_to_path(): in its learner_group/learner/rl_module, {_MODULE}",
+    "export_policy_checkpoint": "save_to_path(), which saves the policy too",
+    **dict.fromkeys(
+        ("add_module", "remove_module", "add_policy", "remove_policy"),
+        "another algorithm: each has one policy",
+    ),
+    "evaluate_offline": "evaluate(), which runs episodes",
+}
+"""Method of RLlib's Algorithm that GmiAlgorithm does not have -> what to use."""
+
+
+def _refusing(name: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(self: GmiAlgorithm, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name}() does not exist on GMIs; use {instead}")
+
+    refuse.__name__, refuse.__doc__ = name, f"Not available; use {instead}."
+    return refuse
+
+
+for _name, _instead in _INSTEAD.items():
+    setattr(GmiAlgorithm, _name, _refusing(_name, _instead))
 
 
 def _algorithm_class(definition: AlgorithmDefinition) -> type[GmiAlgorithm]:

@@ -37,8 +37,8 @@ ASYNCHRONOUS_NAMES = {
 }
 """The same for the fields of AsynchronousSpec."""
 
-RLLIB_ACTIONS: dict[str, Any] = {"normalize_actions": False, "clip_actions": False}
-"""RLlib's action settings, at the only values that rayagi supports."""
+RLLIB_ACTIONS: dict[str, Any] = {"normalize_actions": False, "clip_actions": True}
+"""RLlib's action settings, at the only values that rayagi supports: every engine clips actions to the action space."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cache
+from types import FunctionType, SimpleNamespace
 from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
@@ -18,13 +20,20 @@ from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rllib_settings import (
     BATCH_SETTINGS,
+    DERIVED,
     PRESET,
     AlgorithmSettings,
     model_changes,
     no_environment,
     refuse_algorithm_only,
 )
-from rayagi.config.rllib_values import given_model_config, module_changes, to_spec_value
+from rayagi.config.rllib_values import (
+    given_model_config,
+    module_changes,
+    normalises,
+    registered_env,
+    to_spec_value,
+)
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
 
@@ -36,8 +45,8 @@ _DRIVER_CALLBACKS = frozenset(
 class GmiConfig(AlgorithmConfig):
     """Base of the config classes; each is also a subclass of RLlib's own.
 
-    Unset settings come from the task's preset. An RLlib setting that rayagi does not support raises ConfigError
-    when the algorithm is built; the message names the alternative.
+    Unset settings come from the task's preset, and reading one gives the value that it takes. An RLlib setting that
+    rayagi does not support raises ConfigError when the algorithm is built; the message names the alternative.
     """
 
     algorithm: ClassVar[str]
@@ -55,6 +64,44 @@ class GmiConfig(AlgorithmConfig):
         )
         for name in self._settings().unset:
             setattr(self, name, PRESET)
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        return self._settings().default(name, self._in_effect()) if value is PRESET else value
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that rayagi has, and others that were changed. JSON, but for classes and functions of the user.
+
+        Left out if unset: settings that follow from others (DERIVED), and all of them without a task.
+        """
+        given, pristine, settings = self._raw(), self._pristine(), self._settings()
+        has_task, spec = isinstance(self.env, str | type | FunctionType), self._in_effect()
+        shown: dict[str, Any] = {}
+        for key, value in given.items():
+            name = settings.attribute(key)
+            if value is PRESET:
+                if has_task and name not in DERIVED:
+                    shown[key] = settings.default(name, spec)
+            elif name in settings.paths or not settings.is_default(key, value, pristine):
+                shown[key] = value
+        if "_model_config" in shown:
+            shown["_model_config"] = given_model_config(self._model_config)
+        return shown
+
+    def _in_effect(self) -> RunSpec:
+        """The run as configured so far; if it is not complete or not valid, the preset of its task."""
+        try:
+            return self.to_run_spec()
+        except ConfigError:
+            return preset(self.env if isinstance(self.env, str) else "", self.algorithm)
+
+    def _given(self, name: str) -> Any:
+        """A setting's value; PRESET if it is unset."""
+        return vars(self).get(name, PRESET)
+
+    def _raw(self) -> dict[str, Any]:
+        """RLlib's dictionary of this config; unset settings are PRESET."""
+        return dict(AlgorithmConfig.to_dict(SimpleNamespace(**vars(self))))
 
     @classmethod
     def _settings(cls) -> AlgorithmSettings:
@@ -118,13 +165,14 @@ class GmiConfig(AlgorithmConfig):
         max_unstable_share: float = NotProvided,
         **rllib_settings: Any,
     ) -> Self:
-        """The task: ``env`` is an id that `rayagi envs` lists or that gymnasium knows.
+        """The task.
 
         Args:
-            env: environment id
+            env: an id that `rayagi envs` lists or that Gymnasium knows, a name of ``tune.register_env``, or a
+                gymnasium.Env class or function, which is called with ``env_config``
             engine: simulation engine, as listed by `rayagi envs`, or "auto"
             max_unstable_share: largest share of environment steps that may become unstable; more end the run
-            rllib_settings: other RLlib settings; ``env_config`` holds keyword arguments for the environment
+            rllib_settings: other RLlib settings; ``env_config`` holds keyword arguments of an environment by id
         """
         super().environment(env, **rllib_settings)
         return self._set(env_engine=engine, max_unstable_share=max_unstable_share)
@@ -206,21 +254,19 @@ class GmiConfig(AlgorithmConfig):
         Raises:
             ConfigError: a setting is unsupported, unknown, or invalid.
         """
-        given = self.to_dict()
+        given = self._raw()
         module = module_changes(given.pop("_rl_module_spec", None))
         self._settings().refuse_unhonoured(given, self._pristine())
         self._check_callbacks()
         if self.env is None:
             raise no_environment()
-        if not isinstance(self.env, str):
-            suggestion = "give it to gymnasium.register and use its id"
-            raise ConfigError("environment(env=)", self.env, "must be an environment's id", suggestion)
-        base = preset(self.env, self.algorithm)
+        env_id = registered_env(self.env)
+        base = preset(env_id, self.algorithm)
         try:
             # Twice: batch sizes can only be computed from settings with valid types.
-            spec = run_spec_from_dict(merged(run_spec_to_dict(base), merged(self._changes(), module)))
+            spec = run_spec_from_dict(merged(run_spec_to_dict(base), merged(self._changes(env_id), module)))
             section, learning = spec.learning_section, spec.learning
-            kl_target = getattr(self, "kl_target", PRESET)
+            kl_target = self._given("kl_target")
             if kl_target is not PRESET and learning.lr_schedule != "kl_adaptive":
                 reason = f"has no effect with lr_schedule={learning.lr_schedule!r}"
                 raise ConfigError(f"{section}.target_kl", kl_target, reason, 'use lr_schedule="kl_adaptive"')
@@ -236,45 +282,55 @@ class GmiConfig(AlgorithmConfig):
         Raises:
             ConfigError: a setting, such as callbacks, that works only with ``build_algo()``.
         """
-        refuse_algorithm_only(self.to_dict(), self._pristine())
+        refuse_algorithm_only(self._raw(), self._pristine())
 
-    def _given(self, name: str) -> Any:
+    def _given_size(self, name: str) -> Any:
         """A batch size; None if the user set none, or the algorithm has none."""
-        value = getattr(self, name) if self._settings().definition.rllib.takes_batch_sizes else PRESET
+        value = self._given(name) if self._settings().definition.rllib.takes_batch_sizes else PRESET
         return None if value is PRESET else value
 
-    def _changes(self) -> dict[str, Any]:
+    def _changes(self, env_id: str) -> dict[str, Any]:
         """The user's settings as a nested dictionary with RunSpec's keys."""
         changes: dict[str, Any] = {}
         for name, (path, _) in self._settings().paths.items():
-            value = getattr(self, name)
+            value = self._given(name)
             if value is PRESET or (name == "seed" and value is None):
                 continue
             _put(changes, path, to_spec_value(name, value))
+        _put(changes, "env.id", env_id)
+        if env_id != self.env and self.env_config:
+            _put(changes, "env.kwargs", {"env_config": self.env_config})
+        observation_filter = self._given("observation_filter")
+        if observation_filter is not PRESET:
+            section = self._settings().definition.section
+            normalize_obs = changes.get(section, {}).get("normalize_obs")
+            _put(changes, f"{section}.normalize_obs", normalises(observation_filter, normalize_obs))
         for path, value in model_changes(given_model_config(self._model_config)).items():
             _put(changes, path, value)
         return changes
 
     def _sizes(self, spec: RunSpec, base: RunSpec) -> tuple[int, int]:
         for name in BATCH_SETTINGS:
-            value = self._given(name)
+            value = self._given_size(name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise ConfigError(f"training({name.lstrip('_')}=)", value, "must be a whole number")
         given = GivenSizes(
-            rollout_length=None if self.rollout_length is PRESET else spec.learning.rollout_length,
-            num_minibatches=None if self.num_minibatches is PRESET else spec.learning.num_minibatches,
-            train_batch_size=self._given("train_batch_size"),
-            train_batch_size_per_learner=self._given("_train_batch_size_per_learner"),
-            minibatch_size=self._given("minibatch_size"),
+            rollout_length=None if self._given("rollout_length") is PRESET else spec.learning.rollout_length,
+            num_minibatches=None
+            if self._given("num_minibatches") is PRESET
+            else spec.learning.num_minibatches,
+            train_batch_size=self._given_size("train_batch_size"),
+            train_batch_size_per_learner=self._given_size("_train_batch_size_per_learner"),
+            minibatch_size=self._given_size("minibatch_size"),
         )
         num_envs, num_gmis = spec.gmi.num_envs, spec.gmi.num_gmis
         if num_envs == "auto" or num_gmis == "auto":
             for name in BATCH_SETTINGS:
-                if self._given(name) is not None:
+                if self._given_size(name) is not None:
                     reason = "needs the numbers of GMIs and environments, which a search will choose"
                     raise ConfigError(
                         self._settings().user_name(name),
-                        self._given(name),
+                        self._given_size(name),
                         reason,
                         "give rollout_length instead",
                     )
@@ -292,8 +348,9 @@ class GmiConfig(AlgorithmConfig):
         )
 
     @classmethod
+    @cache
     def _pristine(cls) -> dict[str, Any]:
-        return cls(algo_class=object).to_dict()
+        return cls(algo_class=object)._raw()
 
     def _check_callbacks(self) -> None:
         for cls in force_list(self.callbacks_class):

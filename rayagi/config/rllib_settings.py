@@ -9,15 +9,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
 from typing import Any
 
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.config.convert import nearest
 from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.spec import RunSpec
 
 
 class Unset(Enum):
-    """Marks a setting as unset, so that the task's preset applies instead of RLlib's default; survives pickling."""
+    """Marks a setting as unset inside a config, so that the task's preset applies instead of RLlib's default.
+
+    Users see the preset's value instead (``AlgorithmSettings.default``). Checkpoints contain the mark.
+    """
 
     PRESET = "preset"
 
@@ -82,10 +87,24 @@ FIXED_MODEL_KEYS: dict[str, Any] = {"free_log_std": True, "head_fcnet_hiddens": 
 BATCH_SETTINGS = ("train_batch_size", "_train_batch_size_per_learner", "minibatch_size")
 """Converted, with num_envs, to rollout_length and num_minibatches (rayagi.config.batch_sizes)."""
 
+DERIVED = frozenset(
+    {
+        *BATCH_SETTINGS,
+        "rollout_length",
+        "num_minibatches",
+        "kl_target",
+        "num_envs_per_env_runner",
+        "rollout_fragment_length",
+        "observation_filter",
+    }
+)
+"""Settings that another one decides as long as they are unset."""
+
 RLLIB_HONOURED = frozenset(
     {
         "_model_config",
         "num_cpus_for_main_process",
+        "observation_filter",
         "callbacks",
         "callbacks_on_algorithm_init",
         "callbacks_on_checkpoint_loaded",
@@ -102,7 +121,7 @@ RLLIB_HONOURED = frozenset(
 )
 """Settings that rayagi's Algorithm classes support directly, as RLlib's own do."""
 
-ALGORITHM_ONLY = RLLIB_HONOURED - {"_model_config", "disable_env_checking"}
+ALGORITHM_ONLY = RLLIB_HONOURED - {"_model_config", "disable_env_checking", "observation_filter"}
 """Those that a RunSpec cannot hold: without an Algorithm they have no effect."""
 
 _KEPT_DEFAULTS = frozenset({"env", "env_config", "evaluation_interval", "seed"})
@@ -119,11 +138,11 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
     (r"num_cpus_per_.*", "use gmi(threads_per_gmi=)"),
     (r"custom_resources_.*|placement_strategy", "rayagi reserves what the plan of gmi(...) needs"),
     (r"rollout_fragment_length|batch_mode", "use training(rollout_length=)"),
-    (r"observation_filter|.*worker_filter_stats|sync_filters.*", "use training(normalize_obs=)"),
+    (r".*worker_filter_stats|sync_filters.*", "use training(normalize_obs=)"),
     (r"clip_rewards", "use training(normalize_rewards=)"),
     (
         r"normalize_actions|clip_actions",
-        "the environment receives the policy's actions unchanged; wrap it to change them",
+        "the environment receives the policy's actions, clipped to its action space; wrap it to change them",
     ),
     (r"grad_clip_by", "only 'global_norm' is offered: training(grad_clip=)"),
     (r"entropy_coeff_schedule", "use training(entropy_coeff=) with one number"),
@@ -184,19 +203,56 @@ class AlgorithmSettings:
             *self.definition.rllib.fixed,
             "num_envs_per_env_runner",
             "rollout_fragment_length",
+            "observation_filter",
             "num_cpus_for_main_process",
         )
 
+    @staticmethod
+    def attribute(key: str) -> str:
+        """Attribute of the config behind a key of RLlib's dictionary."""
+        return _DICT_NAMES.get(key, key)
+
+    def default(self, name: str, spec: RunSpec) -> Any:
+        """Value, as RLlib writes it, of an attribute that is unset in a run.
+
+        None: a number that is not known before the machine is.
+        """
+        if name in self.definition.rllib.fixed:
+            return self.definition.rllib.fixed[name]
+        if name in self.paths:
+            path = self.paths[name][0].replace(f"{self.definition.section}.", "learning.")
+            value = reduce(getattr, path.split("."), spec)
+            if name == "grad_clip" and value == 0:
+                return None
+            return list(value) if isinstance(value, tuple) else value
+        gmi, length = spec.gmi, spec.learning.rollout_length
+        steps = None if gmi.num_envs == "auto" else gmi.num_envs * length
+        whole = steps and gmi.num_gmis and gmi.num_gmis != "auto"
+        return {
+            "num_cpus_for_main_process": 0,
+            "num_envs_per_env_runner": gmi.num_envs,
+            "rollout_fragment_length": length,
+            "observation_filter": "MeanStdFilter" if spec.learning.normalize_obs else "NoFilter",
+            "_train_batch_size_per_learner": steps,
+            "minibatch_size": steps and steps // spec.learning.num_minibatches,
+            "train_batch_size": steps * gmi.num_gmis if whole else None,
+        }[name]
+
     def is_honoured(self, key: str) -> bool:
-        """Whether a key of the config's ``to_dict()`` has an effect in rayagi."""
+        """Whether a key of RLlib's dictionary has an effect in rayagi."""
         sizes = BATCH_SETTINGS if self.definition.rllib.takes_batch_sizes else ()
-        return _DICT_NAMES.get(key, key) in self.paths or key in RLLIB_HONOURED or key in sizes
+        return self.attribute(key) in self.paths or key in RLLIB_HONOURED or key in sizes
+
+    @staticmethod
+    def is_default(key: str, value: Any, pristine: Mapping[str, Any]) -> bool:
+        """Whether a value is that of an unmodified config."""
+        return key in pristine and _same(value, pristine[key])
 
     def refuse_unhonoured(self, config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:
         """Raise for the first setting of ``config`` that differs from ``pristine`` and is not supported.
 
         Args:
-            config: the config's ``to_dict()``
+            config: RLlib's dictionary of the config, with unset settings as PRESET
             pristine: the same of an unmodified config
 
         Raises:

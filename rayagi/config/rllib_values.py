@@ -7,10 +7,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 from ray.rllib.core.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.tune.registry import ENV_CREATOR, _global_registry
 
 from rayagi.config.errors import ConfigError
+from rayagi.envs.creators import register_creator
 
 
 def to_spec_value(name: str, value: Any) -> Any:
@@ -24,12 +27,44 @@ def to_spec_value(name: str, value: Any) -> Any:
     return value
 
 
+def normalises(observation_filter: Any, normalize_obs: bool | None) -> bool:
+    """``normalize_obs`` of an ``observation_filter``.
+
+    Raises:
+        ConfigError: another filter, or one that contradicts a given ``normalize_obs``.
+    """
+    where, filters = "env_runners(observation_filter=)", {"NoFilter": False, "MeanStdFilter": True}
+    if observation_filter not in filters:
+        reason = f"must be one of {', '.join(map(repr, filters))}"
+        raise ConfigError(where, observation_filter, reason, "use training(normalize_obs=)")
+    if normalize_obs not in (None, filters[observation_filter]):
+        reason = f"contradicts training(normalize_obs={normalize_obs})"
+        raise ConfigError(where, observation_filter, reason, "give one of them")
+    return filters[observation_filter]
+
+
+def registered_env(env: Any) -> str:
+    """Id of an environment. A class, a function, or a name of ``tune.register_env`` is registered with Gymnasium first.
+
+    Raises:
+        ConfigError: none of these.
+    """
+    if isinstance(env, str):
+        if not _global_registry.contains(ENV_CREATOR, env):
+            return env
+        return register_creator(env, _global_registry.get(ENV_CREATOR, env))
+    if not (issubclass(env, gymnasium.Env) if isinstance(env, type) else callable(env)):
+        reason = "must be an environment's id, a gymnasium.Env class, or a function that makes one"
+        raise ConfigError("environment(env=)", env, reason, "or give it to gymnasium.register and use its id")
+    return register_creator(getattr(env, "__name__", type(env).__name__), env)
+
+
 def given_model_config(model_config: Mapping[str, Any] | DefaultModelConfig) -> dict[str, Any]:
-    """Keys that the user set. For a DefaultModelConfig: sizes, activation, and values other than its defaults."""
+    """Keys that the user set. A DefaultModelConfig does not tell: its layers, and values other than its defaults."""
     if isinstance(model_config, Mapping):
         return dict(model_config)
     defaults = dataclasses.asdict(DefaultModelConfig())
-    always = ("fcnet_hiddens", "fcnet_activation")
+    always = ("fcnet_hiddens", "fcnet_activation", "vf_share_layers")
     given = dataclasses.asdict(model_config)
     return {key: value for key, value in given.items() if key in always or value != defaults[key]}
 

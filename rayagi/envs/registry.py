@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import ActionSpec, EnvInfo, VecEnv
+from rayagi.envs.creators import NAMESPACE
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.providers import ProviderDefinition, VecEnvArgs, unsupported_reason
 
@@ -200,6 +201,11 @@ def _definition(env_id: str, engine: str) -> ProviderDefinition:
         )
     reason = unsupported_reason(env_id)
     if reason is not None:
+        raise EnvironmentOptionError(env_id, reason)
+    if env_id.startswith(NAMESPACE):
+        reason = (
+            "it exists in the program that registered it only; use the run there (Algorithm.from_checkpoint)"
+        )
         raise EnvironmentOptionError(env_id, reason)
     raise UnknownEnvironmentError(env_id, _nearest(env_id))
 

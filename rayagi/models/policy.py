@@ -121,6 +121,11 @@ def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPol
     return NetworkPolicy(model, info, normaliser, device)
 
 
+def num_parameters(policy: NetworkPolicy) -> int:
+    """Number of trainable parameters of policy and value function."""
+    return sum(value.numel() for value in policy.model.parameters() if value.requires_grad)
+
+
 def vector_columns(info: EnvInfo) -> tuple[int, ...] | None:
     """Columns of the flat observation that are normalised: those that are not pixels; None: all."""
     if not info.obs_parts:

@@ -51,14 +51,16 @@ def saved_policy(run: Path, which: str) -> SavedPolicy:
     """Load a policy.
 
     Args:
-        run: folder
-        which: ``best``, ``last`` or a checkpoint's name
+        run: folder, or one of its checkpoints
+        which: ``best``, ``last`` or a checkpoint's name, if ``run`` is a folder
 
     Raises:
         RunFolderError, RunVersionError, ConfigError, EnvError: the folder, its settings or its task cannot be used here.
         NoCheckpointError: there is no intact checkpoint of that name.
         PolicyMismatchError: it belongs to another task, or to other networks.
     """
+    if run.absolute().parent.name == "checkpoints" and (run / "manifest.json").exists():
+        run, which = run.absolute().parents[1], run.name
     folder = open_run(run)
     spec = run_spec_from_dict(folder.read_config())
     checkpoint = folder.checkpoints.load(which, with_local=False)

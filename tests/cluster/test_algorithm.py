@@ -1,20 +1,25 @@
 """rayagi.PPO as an RLlib Algorithm, on a Ray of this machine."""
 
 import logging
+import shutil
 
 import gymnasium
 import numpy as np
 import pytest
 import ray
 import torch
+from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module import MultiRLModule
 
 from placement.errors import PlanError
 from rayagi import A3C, IMPALA, PPO, A3CConfig, ImpalaConfig, PPOConfig
+from rayagi.cli.main import main
 from rayagi.config.errors import ConfigError
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
+from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.csv_log import read_rows
 from tests.fakes.metrics import OF_OTHERS
 
 pytestmark = pytest.mark.cluster
@@ -42,7 +47,8 @@ class Seen(RLlibCallback):
 
     calls: list[str] = []  # noqa: RUF012 - shared with the test on purpose
 
-    def on_algorithm_init(self, **kwargs):
+    def on_algorithm_init(self, *, algorithm, metrics_logger, **kwargs):
+        assert metrics_logger is algorithm.metrics
         self.calls.append("init")
 
     def on_train_result(self, *, result, **kwargs):
@@ -162,6 +168,74 @@ def test_a_checkpoint_holds_the_policy_in_rllibs_layout(trained):
     assert torch.equal(weights(modules["default_policy"]), weights(trained["module"]))
     outputs = modules["default_policy"].forward_inference({"obs": torch.zeros(5, 4)})["action_dist_inputs"]
     assert outputs.shape == (5, 2)  # mean and log standard deviation of one force
+
+
+def test_a_checkpoint_is_a_run_that_the_commands_take(trained, tmp_path, capfd):
+    run = str(shutil.copytree(trained["path"], tmp_path / "run"))
+    (name,) = CheckpointStore(tmp_path / "run" / "checkpoints").names()
+    for each in (run, f"{run}/checkpoints/{name}"):
+        assert main(["evaluate", each, "--episodes", "2"]) == 0
+    assert main(["serve", run, "--gmis", "1", "--steps", "64"]) == 0
+    assert main(["train", "--resume", run, "--iterations", "5"]) == 0
+    assert main(["report", run]) == 0
+    rows = read_rows(tmp_path / "run" / "progress.csv")
+    assert [row["env_steps_total"] for row in rows] == [STEPS * i for i in range(1, 6)]
+    wanted = trained["results"][3]["rayagi"]
+    assert rows[3]["value_loss"] == pytest.approx(wanted["value_loss"], rel=1e-5)
+    assert len(read_rows(tmp_path / "run" / "evaluations.csv")) == 2
+    assert f"({3 * STEPS} environment steps)" in capfd.readouterr().out
+
+
+def test_weights_are_set_and_what_gmis_do_not_have_is_refused_with_what_to_use():
+    algo = small_config().build_algo()
+    try:
+        assert algo.config.gamma == 0.99
+        before = algo.get_weights()
+        algo.set_weights(
+            {"default_policy": {name: value + 1 for name, value in before["default_policy"].items()}}
+        )
+        after = algo.get_weights(["default_policy"])["default_policy"]
+        for name, value in before["default_policy"].items():
+            np.testing.assert_allclose(after[name], value + 1)
+        assert algo.get_weights(["another"]) == {}
+        with pytest.raises(ValueError, match="names and shapes"):
+            algo.set_weights({"default_policy": {}})
+        parameters = algo.train()["learners"]["default_policy"]["num_trainable_parameters"]
+        assert parameters == sum(value.size for value in after.values())
+        for call, instead in (
+            (lambda: algo.compute_single_action(np.zeros(4)), r"get_module\(\)\.forward_inference"),
+            (algo.get_policy, "get_module"),
+            (lambda: algo.export_model("torch"), "learner_group/learner/rl_module"),
+            (lambda: algo.add_module("another"), "one policy"),
+        ):
+            with pytest.raises(NotImplementedError, match=instead):
+                call()
+    finally:
+        algo.stop()
+
+
+def test_an_environment_of_tune_s_registry_is_called_with_its_config():
+    class Own(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, limit):
+            self.limit = limit
+
+        def reset(self, *, seed=None, options=None):
+            self.steps = 0
+            return np.zeros(2, np.float32), {}
+
+        def step(self, action):
+            self.steps += 1
+            return np.zeros(2, np.float32), 2.0, self.steps == self.limit, False, {}
+
+    tune.register_env("my env", lambda env_config: Own(env_config["limit"]))
+    algo = small_config().environment("my env", env_config={"limit": 4}).build_algo()
+    try:
+        assert algo.train()["env_runners"]["episode_return_mean"] == 8.0
+    finally:
+        algo.stop()
 
 
 def weights(module):

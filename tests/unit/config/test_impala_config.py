@@ -148,7 +148,7 @@ def test_an_argument_that_neither_rllib_nor_rayagi_has_is_refused():
 
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_an_unsupported_setting_is_rejected_with_the_alternative(cls):
-    settings, pristine = AlgorithmSettings(definition=DEFINITIONS[cls.algorithm]), cls().to_dict()
+    settings, pristine = AlgorithmSettings(definition=DEFINITIONS[cls.algorithm]), cls._pristine()
     unhonoured = [key for key in pristine if not settings.is_honoured(key) and not key.startswith("_")]
     assert "num_env_runners" in unhonoured
     for key in unhonoured:

@@ -1,9 +1,13 @@
 import copy
+import json
 import pickle
 import subprocess
 import sys
 
+import gymnasium
+import numpy as np
 import pytest
+from ray import cloudpickle, tune
 from ray.rllib.algorithms.ppo.ppo import PPOConfig as RllibPPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -16,6 +20,7 @@ from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.presets import preset
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
 from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.envs import EnvironmentOptionError, env_info, make_env_factory
 
 PPO = AlgorithmSettings(definition=DEFINITIONS["ppo"])
 
@@ -138,6 +143,97 @@ def test_a_value_that_equals_rllibs_default_still_wins_over_the_preset():
     )
 
 
+def test_an_unset_value_reads_as_what_it_will_be():
+    built = config("CartPole-v1").gmi(num_gmis=2).training(minibatch_size=256, lr=tune.uniform(0, 1))
+    learning = preset("CartPole-v1").learning
+    assert (built.gamma, built["lambda"], built.clip_param) == (0.99, learning.gae_lambda, 0.2)
+    assert (built.vf_clip_param, built.clip_actions, built.num_cpus_for_main_process) == (None, True, 0)
+    built.training(lr=1e-3)
+    # 16 environments x 64 steps x 2 GMIs, in minibatches of 256
+    assert (built.train_batch_size_per_learner, built.train_batch_size, built.num_minibatches) == (
+        1024,
+        2048,
+        4,
+    )
+    assert (built.observation_filter, PPOConfig().observation_filter) == ("MeanStdFilter", "MeanStdFilter")
+    assert built.copy().environment("Pendulum-v1").num_envs == preset("Pendulum-v1").gmi.num_envs
+
+
+def test_the_dictionary_is_json_and_gives_the_same_run():
+    built = config().gmi(num_gmis=2, slices=(2.0, 1.0)).training(minibatch_size=128, kl_target=0.02)
+    built.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8]))
+    data = json.loads(json.dumps(built.to_dict()))
+    assert (data["gamma"], data["num_epochs"], data["env"]) == (0.99, 4, "Ant-v5")
+    assert not {"num_minibatches", "rollout_length", "callbacks", "num_env_runners"} & data.keys()
+    assert PPOConfig().update_from_dict(data).to_run_spec() == built.to_run_spec()
+    # A scheduler changes one value, and a search may decide on the task.
+    assert PPOConfig().update_from_dict({**data, "gamma": 0.5}).to_run_spec().learning.gamma == 0.5
+    assert "gamma" not in PPOConfig().environment(tune.grid_search(["Ant-v5", "CartPole-v1"])).to_dict()
+    assert (
+        "train_batch_size" in config().env_runners(num_env_runners=2).training(train_batch_size=64).to_dict()
+    )
+    with pytest.raises(ConfigError, match="num_env_runners = 2"):
+        PPOConfig().update_from_dict(config().env_runners(num_env_runners=2).to_dict()).to_run_spec()
+
+
+def test_a_filter_of_observations_is_the_normaliser():
+    for name, normalises in (("NoFilter", False), ("MeanStdFilter", True)):
+        built = config().env_runners(observation_filter=name)
+        assert built.to_run_spec().learning.normalize_obs is normalises
+    assert config().training(normalize_obs=False).observation_filter == "NoFilter"
+
+
+class Counting(gymnasium.Env):
+    """Observes its limit; its episodes last as long."""
+
+    observation_space = gymnasium.spaces.Box(-9, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, env_config):
+        self.limit, self.worker_index = env_config.get("limit", 3), env_config.worker_index
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.full(1, self.limit, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(1, self.limit, np.float32), 1.0, self.steps == self.limit, False, {}
+
+
+class MultiAgentEnv(Counting):
+    """Has the name of RLlib's class."""
+
+
+def made(built):
+    """Environments of a config, made as in another process, and their id."""
+    env = built.to_run_spec().env
+    factory = pickle.loads(cloudpickle.dumps(make_env_factory(env.id, kwargs=env.kwargs)))
+    return env.id, factory(num_envs=2, first_env_index=0, seed=0, num_threads=1)
+
+
+def test_a_class_and_a_function_are_environments():
+    for env, name in (
+        (Counting, "rllib/Counting"),
+        (lambda env_config: Counting(env_config), "rllib/lambda"),
+    ):
+        env_id, envs = made(config(env).environment(env_config={"limit": 5}))
+        assert env_id == name
+        assert envs.reset().tolist() == [[5.0], [5.0]]
+        envs.close()
+    assert made(config(Counting))[1].reset().tolist() == [[3.0], [3.0]]
+    assert isinstance(config(Counting).to_dict()["gamma"], float)
+
+
+def test_a_registered_name_is_an_environment_and_several_agents_are_refused():
+    tune.register_env("of the user", Counting)
+    assert made(config("of the user"))[0] == "rllib/of_the_user"
+    with pytest.raises(EnvironmentOptionError, match="several agents, and rayagi trains one policy"):
+        env_info(config(MultiAgentEnv).to_run_spec().env.id)
+    with pytest.raises(EnvironmentOptionError, match="exists in the program that registered it only"):
+        make_env_factory("rllib/Elsewhere")
+
+
 def test_rllibs_values_for_none_are_converted():
     spec = config().training(grad_clip=None, vf_clip_param=float("inf")).to_run_spec()
     assert (spec.learning.max_grad_norm, spec.learning.value_clip) == (0.0, None)
@@ -171,6 +267,9 @@ def test_a_model_config_object_gives_sizes_and_activation():
         .to_run_spec()
     )
     assert (spec.network.hidden, spec.network.activation) == ((32,), "silu")
+    assert spec.network.shared  # RLlib's DefaultModelConfig says so
+    apart = config().rl_module(model_config=DefaultModelConfig(vf_share_layers=False))
+    assert not apart.to_run_spec().network.shared
     recurrent = config().rl_module(model_config=DefaultModelConfig(use_lstm=True, lstm_cell_size=32))
     network = recurrent.training(sequence_length=16).to_run_spec().network
     assert (network.core, network.core_size) == ("lstm", 32)
@@ -190,9 +289,9 @@ def other_than(value):
     return "something else"
 
 
-@pytest.mark.parametrize("key", sorted(key for key in PPOConfig().to_dict() if not PPO.is_honoured(key)))
+@pytest.mark.parametrize("key", sorted(key for key in PPOConfig._pristine() if not PPO.is_honoured(key)))
 def test_an_unsupported_setting_is_rejected_by_name(key):
-    pristine = PPOConfig().to_dict()
+    pristine = PPOConfig._pristine()
     with pytest.raises(ConfigError) as caught:
         PPO.refuse_unhonoured({**pristine, key: other_than(pristine[key])}, pristine)
     name = {"_rl_module_spec": "rl_module_spec", "_learner_class": "learner_class"}.get(key, key)
@@ -210,7 +309,17 @@ def test_an_unsupported_setting_is_rejected_by_name(key):
             "rollout_fragment_length",
             "training(rollout_length=)",
         ),
-        (lambda c: c.env_runners(observation_filter="MeanStdFilter"), "observation_filter", "normalize_obs"),
+        (
+            lambda c: c.env_runners(observation_filter="Other"),
+            "(observation_filter=) = 'Other'",
+            "normalize_obs",
+        ),
+        (
+            lambda c: c.env_runners(observation_filter="NoFilter").training(normalize_obs=True),
+            "(observation_filter=) = 'NoFilter': contradicts training(normalize_obs=True)",
+            "give one of them",
+        ),
+        (lambda c: c.environment(clip_actions=False), "clip_actions = False", "clipped to its action space"),
         (lambda c: c.env_runners(explore=False), "explore", "evaluate()"),
         (
             lambda c: c.env_runners(env_to_module_connector=lambda env: None),
@@ -291,7 +400,7 @@ def test_settings_that_say_what_rayagi_does_anyway_are_allowed():
         .training(use_kl_loss=False, kl_coeff=0.0, use_gae=True, use_critic=True)
         .learners(num_learners=0)
     )
-    assert built.environment(clip_actions=False, disable_env_checking=True).to_run_spec() == preset("Ant-v5")
+    assert built.environment(clip_actions=True, disable_env_checking=True).to_run_spec() == preset("Ant-v5")
 
 
 def test_an_attribute_that_neither_rllib_nor_rayagi_has_is_refused():

@@ -1,0 +1,98 @@
+"""The run folder in an Algorithm's checkpoint: `rayagi evaluate`, `report`, `serve` and `train --resume` take it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from placement.plan import PlacementPlan
+from rayagi.config.convert import run_spec_to_dict
+from rayagi.config.spec import RunSpec
+from rayagi.monitoring.catalogue import reward_column
+from rayagi.run.atomic import replace_json, replace_text
+from rayagi.run.csv_log import cell_text
+from rayagi.run.folder import SCHEMA_VERSION, RunFolder, RunRecord
+from rayagi.run.versions import collect_versions, rayagi_version
+
+_logger = logging.getLogger(__name__)
+
+
+class CsvText:
+    """Rows of a CSV file, kept in memory as text: they belong to every checkpoint."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self._columns, self._lines = tuple(columns), list[str]()
+
+    def add(self, row: Mapping[str, float | None]) -> None:
+        """Add a row. Reward terms become columns when they first appear."""
+        new = [name for name in row if name.startswith(reward_column("")) and name not in self._columns]
+        if new:
+            self._columns += tuple(new)
+            self._lines = [line + "," * len(new) for line in self._lines]
+        self._lines.append(",".join(cell_text(row.get(column)) for column in self._columns))
+
+    def text(self) -> str:
+        """The whole file."""
+        return "\n".join([",".join(self._columns), *self._lines]) + "\n"
+
+    def load(self, text: str) -> None:
+        """Inverse of ``text``."""
+        header, *self._lines = text.splitlines()
+        self._columns = tuple(header.split(","))
+
+
+def write_run(
+    path: Path,
+    spec: RunSpec,
+    plan: PlacementPlan,
+    state: Mapping[str, Any],
+    counters: Mapping[str, Any],
+    tables: Mapping[str, str],
+) -> None:
+    """Write a run folder with one checkpoint.
+
+    Args:
+        path: an empty folder
+        spec: of the run
+        plan: of the session
+        state: of the session, ``{"shared", "local", "num_gmis"}``
+        counters: of rayagi.run.training_loop
+        tables: content of files by name, such as progress.csv
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
+    record = RunRecord(
+        schema_version=SCHEMA_VERSION,
+        rayagi_version=rayagi_version(),
+        task=spec.env.id,
+        seed=spec.seed,
+        created=datetime.now().astimezone().isoformat(timespec="seconds"),
+        status="finished",
+        reason="a checkpoint of RLlib's Algorithm",
+        counters={name: counters[name] for name in ("iteration", "env_steps", "train_s", "best_return")},
+    )
+    folder = RunFolder(path, record)
+    try:
+        folder.write_config(run_spec_to_dict(spec))
+    except yaml.YAMLError as error:
+        _logger.warning("the checkpoint is no run folder: YAML cannot hold its settings (%s)", error)
+        return
+    replace_text(path / "plan.txt", plan.table() + "\n")
+    replace_json(path / "plan.json", plan.to_dict())
+    replace_json(path / "versions.json", _versions())
+    for name, text in tables.items():
+        replace_text(path / name, text)
+    folder.checkpoints.save(state, counters)
+    folder.update()
+
+
+@cache
+def _versions() -> dict[str, str | int | None]:
+    return collect_versions()
