@@ -227,7 +227,7 @@ class AlgorithmSettings:
             return list(value) if isinstance(value, tuple) else value
         gmi, length = spec.gmi, spec.learning.rollout_length
         steps = None if gmi.num_envs == "auto" else gmi.num_envs * length
-        whole = steps and gmi.num_gmis and gmi.num_gmis != "auto"
+        whole = steps * gmi.num_gmis if steps is not None and isinstance(gmi.num_gmis, int) else None
         return {
             "num_cpus_for_main_process": 0,
             "num_envs_per_env_runner": gmi.num_envs,
@@ -235,7 +235,7 @@ class AlgorithmSettings:
             "observation_filter": "MeanStdFilter" if spec.learning.normalize_obs else "NoFilter",
             "_train_batch_size_per_learner": steps,
             "minibatch_size": steps and steps // spec.learning.num_minibatches,
-            "train_batch_size": steps * gmi.num_gmis if whole else None,
+            "train_batch_size": whole,
         }[name]
 
     def is_honoured(self, key: str) -> bool:

@@ -182,7 +182,8 @@ def test_a_checkpoint_is_a_run_that_the_commands_take(trained, tmp_path, capfd):
     assert [row["env_steps_total"] for row in rows] == [STEPS * i for i in range(1, 6)]
     wanted = trained["results"][3]["rayagi"]
     assert rows[3]["value_loss"] == pytest.approx(wanted["value_loss"], rel=1e-5)
-    assert len(read_rows(tmp_path / "run" / "evaluations.csv")) == 2
+    evaluations = read_rows(tmp_path / "run" / "evaluations.csv")
+    assert [row["iteration"] for row in evaluations] == [2, 4, 5]  # every second iteration, and at the end
     assert f"({3 * STEPS} environment steps)" in capfd.readouterr().out
 
 
