@@ -8,7 +8,7 @@ from actors.protocols import ActionSpec, EnvInfo
 from collectives.statistics import Moments
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.config.spec import NetworkSpec
-from rayagi.models.networks import ActorCritic, FlatParameters, padded_size
+from rayagi.models.networks import ActorCritic, FlatParameters
 
 INFO = EnvInfo(
     env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
@@ -82,16 +82,15 @@ def test_clipping_scales_to_the_limit():
     assert gradients.tolist() == pytest.approx([0.6, 0.8], abs=1e-5)
 
 
-def test_parameters_are_at_home_with_its_values():
+def test_parameters_are_views_of_a_padded_vector():
     model = nn.Linear(7, 3)
-    assert padded_size(model) == 512
-    home = torch.arange(512.0)
-    flat = FlatParameters(model, home=home)
-    assert flat.parameters.data_ptr() == home.data_ptr()
-    assert torch.equal(model.weight, torch.arange(21.0).view(3, 7))
-    assert model.bias.tolist() == [21.0, 22.0, 23.0]
-    home[0] = 5.0
-    assert model.weight[0, 0] == 5.0
+    values = torch.cat([model.weight.detach().reshape(-1), model.bias.detach()])
+    flat = FlatParameters(model)
+    assert torch.equal(flat.parameters[:24], values)
+    assert flat.parameters.shape == (512,)  # whole rows
+    assert not flat.parameters[24:].any()
+    flat.parameters.data[21] = 5.0
+    assert model.bias[0] == 5.0
 
 
 def test_a_gradient_of_nan_is_not_hidden():
