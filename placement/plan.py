@@ -217,9 +217,8 @@ def make_plan(
     )
     if left_out:
         plan = _leave_out(plan, left_out)
-    predict_limits(
-        machine, plan.slices
-    )  # raises PlanError for an impossible partition before anything starts
+    # Raises PlanError for an impossible partition before anything starts.
+    predict_limits(machine, plan.slices)
     return plan
 
 

@@ -241,8 +241,10 @@ static void write_stats(const Learner *l, real *stats) {
     stats[4] = l->sums[CLIPPED] / l->samples;
 }
 
-/* The gradient of a minibatch's loss (policy loss + value_coef value loss - entropy_coef H). Overwrites the previous one. */
-static void compute_gradients(Learner *l, const Batch *b, const int64_t *order, ThreadPool *pool, real *stats) {
+/* The gradient of a minibatch's loss (policy loss + value_coef value loss - entropy_coef H). Overwrites the previous one.
+   order: (samples,). stats: (5,), those of write_stats. */
+void rayagi_ppo_gradient(Learner *l, const Batch *b, const int64_t *order, ThreadPool *pool, real *stats) {
+    FLUSH_DENORMALS;
     memset(l->sums, 0, CHUNK * (NUM_SUMS + outputs(&l->policy)) * sizeof *l->sums);
     for (int64_t first = 0; first < l->samples; first += CHUNK * L) {
         const int64_t left = l->samples - first, count = left < CHUNK * L ? left : CHUNK * L;
@@ -253,10 +255,4 @@ static void compute_gradients(Learner *l, const Batch *b, const int64_t *order, 
         parallel_for(pool, weight_grad, &chunk, (l->policy.layers + l->value.layers) * parts);
     }
     write_stats(l, stats);
-}
-
-/* The gradient of one minibatch: order (samples,), stats (5,) as of write_stats. */
-void rayagi_ppo_gradient(Learner *l, const Batch *b, const int64_t *order, ThreadPool *pool, real *stats) {
-    FLUSH_DENORMALS;
-    compute_gradients(l, b, order, pool, stats);
 }

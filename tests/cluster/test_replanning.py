@@ -86,14 +86,14 @@ def test_a_gmi_that_holds_up_the_others_is_left_out_at_the_next_checkpoint(clust
     spec = RunSpec(
         env=EnvSpec(id="Slowed"), gmi=GmiSpec(num_gmis=2, num_envs=4, threads_per_gmi=1, replan=True)
     )
-    sessions, plans, told, kept = [], [], [], []
+    sessions, plans, logged, kept = [], [], [], []
 
     def open_session(own):
         sessions.append(Session(own, factory=Slowed(cores[straggler]), on_plan=plans.append))
         return sessions[-1].__enter__()
 
     health_monitor = RunHealthMonitor(
-        spec, open_session(spec), reopen=open_session, log=told.append, save_spec=kept.append, window=8
+        spec, open_session(spec), reopen=open_session, log=logged.append, save_spec=kept.append, window=8
     )
     store = CheckpointStore(tmp_path / "checkpoints")
     settings = LoopSettings(limits=Limits(iterations=60), seed=0, checkpoint_every=Interval(iterations=20))
@@ -106,9 +106,9 @@ def test_a_gmi_that_holds_up_the_others_is_left_out_at_the_next_checkpoint(clust
         for session in sessions:
             session.close()
     assert outcome.position.iteration == 60
-    assert f"GMI {straggler} runs at" in " ".join(told)
-    assert f"without GMI {straggler} the run is faster" in " ".join(told)
-    assert "Continuing with 1 GMI and 4 environments in total instead of 8" in told[-1]
+    assert f"GMI {straggler} runs at" in " ".join(logged)
+    assert f"without GMI {straggler} the run is faster" in " ".join(logged)
+    assert "Continuing with 1 GMI and 4 environments in total instead of 8" in logged[-1]
     assert len(sessions) == 2
     # What is left runs on the other core.
     assert [[gmi_slice.cores for gmi_slice in plan.slices] for plan in plans] == [

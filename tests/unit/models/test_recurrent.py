@@ -17,7 +17,7 @@ from rayagi.config.rules import checked
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.networks import ActorCritic
 from rayagi.models.recurrent import RecurrentNetwork, RolloutMemory, Sequences
-from tests.unit.algorithms.test_program import SPEC, build, context, run_gmis
+from tests.unit.algorithms.test_program import SPEC, build, context, gradients_of_an_update, run_gmis
 
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
 INFO = EnvInfo(
@@ -217,21 +217,6 @@ def test_values_follow_each_episode_to_its_final_observation(core):
                     states = torch.zeros_like(states)
                 elif t + 1 < rollout.num_steps:
                     assert next_values[t, env] == values[t + 1, env]
-
-
-def gradients_of_an_update(program):
-    """The reduced gradients of each step of the first update, before clipping."""
-    found, updater = [], program.learner.updater
-    optimizer_step = updater._optimizer_step
-
-    class Recording:
-        def step(self, learning_rate, pool):
-            found.append(updater.flat.gradients.clone())
-            return optimizer_step.step(learning_rate, pool)
-
-    updater._optimizer_step = Recording()
-    program.iterate()
-    return found
 
 
 @CORES
