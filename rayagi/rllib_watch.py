@@ -14,6 +14,7 @@ from rayagi.coordinator.session import Session
 from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.run.limits import Position
+from rayagi.run.prediction import no_prediction_text
 
 _logger = logging.getLogger(__name__)
 
@@ -80,9 +81,7 @@ class RunWatch:
             return ""
         speed = self._steps / self._seconds
         if self._expected is None:
-            prediction = (
-                f"no prediction: this plan was not measured here; `rayagi search {self._spec.env.id}` does"
-            )
+            prediction = no_prediction_text(self._spec.env.id)
         else:
             prediction = f"predicted {replace(self._expected, measured_steps_per_s=speed).text()}"
         return f"{self._spec.env.id}: {speed:,.0f} steps/s in all; {prediction}"

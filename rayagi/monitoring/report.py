@@ -18,7 +18,7 @@ from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import RunFolder
 from rayagi.run.limits import WINDOW
-from rayagi.run.prediction import load_prediction, parts_range
+from rayagi.run.prediction import load_prediction, no_prediction_text, parts_range
 from rayagi.run.quantities import bytes_text, count_text, duration_text
 
 _STYLE = """
@@ -91,8 +91,8 @@ def summary(
     if experience is not None:
         facts += experience_record.facts(experience)
     prediction = load_prediction(folder.path)
-    unmeasured = f"no prediction: this plan was not measured here; `rayagi search {folder.record.task}` does"
-    facts.append(("predicted", unmeasured if prediction is None else prediction.text()))
+    predicted = no_prediction_text(folder.record.task) if prediction is None else prediction.text()
+    facts.append(("predicted", predicted))
     if any(name in last for name in FAULTS):
         totals = {name: sum(row.get(name, 0.0) for row in progress) for name in FAULTS}
         facts.append(("simulation errors", faults_text(totals) or "none"))

@@ -7,9 +7,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from rayagi.envs.creators import NAMESPACE
 from rayagi.run.atomic import replace_json
 
 _FILE = "prediction.json"
+
+
+def no_prediction_text(env_id: str) -> str:
+    """Why there is no prediction, and the command that makes one, if a command can make this environment."""
+    text = "no prediction: this plan was not measured here"
+    return text if env_id.startswith(NAMESPACE) else f"{text}; `rayagi search {env_id}` does"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
