@@ -46,7 +46,7 @@ class Case:
 def cases() -> list[Case]:
     """Every case, each with the compiled programs and without a compiler."""
     trainings = {
-        "ppo_ant": ("Ant-v5", "--gmis", "2"),  # whole rollouts in one call, one copy of the parameters
+        "ppo_ant": ("Ant-v5", "--gmis", "2"),  # whole rollouts in one call
         "ppo_half_cheetah": ("HalfCheetah-v5", "--gmis", "2"),  # MuJoCo's batch
         "ppo_half_cheetah_one_gmi": ("HalfCheetah-v5", "--gmis", "1"),
         "ppo_replicas": ("HalfCheetah-v5", "--gmis", "2", "--set", "gmi.transport=gloo"),
