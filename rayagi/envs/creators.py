@@ -14,8 +14,8 @@ NAMESPACE = "rllib/"
 """Start of their ids."""
 
 
-class EnvConfig(dict[str, Any]):
-    """``env_config`` with the attributes of RLlib's EnvContext, which GMIs do not import.
+class EnvContext(dict[str, Any]):
+    """``env_config`` with the attributes of RLlib's class of this name, which GMIs do not import.
 
     Every environment is of worker 0: environments differ by the seed that they are reset with.
     """
@@ -28,7 +28,7 @@ class EnvConfig(dict[str, Any]):
 class Creator:
     """Entry point of such an environment."""
 
-    create: Callable[[EnvConfig], gymnasium.Env[Any, Any]]
+    create: Callable[[EnvContext], gymnasium.Env[Any, Any]]
 
     def __call__(self, env_config: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
         """Make one environment.
@@ -36,7 +36,7 @@ class Creator:
         Raises:
             TypeError: it has several agents.
         """
-        env = self.create(EnvConfig(env_config or {}))
+        env = self.create(EnvContext(env_config or {}))
         if any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
             raise TypeError(
                 f"{type(env).__name__} has several agents, and rayagi trains one policy of one agent"
@@ -44,7 +44,7 @@ class Creator:
         return env
 
 
-def register_creator(name: str, create: Callable[[EnvConfig], gymnasium.Env[Any, Any]]) -> str:
+def register_creator(name: str, create: Callable[[EnvContext], gymnasium.Env[Any, Any]]) -> str:
     """Register with Gymnasium, in this process; returns the id. GMIs get the registration with the environments.
 
     Args:
