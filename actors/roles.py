@@ -115,7 +115,7 @@ class ActingByOperations:
         return self._agent.policy.environment_actions(actions).cpu()
 
 
-class Simulator:
+class LocalSimulator:
     """Steps a batch of environments and sums up their episodes' returns and lengths."""
 
     def __init__(self, env: VecEnv) -> None:

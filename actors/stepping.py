@@ -144,7 +144,7 @@ class StepServer:
 
 
 class RemoteSimulators:
-    """An agent's end: all its remote simulators, with the interface of one ``actors.roles.Simulator``.
+    """An agent's end: all its remote simulators, with the interface of one ``actors.roles.LocalSimulator``.
 
     Environment states and episode returns stay in the simulators' GMIs. Environments are in the order of the simulators.
     The result of ``step`` is valid until the next step.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from actors.roles import Agent, Simulator, collect
+from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from experiments.fusion.figure import Case, Measure, Size
 from experiments.fusion.plots import draw_rates, middle
@@ -74,7 +74,7 @@ def _caller(form: str, network: str, num_envs: int) -> Callable[[], object]:
     spec = replace(preset(env_id), network=NetworkSpec(hidden=hidden, activation=activation))
     device = torch.device("cpu")
     policy = new_policy(spec, env.info, device)
-    simulator, rollout = Simulator(env), Rollout.allocate(STEPS, num_envs, env.info, device)
+    simulator, rollout = LocalSimulator(env), Rollout.allocate(STEPS, num_envs, env.info, device)
     if form == FUSED:
         return lambda: simulator.collect_rollout(rollout, policy.tensors(), 0)
     if form == BOUND:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actors.roles import Agent, Simulator, collect
+from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.device_noise import normal_noise
@@ -88,7 +88,7 @@ def _one_by_one(device: DeviceRollouts) -> Callable[[int], None]:
 def _host_loop(
     case: Case, spec: RunSpec, env: MaskedTaskVecEnv, policy: NetworkPolicy
 ) -> tuple[Rollout, Callable[[int], None]]:
-    simulator, agent = Simulator(env), Agent(policy)
+    simulator, agent = LocalSimulator(env), Agent(policy)
     rollout = Rollout.allocate(case.num_steps, case.num_envs, env.info, env.device)
 
     def fill(iteration: int) -> None:

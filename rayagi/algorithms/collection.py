@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from actors.protocols import RolloutEnv, VecEnv
-from actors.roles import Agent, CollectTimes, Simulator, collect
+from actors.roles import Agent, CollectTimes, LocalSimulator, collect
 from actors.rollout import Rollout
 from actors.stepping import RemoteSimulators
 from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
@@ -27,7 +27,7 @@ class Collection(Protocol):
     """Fills a rollout with T steps of every environment."""
 
     @property
-    def simulator(self) -> Simulator | RemoteSimulators:
+    def simulator(self) -> LocalSimulator | RemoteSimulators:
         """Where the environments are; counts their episodes."""
         ...
 
@@ -46,7 +46,7 @@ class Stepwise:
 
     def __init__(
         self,
-        simulator: Simulator | RemoteSimulators,
+        simulator: LocalSimulator | RemoteSimulators,
         agent: Agent,
         rollout: Rollout,
         *,
@@ -72,7 +72,7 @@ class Stepwise:
 class WholeRollouts:
     """One call of the environments' own compiled program, which also acts. All of its time counts as ``simulate_s``."""
 
-    def __init__(self, simulator: Simulator, policy: NetworkPolicy, rollout: Rollout) -> None:
+    def __init__(self, simulator: LocalSimulator, policy: NetworkPolicy, rollout: Rollout) -> None:
         self.simulator, self.rollout, self._policy = simulator, rollout, policy
 
     def collect(self, number: int) -> CollectTimes:
@@ -94,7 +94,7 @@ def choose_collection(
     """How to collect with an environment and a policy in one GMI: the fastest way that fits both."""
     if on_one_device(env, device) and policy.model.fits_kernels:
         return DeviceRollouts(env, policy, num_steps=spec.learning.rollout_length, seed=spec.seed)
-    simulator, rollout = Simulator(env), new_rollout(spec, policy, env.num_envs, device)
+    simulator, rollout = LocalSimulator(env), new_rollout(spec, policy, env.num_envs, device)
     if isinstance(env, RolloutEnv) and device.type == "cpu" and policy.model.fits_kernels:
         return WholeRollouts(simulator, policy, rollout)
     return Stepwise(simulator, agent, rollout, seed=spec.seed, first_env_index=first_env_index)

@@ -11,7 +11,7 @@ import torch
 
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
-from actors.roles import Agent, Simulator, check_finite, evaluate_in_new_envs
+from actors.roles import Agent, LocalSimulator, check_finite, evaluate_in_new_envs
 from actors.rollout import Rollout
 from actors.stepping import RemoteSimulators
 from collectives.experience.dispenser import Dispenser
@@ -90,7 +90,7 @@ class CollectorProgram:
         self._sent = 0
         return dispenser
 
-    def _simulator(self, num_envs: int) -> Simulator | RemoteSimulators:
+    def _simulator(self, num_envs: int) -> LocalSimulator | RemoteSimulators:
         """The agent's step source: the environments of this GMI."""
         env = self._make_env(
             num_envs=num_envs,
@@ -98,7 +98,7 @@ class CollectorProgram:
             seed=self.spec.seed,
             num_threads=self.context.identity.slice.num_threads,
         )
-        return Simulator(env)
+        return LocalSimulator(env)
 
     def iterate(self) -> IterationResult:
         """Collect and send one rollout. If free-running, returns an empty result when no slot is free for POLL_TIMEOUT_S.

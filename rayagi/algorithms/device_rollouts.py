@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from actors.roles import CollectTimes, Simulator
+from actors.roles import CollectTimes, LocalSimulator
 from actors.rollout import Rollout
 from rayagi.algorithms.device_noise import normal_noise
 from rayagi.algorithms.graphs import Replay
@@ -25,7 +25,7 @@ class DeviceRollouts:
     def __init__(self, env: MaskedTaskVecEnv, policy: NetworkPolicy, *, num_steps: int, seed: int) -> None:
         """``policy`` is on the environments' device; the learner updates it in place between rollouts."""
         self.env, self.policy, self._seed = env, policy, seed
-        self.simulator = Simulator(env)
+        self.simulator = LocalSimulator(env)
         """Counts episode returns and lengths, on the host."""
         self.rollout = Rollout.allocate(num_steps, env.num_envs, env.info, env.device, all_there=True)
         shape = (num_steps, env.num_envs, len(env.info.reward_terms))

@@ -14,7 +14,7 @@ from typing import Any
 from actors.gmi import GmiContext
 from actors.partners import close_on_error
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict
-from actors.roles import Agent, Simulator, Trainer, check_finite, evaluate_in_new_envs
+from actors.roles import Agent, LocalSimulator, Trainer, check_finite, evaluate_in_new_envs
 from actors.stepping import RemoteSimulators
 from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.collector import CollectorProgram
@@ -61,7 +61,7 @@ class SimulatorProgram:
             seed=spec.seed,
             num_threads=context.identity.slice.num_threads,
         )
-        self.simulator = Simulator(env)
+        self.simulator = LocalSimulator(env)
         self.iteration = 0
         limit_s = spec.gmi.collective_timeout_s
         self.server = connect_step_server(self.simulator, env.info, context, assignment, limit_s)

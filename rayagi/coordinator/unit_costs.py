@@ -26,7 +26,7 @@ from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.noise import minibatch_orders
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
-from actors.roles import Agent, Simulator, collect
+from actors.roles import Agent, LocalSimulator, collect
 from placement.templates import UnitCosts, dominant_resource
 from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.program import DpOnlyProgram
@@ -133,7 +133,7 @@ class CostProgram:
         num_envs, threads = spec.gmi.envs, context.identity.slice.num_threads
         base = self._memory_in_use()
         env = make_env(num_envs=num_envs, first_env_index=0, seed=spec.seed, num_threads=threads)
-        simulator = Simulator(env)
+        simulator = LocalSimulator(env)
         with_simulator = self._memory_in_use()
         model = make_model(env.info, spec.network, spec.seed).to(context.device)
         self._agent = Agent(NetworkPolicy(model, env.info, None, context.device))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actors.gmi import GmiContext
 from actors.protocols import Acting, EnvInfo
-from actors.roles import Agent, Simulator
+from actors.roles import Agent, LocalSimulator
 from actors.rollout import Rollout
 from rayagi.envs import make_env_factory
 from rayagi.models.policy import NetworkPolicy
@@ -94,7 +94,7 @@ class SimulatingProgram(ServingProgram):
             seed=job.seed,
             num_threads=context.identity.slice.num_threads,
         )
-        self.simulator = Simulator(env)
+        self.simulator = LocalSimulator(env)
         self.sink = open_sink(
             job,
             context,

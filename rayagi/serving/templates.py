@@ -16,7 +16,7 @@ from torch import Tensor
 from actors.gmi import GmiContext, WorkloadFactory
 from actors.partners import close_on_error
 from actors.protocols import StepResult
-from actors.roles import Simulator
+from actors.roles import LocalSimulator
 from placement.types import Machine
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
@@ -205,7 +205,7 @@ class AgentServing(ServingProgram):
 class _RecordingSimulator:
     """A simulator that times and records its steps."""
 
-    def __init__(self, simulator: Simulator, sink: RowSink) -> None:
+    def __init__(self, simulator: LocalSimulator, sink: RowSink) -> None:
         self._simulator, self._sink = simulator, sink
         self.simulate = Latencies()
 

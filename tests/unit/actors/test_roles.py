@@ -7,7 +7,7 @@ import torch
 
 from actors.errors import NonFiniteError
 from actors.protocols import ActionSpec
-from actors.roles import LONGEST_EPISODE_STEPS, Agent, Simulator, check_finite, collect, evaluate
+from actors.roles import LONGEST_EPISODE_STEPS, Agent, LocalSimulator, check_finite, collect, evaluate
 from actors.rollout import Rollout
 from tests.fakes.point import LIMIT, PointEnv
 
@@ -60,7 +60,7 @@ def test_an_agents_states_are_its_own_if_the_network_returns_the_observations():
 
 
 def test_a_simulator_counts_episodes_as_they_end():
-    simulator = Simulator(PointEnv(3, 0, seed=1))
+    simulator = LocalSimulator(PointEnv(3, 0, seed=1))
     rewards = torch.zeros(3, dtype=torch.float64)
     for _ in range(LIMIT):
         rewards += simulator.step(torch.zeros(3, 2)).rewards
@@ -85,10 +85,10 @@ def with_terms(env):
 
 
 def test_a_simulator_adds_up_reward_terms_over_episodes_and_goes_on_with_them():
-    simulator = Simulator(with_terms(PointEnv(2, 0, seed=1)))
+    simulator = LocalSimulator(with_terms(PointEnv(2, 0, seed=1)))
     for _ in range(3):
         simulator.step(torch.ones(2, 2))
-    restored = Simulator(with_terms(PointEnv(2, 0, seed=1)))
+    restored = LocalSimulator(with_terms(PointEnv(2, 0, seed=1)))
     restored.load_state_dict(simulator.state_dict())
     for _ in range(2 * LIMIT):
         restored.step(torch.ones(2, 2))
@@ -99,9 +99,9 @@ def test_a_simulator_adds_up_reward_terms_over_episodes_and_goes_on_with_them():
 
 
 def test_sums_saved_by_a_task_with_other_terms_are_left():
-    before = Simulator(PointEnv(2, 0, seed=1))
+    before = LocalSimulator(PointEnv(2, 0, seed=1))
     before.step(torch.ones(2, 2))
-    simulator = Simulator(with_terms(PointEnv(2, 0, seed=1)))
+    simulator = LocalSimulator(with_terms(PointEnv(2, 0, seed=1)))
     simulator.load_state_dict(before.state_dict())
     for _ in range(LIMIT - 1):
         simulator.step(torch.ones(2, 2))
@@ -110,7 +110,7 @@ def test_sums_saved_by_a_task_with_other_terms_are_left():
 
 def test_a_simulator_reports_new_sim_errors_by_metric_and_none_if_not_counted():
     env = PointEnv(2, 0, seed=1)
-    simulator = Simulator(env)
+    simulator = LocalSimulator(env)
     assert simulator.take_sim_errors() == {}
     env.sim_errors = {"unstable": 3, "contact overflow": 0}
     assert simulator.take_sim_errors() == {"faults_unstable": 3.0, "faults_contact_overflow": 0.0}
@@ -119,10 +119,10 @@ def test_a_simulator_reports_new_sim_errors_by_metric_and_none_if_not_counted():
 
 
 def test_a_restored_simulator_goes_on_in_the_middle_of_an_episode():
-    simulator = Simulator(PointEnv(2, 0, seed=1))
+    simulator = LocalSimulator(PointEnv(2, 0, seed=1))
     for _ in range(3):
         simulator.step(torch.ones(2, 2))
-    restored = Simulator(PointEnv(2, 0, seed=1))
+    restored = LocalSimulator(PointEnv(2, 0, seed=1))
     restored.load_state_dict(simulator.state_dict())
     for _ in range(LIMIT):
         a, b = simulator.step(torch.ones(2, 2)), restored.step(torch.ones(2, 2))
@@ -131,7 +131,7 @@ def test_a_restored_simulator_goes_on_in_the_middle_of_an_episode():
 
 
 def test_collecting_stores_observations_actions_and_step_results():
-    simulator, agent = Simulator(PointEnv(2, 0, seed=1)), Agent(TowardsOrigin())
+    simulator, agent = LocalSimulator(PointEnv(2, 0, seed=1)), Agent(TowardsOrigin())
     rollout = Rollout.allocate(LIMIT + 2, 2, simulator.env.info, torch.device("cpu"))
     first = simulator.obs.clone()
     noise = torch.full((LIMIT + 2, 2, 2), 0.25)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.errors import IterationMismatchError, PartnerLostError
 from actors.protocols import ActionSpec
-from actors.roles import Simulator
+from actors.roles import LocalSimulator
 from actors.stepping import RemoteSimulators, StepServer, action_schema
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
 from tests.fakes.point import ACTION_DIM, PointEnv
@@ -25,7 +25,7 @@ def connected(num_envs, server=StepServer, limit_s=LIMIT_S, env=PointEnv):
     """An agent's end, and the ends of simulators with so many environments, attached."""
     envs = [env(count, sum(num_envs[:place]), 7) for place, count in enumerate(num_envs)]
     servers = [
-        server(Simulator(env), env.info, env.num_envs, place=place, agent="the agent", limit_s=limit_s)
+        server(LocalSimulator(env), env.info, env.num_envs, place=place, agent="the agent", limit_s=limit_s)
         for place, env in enumerate(envs)
     ]
     names = [f"simulator {place}" for place in range(len(num_envs))]
@@ -77,7 +77,7 @@ def assert_same(found, expected):
 def test_remote_simulators_equal_one_simulator_bitwise(num_envs, num_steps):
     remote, servers = connected(num_envs)
     serving = Serving(servers, num_steps)
-    local = Simulator(PointEnv(sum(num_envs), 0, 7))
+    local = LocalSimulator(PointEnv(sum(num_envs), 0, 7))
     remote.begin(0)
     assert torch.equal(remote.obs, local.obs)
     ended = 0
@@ -109,7 +109,7 @@ def test_a_simulator_that_is_ahead_waits_for_the_others():
 
     remote, servers = connected([2, 3], server=Ahead, env=Slow)
     serving = Serving(servers, num_steps=3, num_iterations=2)
-    local = Simulator(PointEnv(5, 0, 7))
+    local = LocalSimulator(PointEnv(5, 0, 7))
     for iteration in range(2):
         remote.begin(iteration)
         assert torch.equal(remote.obs, local.obs)
@@ -148,7 +148,7 @@ def test_a_simulator_of_another_environment_is_refused_when_they_connect():
             self.info = replace(self.info, obs_dim=4)
 
     env = Wide(2, 0, 7)
-    wide = StepServer(Simulator(env), env.info, 2, place=0, agent="the agent", limit_s=1.0)
+    wide = StepServer(LocalSimulator(env), env.info, 2, place=0, agent="the agent", limit_s=1.0)
     remote = RemoteSimulators(PointEnv(2, 0, 7).info, [2], simulators=["simulator 0"], limit_s=1.0)
     with pytest.raises(SchemaError, match=r"obs: float32\[3\] where obs: float32\[4\] is expected"):
         wide.attach(remote.endpoint)
@@ -195,7 +195,7 @@ def test_gmis_in_different_iterations_raise():
 def _simulate(pipe, agent):
     """Of a process: a simulator that serves until it is killed, or the agent leaves."""
     env = PointEnv(2, 0, 7)
-    server = StepServer(Simulator(env), env.info, 2, place=0, agent="the agent", limit_s=LIMIT_S)
+    server = StepServer(LocalSimulator(env), env.info, 2, place=0, agent="the agent", limit_s=LIMIT_S)
     pipe.send(server.endpoint)
     server.attach(agent)
     pipe.send("attached")
@@ -260,7 +260,7 @@ def test_a_killed_simulator_is_named_and_a_simulator_detects_that_its_agent_left
 
 def test_a_killed_agent_is_named(process):
     env = PointEnv(2, 0, 7)
-    server = StepServer(Simulator(env), env.info, 2, place=0, agent="GMI 0 (agent)", limit_s=LIMIT_S)
+    server = StepServer(LocalSimulator(env), env.info, 2, place=0, agent="GMI 0 (agent)", limit_s=LIMIT_S)
     pipe, child = process(_act, server.endpoint)
     server.attach(received(pipe))
     assert received(pipe) == "attached"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.roles import Agent, Simulator, collect
+from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.device_noise import minibatch_orders, normal_noise
@@ -82,7 +82,7 @@ def both_rollouts(make, iterations):
     policy.acting = lambda rollout, noise: None  # its own operations, as on a device: equal to the last bit
     device = DeviceRollouts(envs[0], policy, num_steps=STEPS, seed=SPEC.seed)
     put_apart(device.simulator)
-    simulator, agent = put_apart(Simulator(envs[1])), Agent(policy)
+    simulator, agent = put_apart(LocalSimulator(envs[1])), Agent(policy)
     rollout = Rollout.allocate(STEPS, ENVS, envs[1].info, torch.device("cpu"))
     for iteration in range(iterations):
         device.collect(iteration)

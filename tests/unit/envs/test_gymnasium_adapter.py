@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 from actors.gmi import GmiContext, GmiIdentity
-from actors.roles import Simulator
+from actors.roles import LocalSimulator
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.program import dp_only_factory
@@ -210,10 +210,10 @@ def test_a_restored_adapter_starts_new_episodes():
 
 def test_episodes_after_a_resume_count_from_their_own_start():
     """Episodes that cannot be resumed were once added to those after them: lengths beyond the limit of 500."""
-    simulator = Simulator(make("CartPole-v1"))
+    simulator = LocalSimulator(make("CartPole-v1"))
     balance(simulator, 300)
     assert not simulator.finished_lengths  # all are still running
-    resumed = Simulator(make("CartPole-v1"))
+    resumed = LocalSimulator(make("CartPole-v1"))
     resumed.load_state_dict(simulator.state_dict())
     balance(resumed, 500)
     assert resumed.finished_lengths == [500, 500]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.roles import Agent, Simulator, collect
+from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from collectives import kernels
 from rayagi.config.presets import preset
@@ -34,7 +34,7 @@ class Collector:
         spec = replace(
             preset(env_id), network=NetworkSpec(hidden=(20, 13), activation="elu", initial_log_std=0.3)
         )
-        self.env, self.simulator = env, Simulator(env)
+        self.env, self.simulator = env, LocalSimulator(env)
         self.policy = new_policy(spec, env.info, torch.device("cpu"))
         self.rollout = Rollout.allocate(STEPS, num_envs, env.info, torch.device("cpu"))
 
