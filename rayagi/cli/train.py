@@ -35,6 +35,7 @@ from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
+from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import LimitReachedError, NoCheckpointError
 from rayagi.run.folder import RunFolder, create_run, open_run
 from rayagi.run.interrupt import Interrupt, hangup_ignored
@@ -85,6 +86,8 @@ def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
 def _reopened(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, Checkpoint | None]:
     folder = open_run(arguments.resume)
     spec = resumed_spec(run_spec_from_dict(folder.read_config()), arguments)
+    for table in (folder.progress_csv, folder.evaluations_csv):
+        read_rows(table)  # raises for one that was damaged, before Ray starts
     folder.lock()
     try:
         checkpoint = folder.checkpoints.load("last")

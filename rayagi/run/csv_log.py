@@ -3,32 +3,61 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rayagi.run.atomic import replace_text
-from rayagi.run.errors import disk_errors
+from rayagi.run.errors import RunFolderError, disk_errors
 
 Row = dict[str, float]
 """A row by column name; empty cells are left out."""
 
 
+_ALWAYS = ("iteration", "env_steps_total", "train_s")
+"""Columns that no row leaves empty."""
+
+
 def read_rows(path: Path) -> list[Row]:
-    """Rows written by ``CsvLog``, without a partial last line. A missing file has no rows."""
+    """Rows written by ``CsvLog``, without a partial last line. A missing file has no rows.
+
+    Raises:
+        RunFolderError: something else changed the file; names file, line and column.
+    """
     if not path.exists():
         return []
-    text = path.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    reader = csv.reader(io.StringIO(whole))
-    columns = next(reader, [])
-    return [
-        {column: float(cell) for column, cell in zip(columns, cells, strict=True) if cell}
-        for cells in reader
-        if len(cells) == len(columns)
-    ]
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise RunFolderError(str(path), f"is not text: {error.reason} at byte {error.start}") from error
+    header, *lines = text[: text.rfind("\n") + 1].split("\n")[:-1] or [""]
+    columns = header.split(",")
+    missing = [column for column in _ALWAYS if column not in columns]
+    if lines and missing:
+        raise RunFolderError(f"{path}, line 1", f"the header has no column {', '.join(missing)}")
+    return [_row(columns, line.split(","), f"{path}, line {number}") for number, line in enumerate(lines, 2)]
+
+
+def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> Row:
+    if len(cells) != len(columns):
+        raise RunFolderError(
+            where, f"there are {len(cells)} cells and {len(columns)} columns; correct the line, or delete it"
+        )
+    row = {}
+    for column, cell in zip(columns, cells, strict=True):
+        if cell or column in _ALWAYS:
+            row[column] = _number(cell, f"{where}, column {column}")
+    return row
+
+
+def _number(cell: str, where: str) -> float:
+    with suppress(ValueError):
+        number = float(cell)
+        if math.isfinite(number):
+            return number
+    raise RunFolderError(where, f"{cell!r} is not a finite number; correct the cell, or delete the line")
 
 
 def read_columns(path: Path) -> list[str]:

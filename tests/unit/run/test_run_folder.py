@@ -110,13 +110,15 @@ def test_reward_terms_become_columns_and_tensorboard_tags_when_they_appear_and_a
         training_episodes=0,
     )
     files = FileRecorder(folder)
-    files.iterated([{"iteration": 1, "env_steps_total": 10}], at_2)
+    files.iterated([{"iteration": 1, "env_steps_total": 10, "train_s": 1}], at_2)
     terms = {"reward_up": 3.5, "reward_effort": -0.25}
-    files.iterated([{"iteration": i, "env_steps_total": 10 * i, **terms} for i in (2, 3)], at_2)
+    files.iterated([{"iteration": i, "env_steps_total": 10 * i, "train_s": 1, **terms} for i in (2, 3)], at_2)
     files.close()
     resumed = FileRecorder(folder, resumed_at=at_2)
-    resumed.iterated([{"iteration": 3, "env_steps_total": 30}], at_2)
-    resumed.iterated([{"iteration": 4, "env_steps_total": 40, "reward_up": 7.0, "reward_new": 1.0}], at_2)
+    resumed.iterated([{"iteration": 3, "env_steps_total": 30, "train_s": 1}], at_2)
+    resumed.iterated(
+        [{"iteration": 4, "env_steps_total": 40, "train_s": 1, "reward_up": 7.0, "reward_new": 1.0}], at_2
+    )
     resumed.close()
     names = ("iteration", "reward_up", "reward_effort", "reward_new")
     rows = [tuple(row.get(name) for name in names) for row in read_rows(folder.progress_csv)]
@@ -137,10 +139,10 @@ def test_a_rewound_run_has_no_later_rows(tmp_path):
         training_episodes=0,
     )
     files = FileRecorder(folder)
-    files.iterated([{"iteration": i, "env_steps_total": 10 * i} for i in (1, 2, 3, 4)], at_2)
-    files.evaluated({"iteration": 3, "env_steps_total": 30}, best=True)
+    files.iterated([{"iteration": i, "env_steps_total": 10 * i, "train_s": 1} for i in (1, 2, 3, 4)], at_2)
+    files.evaluated({"iteration": 3, "env_steps_total": 30, "train_s": 1}, best=True)
     files.rewound(at_2)
-    files.iterated([{"iteration": 3, "env_steps_total": 31}], at_2)
+    files.iterated([{"iteration": 3, "env_steps_total": 31, "train_s": 1}], at_2)
     files.close()
     rows = [(row["iteration"], row["env_steps_total"]) for row in read_rows(folder.progress_csv)]
     assert rows == [(1, 10), (2, 20), (3, 31)]

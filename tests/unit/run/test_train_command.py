@@ -186,6 +186,22 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before_with_a_message(fake
     assert [row["iteration"] for row in read_rows(Path("runs/a/progress.csv"))] == list(range(1, 31))
 
 
+@pytest.mark.parametrize(
+    "command", [["train", "--resume", "runs/a", "--iterations", "9"], ["report", "runs/a"]]
+)
+def test_a_bad_cell_is_said_in_one_sentence_and_changes_nothing(fake, capsys, command):
+    assert rayagi(TASK, "--iterations", "3", "--name", "a") == 0
+    table, record = Path("runs/a/progress.csv"), Path("runs/a/run.json").read_text()
+    table.write_text(table.read_text().replace("\n2,128,", "\n2,12 8,"))
+    capsys.readouterr()
+    assert main(command) == 2
+    assert capsys.readouterr().err == (
+        "rayagi: runs/a/progress.csv, line 3, column env_steps_total: '12 8' is not a finite number; "
+        "correct the cell, or delete the line\n"
+    )
+    assert Path("runs/a/run.json").read_text() == record
+
+
 def test_a_run_that_reached_its_limit_asks_for_a_larger_one(fake, capsys):
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
     assert rayagi("--resume", "runs/a") == 2
