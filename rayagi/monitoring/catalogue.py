@@ -53,13 +53,19 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         help="episodes that ended in this iteration",
     ),
     GmiMetric(name="iteration_s", unit="s", merge="max", group="time", help="wall time of the iteration"),
-    GmiMetric(name="simulate_s", unit="s", merge="mean", group="time", help="time in the simulator"),
+    GmiMetric(
+        name="simulate_s",
+        unit="s",
+        merge="mean",
+        group="time",
+        help="time in the simulator; includes inference and sampling where one call does both",
+    ),
     GmiMetric(
         name="act_s",
         unit="s",
         merge="mean",
         group="time",
-        help="time in policy inference and sampling; includes simulation where one call does both",
+        help="time in policy inference and sampling; 0 where it is in simulate_s",
     ),
     GmiMetric(
         name="update_s",

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rayagi.run.csv_log import Row
 
-TIME_PARTS = (
+_TIME_PARTS = (
     ("simulate_s", "simulate", "#4477aa"),
     ("act_s", "act", "#66ccee"),
     ("update_s", "update", "#228833"),
@@ -20,7 +20,8 @@ TIME_PARTS = (
     ("wait_s", "wait for experience", "#ccbb44"),
     ("other_s", "other", "#bbbbbb"),
 )
-"""Parts of an iteration's wall time: column, label, colour."""
+_ONE_CALL = (("simulate_s", "simulate and act, in one call", "#4477aa"), *_TIME_PARTS[2:])
+"""The parts of runs whose rollouts are one compiled call each: ``act_s`` is 0, as it is inside ``simulate_s``."""
 _MOST_POINTS = 2000
 
 
@@ -29,19 +30,22 @@ def column(rows: Sequence[Row], name: str) -> np.ndarray:
     return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
 
 
+def time_parts(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
+    """Parts of the iterations' wall time: column, label, colour."""
+    return _TIME_PARTS if any(row.get("act_s") for row in rows) else _ONE_CALL
+
+
 def time_shares(rows: Sequence[Row]) -> dict[str, float]:
-    """Share of the iterations' wall time that each of ``TIME_PARTS`` took, mean over GMIs; adds up to 1.
+    """Share of the iterations' wall time that each of ``time_parts`` took, mean over GMIs; adds up to 1.
 
     ``other`` is the wall time of the slowest GMI minus the mean of the parts. If GMIs with different roles overlap, the
     parts may exceed the wall time; shares are then relative to their sum.
     """
-    wall_s = float(np.nansum(column(rows, "iteration_s")))
+    wall_s, named = float(np.nansum(column(rows, "iteration_s"))), time_parts(rows)
     if wall_s <= 0:
-        return {label: 0.0 for _, label, _ in TIME_PARTS}
+        return {label: 0.0 for _, label, _ in named}
     parts = {
-        label: float(np.nansum(column(rows, name))) / wall_s
-        for name, label, _ in TIME_PARTS
-        if name != "other_s"
+        label: float(np.nansum(column(rows, name))) / wall_s for name, label, _ in named if name != "other_s"
     }
     whole = max(1.0, sum(parts.values()))
     return {label: part / whole for label, part in parts.items()} | {
@@ -122,15 +126,15 @@ def draw_throughput(figure: Figure, rows: Sequence[Row], title: str) -> None:
 
 def draw_time_split(figure: Figure, rows: Sequence[Row], title: str) -> None:
     """Parts of each iteration's wall time, stacked, mean over GMIs."""
-    axis = figure.subplots()
+    axis, named = figure.subplots(), time_parts(rows)
     wall_ms = column(rows, "iteration_s") * 1e3
-    parts = [np.nan_to_num(column(rows, name)) * 1e3 for name, _, _ in TIME_PARTS if name != "other_s"]
+    parts = [np.nan_to_num(column(rows, name)) * 1e3 for name, _, _ in named if name != "other_s"]
     parts.append(np.maximum(0.0, wall_ms - np.sum(parts, axis=0)))
     axis.stackplot(
         column(rows, "iteration"),
         parts,
-        labels=[label for _, label, _ in TIME_PARTS],
-        colors=[colour for _, _, colour in TIME_PARTS],
+        labels=[label for _, label, _ in named],
+        colors=[colour for _, _, colour in named],
     )
     axis.set_ylim(0, float(np.nanpercentile(wall_ms, 98)) * 1.2 or 1.0)
     axis.set_ylabel("ms per iteration")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayagi.monitoring.catalogue import FAULTS, faults_text
-from rayagi.monitoring.plots import TIME_PARTS, save_plots, time_shares
+from rayagi.monitoring.plots import save_plots, time_parts, time_shares
 from rayagi.monitoring.progress import return_text
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_text
@@ -171,7 +171,7 @@ def _image(path: Path, title: str) -> str:
 
 def _time_bar(progress: Sequence[Row]) -> str:
     shares = time_shares(progress)
-    colours = {label: colour for _, label, colour in TIME_PARTS}
+    colours = {label: colour for _, label, colour in time_parts(progress)}
     bar = "".join(
         f'<div style="width:{share * 100:.2f}%;background:{colours[label]}"></div>'
         for label, share in shares.items()

@@ -12,7 +12,7 @@ from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, merge
 from rayagi.monitoring.plots import draw_learning_curve, save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
 from rayagi.monitoring.ray_metrics import Exporter, RunExporter
-from rayagi.monitoring.report import mean_rate, mean_speed, summary
+from rayagi.monitoring.report import mean_rate, mean_speed, summary, write_report
 from rayagi.run.folder import create_run
 from rayagi.run.limits import Limits, Position
 
@@ -60,6 +60,25 @@ def test_time_shares_add_up_and_name_the_rest():
             "other": 0.1,
         }
     )
+
+
+def test_acting_inside_the_simulators_call_is_said_and_not_shown_as_none(tmp_path):
+    shares = time_shares([row(1, act_s=0.0), row(2, act_s=0.0)])
+    assert shares == pytest.approx(
+        {
+            "simulate and act, in one call": 0.6,
+            "update": 0.2,
+            "synchronise": 0.0,
+            "wait for experience": 0.0,
+            "other": 0.2,
+        }
+    )
+    run = create_run(tmp_path, "Ant-v5", seed=1, rayagi_version="0", name="a")
+    header = row(1)
+    run.progress_csv.write_text(f"{','.join(header)}\n{','.join(map(str, row(1, act_s=0.0).values()))}\n")
+    page = write_report(run).read_text()
+    assert '</span>simulate and act, in one call</td><td class="number">60.0 %' in page
+    assert "</span>act<" not in page
 
 
 def test_time_shares_of_gmis_that_work_at_the_same_time_are_of_what_they_did():
