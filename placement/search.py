@@ -30,8 +30,9 @@ NUM_ENVS: tuple[int, ...] = tuple(128 * 2**power for power in range(9))
 NUM_ENVS_ON_CORES: tuple[int, ...] = tuple(16 * 2**power for power in range(9))
 """16 to 4096: a core simulates thousands of steps per second, a GPU millions."""
 
-FailureKind = Literal["crashed", "out of memory", "hung", "too long"]
-"""``too long``: measuring it would exceed the time limit of a trial."""
+FailureKind = Literal["crashed", "out of memory", "hung", "too long", "cannot be planned"]
+"""``too long``: measuring it would exceed the time limit of a trial. ``cannot be planned``: the machine cannot hold so many
+GMIs on all of its devices together."""
 TrialVerdict = Literal[
     "first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "compared", "again"
 ]

@@ -144,6 +144,6 @@ def _remark(trial: Trial, *, best: bool) -> str:
         return "again, best" if best else "again"
     if best:
         return "best"
-    if isinstance(trial.outcome, TrialFailure) and trial.outcome.kind == "too long":
-        return "too long"
+    if isinstance(trial.outcome, TrialFailure) and trial.outcome.kind in ("too long", "cannot be planned"):
+        return trial.outcome.kind
     return "" if trial.verdict in ("first", "going on") else trial.verdict

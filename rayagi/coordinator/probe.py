@@ -18,7 +18,7 @@ from scipy.special import stdtrit
 from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
 from collectives.closing import ClosesOnExit
-from placement.errors import InventoryError, ReservationError
+from placement.errors import InventoryError, PlanError, ReservationError
 from placement.search import FailureKind, TrialFailure, TrialMeasurement
 from placement.types import Machine
 from rayagi.config.errors import ConfigError
@@ -27,7 +27,7 @@ from rayagi.coordinator.probe_program import ProbeFactory, parts_of
 from rayagi.coordinator.session import Session
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError, UnsupportedSpaceError
-from rayagi.planning import uses_gpus
+from rayagi.planning import plan_of, uses_gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,24 +259,39 @@ def is_sufficient(settings: ProbeSettings, steady: SteadyState, elapsed_s: float
     return steady.num_kept >= _MIN_KEPT and (tight or loose or elapsed_s > settings.max_duration_s)
 
 
-def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:
-    """The spec of a candidate: ``gmis_per_gpu`` GMIs on one GPU with its share of the cores, or on all cores."""
-    if not uses_gpus(spec, machine):
-        return replace(
-            spec,
-            gmi=replace(spec.gmi, num_gmis=gmis_per_gpu, gmis_per_gpu=None, num_envs=num_envs, left_out=()),
-        )
-    node = machine.nodes[0]
-    threads = spec.gmi.threads_per_gmi or len(node.usable_cores) // (gmis_per_gpu * len(node.usable_gpus))
+def run_spec_of(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:
+    """The spec of a run that uses a candidate: ``gmis_per_gpu`` GMIs on every GPU, or on all cores."""
+    on_gpus = uses_gpus(spec, machine)
     gmi = replace(
         spec.gmi,
-        num_gmis=gmis_per_gpu,
-        gmis_per_gpu=gmis_per_gpu,
+        num_gmis=None if on_gpus else gmis_per_gpu,
+        gmis_per_gpu=gmis_per_gpu if on_gpus else None,
         num_envs=num_envs,
-        threads_per_gmi=max(1, threads),
         left_out=(),
     )
     return replace(spec, gmi=gmi)
+
+
+def plan_failure(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> TrialFailure | None:
+    """Why a run could not use a candidate; None if the whole machine can be planned with it."""
+    try:
+        plan_of(run_spec_of(spec, machine, gmis_per_gpu, num_envs), machine)
+    except PlanError as error:
+        return TrialFailure(kind="cannot be planned", reason=str(error))
+    return None
+
+
+def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:
+    """The spec of a trial: the GMIs of one GPU, with the cores that they have in a run on all GPUs; or those on all cores.
+
+    Raises:
+        PlanError: a run could not use the candidate.
+    """
+    whole = run_spec_of(spec, machine, gmis_per_gpu, num_envs)
+    if not uses_gpus(spec, machine):
+        return whole
+    threads = min(gmi_slice.num_threads for gmi_slice in plan_of(whole, machine).slices)
+    return replace(whole, gmi=replace(whole.gmi, num_gmis=gmis_per_gpu, threads_per_gmi=threads))
 
 
 def memory_of(result: IterationResult) -> float:

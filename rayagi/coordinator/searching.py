@@ -21,6 +21,7 @@ from placement.search import (
     Score,
     Trial,
     TrialFailure,
+    TrialMeasurement,
     best_trial,
     core_counts,
     core_upper_bound,
@@ -32,7 +33,7 @@ from placement.validation import validate_finalists
 from rayagi.algorithms.gradient_noise import NoiseScale, useful_steps_per_s
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cached_probe import BudgetSpentError, CachedProbe, LazyRayConnection
-from rayagi.coordinator.probe import SessionProbe
+from rayagi.coordinator.probe import SessionProbe, plan_failure
 from rayagi.coordinator.profiling import noise_scale_of
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.planning import uses_gpus
@@ -200,8 +201,13 @@ def _run_search(
     on_gpus = uses_gpus(spec, machine)
     num_devices = machine.num_gpus if on_gpus else 1
     trials: list[Trial] = []
+
+    def screen(gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
+        """A trial runs on one device only: first whether all of them together can be planned."""
+        return plan_failure(spec, machine, gmis_per_gpu, num_envs) or probe.screen(gmis_per_gpu, num_envs)
+
     steps = explore(
-        probe.screen,
+        screen,
         num_gpus=num_devices,
         gpu_memory_bytes=device_memory_bytes(spec, machine),
         early_stopping=_early_stopping(spec, machine, probe.compare),

@@ -69,6 +69,9 @@ def test_the_end_of_a_row_and_repeated_measurements_are_reported():
     slow = TrialFailure(kind="too long", reason="an iteration would last 40 s; the limit is 25 s")
     too_long = Trial(gmis_per_gpu=2, num_envs=4096, verdict="failed", outcome=slow)
     assert _line(too_long) == "    2 x 4096  too long: an iteration would last 40 s; the limit is 25 s"
+    refused = TrialFailure(kind="cannot be planned", reason="80 GMIs of 1 core each: it has 64 cores")
+    refused = Trial(gmis_per_gpu=10, num_envs=128, verdict="failed", outcome=refused)
+    assert _line(refused) == "   10 x 128   cannot be planned: 80 GMIs of 1 core each: it has 64 cores"
 
 
 def test_a_tie_is_reported_with_the_result(result):

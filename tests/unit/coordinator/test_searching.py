@@ -17,7 +17,7 @@ from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.coordinator import cached_probe, searching
 from rayagi.coordinator.auto import resolve_auto
-from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind
+from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind, run_spec_of
 from rayagi.coordinator.search_store import SearchStore, code_digest, code_files, search_key
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
 from rayagi.coordinator.throughput_prediction import predict_throughput
@@ -123,6 +123,36 @@ def test_on_eight_gpus_the_paper_s_ranges(bench, eight_gpus, tmp_path):
     # throughput stands still from 64 environments on: Sat is 0 at the second of every size
     assert bench.asked == [(gmis, envs) for gmis in range(10, 0, -1) for envs in (128, 256)]
     assert found.best.system_steps_per_s == pytest.approx(500 * 1.2**7 * 80)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    # 64 cores for the GMIs of eight GPUs: eight of each
+    [("v100x8", 8), ("a30x8", 8), ("rtx4090x8", 8)],
+)
+def test_what_cannot_be_planned_on_all_gpus_is_a_row_with_the_reason_and_never_measured(
+    bench, tmp_path, name, most
+):
+    machine = load_machine(f"tests/data/machines/{name}.json")
+    found = run(bench, machine, tmp_path)
+    assert {gmis for gmis, _ in bench.asked} == set(range(1, most + 1))
+    failed = {
+        trial.gmis_per_gpu: trial.outcome for trial in found.trials if isinstance(trial.outcome, TrialFailure)
+    }
+    assert list(failed) == list(range(10, most, -1))
+    assert {failure.kind for failure in failed.values()} == {"cannot be planned"}
+    assert "80 GMIs of 1 core each" in failed[10].reason
+    assert "it has 64 cores" in failed[10].reason
+    best = run_spec_of(SPEC, machine, found.best.gmis_per_gpu, found.best.num_envs)
+    assert found.best.gmis_per_gpu == most
+    assert plan_of(best, machine).num_gmis == 8 * most
+
+
+def test_a_stored_measurement_of_what_cannot_be_planned_does_not_win(bench, tmp_path):
+    machine = load_machine("tests/data/machines/v100x8.json")
+    fast = TrialMeasurement(steps_per_s=1e9, memory_bytes=MIB)
+    SearchStore(SPEC, machine, tmp_path).save_outcome(10, 128, fast)
+    assert run(bench, machine, tmp_path).best.gmis_per_gpu == 8
 
 
 def test_an_interrupted_search_continues(bench, two_cores, tmp_path):
