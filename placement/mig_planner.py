@@ -161,8 +161,14 @@ def _match(
 ) -> tuple[tuple[float, float], tuple[T, ...]] | None:
     """Assign one instance to each request: profile names exactly; fractions in order of size, largest to largest.
 
+    Args:
+        pieces: at least as many instances as requests
+        size: relative size of an instance
+        requests: requested sizes
+
     Returns:
-        (smallest granted ratio, used part of the GPU), and the instances in the order of the requests; None: no match
+        (smallest granted ratio, part of the GPU that all pieces use), and the instances in the order of the requests; None:
+        no match
     """
     # 1. Requests by profile name take an instance of that profile.
     left = list(pieces)
@@ -183,7 +189,7 @@ def _match(
         key=lambda one: (size(one).compute, size(one).memory), reverse=True
     )  # stable: lower placements first
     granted = 1.0
-    for (fraction, minus_index), piece in zip(fractions, left, strict=True):
+    for (fraction, minus_index), piece in zip(fractions, left, strict=False):
         given[-minus_index] = piece
         granted = min(granted, size(piece).granted(fraction))
     if granted < MIN_GRANTED:
@@ -230,22 +236,40 @@ def _raise_no_placement(
             f"no legal placement on its {geometry.memory_slices} memory slices{taken}; "
             f"alone would fit any of {', '.join(alone)}"
         )
-    raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _hint(geometry, requests, best))
+    raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _hint(geometry, possible, requests, best))
 
 
 def _hint(
     geometry: Geometry,
+    possible: Iterable[Layout],
     requests: Sequence[SizeRequest],
     best: Callable[[Sequence[SizeRequest]], Layout | None],
 ) -> str:
     """The largest subset of the requests that fits, earlier requests first."""
-    for count in range(min(len(requests) - 1, geometry.memory_slices), 0, -1):
-        for part in combinations(requests, count):
-            layout = best(part)
-            if layout is not None:
-                made = _counts(Counter(one.profile.name for one in layout))
-                return f"{_text(part)} would fit as {made}"
-    return "Use another GPU, have its instances destroyed by their owner, or use backend='mps'"
+    # Only the profiles of a layout count, not their places.
+    alike = {tuple(sorted(one.profile.name for one in layout)): layout for layout in possible}
+    fitting = (_first_subset(geometry, layout, requests) for layout in alike.values())
+    chosen = min(fitting, key=lambda indices: (-len(indices), indices))
+    part = [requests[index] for index in chosen]
+    layout = best(part) if part else None
+    if layout is None:
+        return "Use another GPU, have its instances destroyed by their owner, or use backend='mps'"
+    return f"{_text(part)} would fit as {_counts(Counter(one.profile.name for one in layout))}"
+
+
+def _first_subset(geometry: Geometry, layout: Layout, requests: Sequence[SizeRequest]) -> list[int]:
+    """Indices of the largest subset of the requests that fits a layout, the first in lexicographic order.
+
+    The sets of requests that can be matched to a layout's instances are the independent sets of a transversal matroid
+    (Edmonds and Fulkerson 1965), so the greedy algorithm finds it.
+    """
+    chosen: list[int] = []
+    for index in range(len(requests)):
+        wider = [*chosen, index]
+        part = [requests[each] for each in wider]
+        if len(wider) <= len(layout) and _match(layout, lambda one: size_of(geometry, one), part) is not None:
+            chosen = wider
+    return chosen
 
 
 def _text(requests: Sequence[SizeRequest]) -> str:

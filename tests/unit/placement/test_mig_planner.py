@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations, permutations, product
 
 import pytest
@@ -151,6 +152,52 @@ def test_what_is_too_far_from_what_was_asked_is_refused():
 def test_what_cannot_be_asked_is_said(requests, text):
     with pytest.raises(PlanError, match=text):
         plan_instances(gpu(), requests)
+
+
+def test_many_requests_are_refused_as_soon_as_few():
+    # C(40, 7) subsets of seven would fit at most: the first seven do.
+    several = [round(1 / 40 + index / 10_000, 4) for index in range(40)]
+    with pytest.raises(
+        PlanError, match=r"it holds at most 7 MIG instances. 1 x 0.025 \+ .* would fit as 7 x 1g.5gb"
+    ):
+        plan_instances(gpu(), several)
+    # Of 40 large ones two fit, in two halves; so does a small one before them.
+    with pytest.raises(PlanError, match=r"at most 7 .*\. 2 x 0.8 would fit as 2 x 3g.20gb"):
+        plan_instances(gpu(), [0.8] * 40)
+    with pytest.raises(
+        PlanError, match=r"at most 7 .*\. 1 x 0.1 \+ 1 x 0.8 would fit as 1 x 1g.5gb \+ 1 x 4g.20gb"
+    ):
+        plan_instances(gpu(), [0.1, *[0.8] * 39])
+
+
+def first_of_the_largest_subsets(geometry: Geometry, taken: list[Placement], requests: list) -> str:
+    """The hint by its definition: every subset, the largest first, in lexicographic order."""
+    for count in range(len(requests) - 1, 0, -1):
+        for part in combinations(requests, count):
+            try:
+                placed = plan_instances(of(geometry), part, taken)
+            except PlanError:
+                continue
+            return f"{texts(part)} would fit as {texts([one.profile.name for one in placed])}"
+    return "Use another GPU, have its instances destroyed by their owner, or use backend='mps'"
+
+
+def texts(requests) -> str:
+    counts = Counter(one if isinstance(one, str) else f"{one:.3g}" for one in requests)
+    return " + ".join(f"{count} x {name}" for name, count in counts.items())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([A30, A100_40, H100_SXM]), st.data())
+def test_the_hint_is_the_first_of_the_largest_subsets_that_fit(geometry, data):
+    sizes = [0.1, 0.125, 0.2, 0.3, 0.5, 0.7, 0.9, 1.0, *(one.name for one in geometry.profiles)]
+    requests = data.draw(st.lists(st.sampled_from(sizes), min_size=1, max_size=6))
+    exists = data.draw(st.sampled_from(layouts(geometry)))
+    taken = [one.placement for one in exists[:2]]
+    try:
+        plan_instances(of(geometry), requests, taken)
+    except PlanError as error:
+        assert error.hint == first_of_the_largest_subsets(geometry, taken, requests)
 
 
 def test_a_gpu_without_mig_is_refused():
