@@ -12,7 +12,7 @@ from placement.errors import PlanError
 from rayagi.cli.failures import BAD_INPUT, INTERRUPTED, Explanation, explain
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
-from rayagi.envs import SimulationError, has_pictures
+from rayagi.envs import EnvironmentFailedError, SimulationError, has_pictures
 from rayagi.run import prediction
 from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import read_rows
@@ -81,11 +81,11 @@ def after_failure(
     ):
         # Nothing was computed: remove the empty folder.
         shutil.rmtree(folder.path, ignore_errors=True)
-        error.add_note("Nothing was computed yet, so no run folder is left.")
+        error.add_note("Nothing was computed yet, so no run folder is left." + _debug_hint(known))
         return
     # The disk may have failed: report the first error only.
     with suppress(RunError):
-        if known is None and not stopped:
+        if not stopped and (known is None or isinstance(known.error, EnvironmentFailedError)):
             log = folder.path / "error.log"
             replace_text(log, "".join(traceback.format_exception(error)))
             error.add_note(f"The traceback is in {log}.")
@@ -94,6 +94,11 @@ def after_failure(
         )
         folder.update(status="interrupted" if stopped else "failed", reason=reason)
     error.add_note(_follow_up(folder, spec, known, checkpoints))
+
+
+def _debug_hint(known: Explanation | None) -> str:
+    of_environment = known is not None and isinstance(known.error, EnvironmentFailedError)
+    return " --debug shows the traceback." if of_environment else ""
 
 
 def _is_bare(folder: RunFolder, *, stopped: bool) -> bool:

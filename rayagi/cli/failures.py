@@ -14,6 +14,7 @@ KNOWN: dict[str, int] = {
     "rayagi.config.errors.ConfigError": BAD_INPUT,
     "rayagi.envs.errors.SimulationError": FAILED,
     "rayagi.envs.errors.SimulatorLostError": FAILED,
+    "rayagi.envs.errors.EnvironmentFailedError": FAILED,
     "rayagi.envs.errors.EnvError": BAD_INPUT,
     "rayagi.run.errors.RunFolderError": BAD_INPUT,
     "rayagi.run.errors.RunVersionError": BAD_INPUT,

@@ -3,6 +3,7 @@
 from rayagi.envs import opengl  # noqa: F401 - first: it has to precede the import of MuJoCo
 from rayagi.envs.errors import (
     EnvError,
+    EnvironmentFailedError,
     EnvironmentOptionError,
     RenderingError,
     SimulationError,
@@ -15,6 +16,7 @@ from rayagi.envs.rendering import has_pictures, render_env
 __all__ = [
     "EnvError",
     "EnvListing",
+    "EnvironmentFailedError",
     "EnvironmentOptionError",
     "RenderingError",
     "SimulationError",

@@ -110,6 +110,23 @@ class SimulationError(EnvError):
         )
 
 
+class EnvironmentFailedError(EnvError):
+    """The code of an environment raised an exception, or returned something of another shape than it declares.
+
+    Args:
+        env_id: the environment's id.
+        where: the environment and the step of its episode, or the reset.
+        reason: what was raised and in which line, or what was returned and what was expected.
+    """
+
+    def __init__(self, env_id: str, where: str, reason: str) -> None:
+        super().__init__(env_id, where, reason)
+        self.env_id, self.where, self.reason = env_id, where, reason
+
+    def __str__(self) -> str:
+        return f"{self.env_id}, {self.where}: {self.reason}"
+
+
 class SimulatorLostError(EnvError):
     """An external simulator process exited, failed, or does not respond."""
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import FlattenObservation
 from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult, VecEnv
+from rayagi.envs.checked_env import CheckedEnv
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, log_sim_errors, user_module
+from rayagi.envs.user_code import failure_text
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
@@ -32,8 +34,8 @@ def is_registered(env_id: str) -> bool:
     return env_id.rpartition(":")[2] in gymnasium.registry
 
 
-def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """One environment with flat observations.
+def make_one(env_id: str, kwargs: Mapping[str, Any], env_index: int = 0) -> CheckedEnv:
+    """One environment with flat observations; ``env_index``: its global index, for errors.
 
     Raises:
         EnvironmentOptionError: its package is missing, or it rejects the options.
@@ -44,19 +46,15 @@ def make_one(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     options.setdefault("disable_env_checker", True)
     try:
         env = gymnasium.make(env_id, **options)
-    except (gymnasium.error.Error, TypeError, ValueError, ImportError, OSError, AttributeError) as error:
+    except (Exception, SystemExit) as error:
+        reason = str(error) if isinstance(error, gymnasium.error.Error) else failure_text(error)
         raise EnvironmentOptionError(
-            env_id, f"Gymnasium cannot make it with {dict(kwargs)}: {error}"
+            env_id, f"Gymnasium cannot make it with {dict(kwargs)}: {reason}"
         ) from error
     observation_parts(env_id, env.observation_space)
     action_spec(env_id, env.action_space)
-    if (
-        isinstance(env.observation_space, gymnasium.spaces.Box)
-        and len(env.observation_space.shape or ()) == 1
-    ):
-        return env
     try:
-        return FlattenObservation(env)
+        return CheckedEnv(env_id, env, env_index)
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedSpaceError(
             env_id, str(env.observation_space), "wrap it into a flat Box of reals and register that"
@@ -72,13 +70,8 @@ def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         env.close()
 
 
-def _unflattened(env: gymnasium.Env[Any, Any]) -> gymnasium.Space[Any]:
-    """The observation space before ``make_one`` flattened it."""
-    return env.env.observation_space if isinstance(env, FlattenObservation) else env.observation_space
-
-
-def _info(env_id: str, env: gymnasium.Env[Any, Any]) -> EnvInfo:
-    space = _unflattened(env)
+def _info(env_id: str, env: CheckedEnv) -> EnvInfo:
+    space = env.env.observation_space
     parts = observation_parts(env_id, space)
     members = space.spaces.items() if isinstance(space, gymnasium.spaces.Dict) else ()
     shape = env.observation_space.shape
@@ -233,9 +226,12 @@ class GymnasiumVecEnv:
     ) -> None:
         self.num_envs = num_envs
         self._envs = SyncVectorEnv(
-            [lambda: make_one(env_id, kwargs)] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP
+            [partial(make_one, env_id, kwargs, first_env_index + i) for i in range(num_envs)],
+            autoreset_mode=AutoresetMode.SAME_STEP,
         )
-        self.info = _info(env_id, self._envs.envs[0])
+        first = self._envs.envs[0]
+        assert isinstance(first, CheckedEnv)
+        self.info = _info(env_id, first)
         self._first_env_index, self._seed = first_env_index, seed
         self._episode = np.full(num_envs, -1, dtype=np.int64)
         self._elapsed = np.zeros(num_envs, dtype=np.int64)
@@ -265,6 +261,7 @@ class GymnasiumVecEnv:
         """Advance every environment; continuous actions are clipped to the Box, choices count from 0.
 
         Raises:
+            EnvironmentFailedError: an environment's code raised an exception, or returned another shape than declared.
             SimulationError: an action, or an episode's first observation, is not finite.
         """
         self._elapsed += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, cast
 
 from actors.protocols import EnvInfo, VecEnv
 from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.user_code import failure_text
 
 _logger = logging.getLogger("rayagi.envs")
 
@@ -190,6 +190,4 @@ def unsupported_reason(env_id: str) -> str | None:
 
 
 def _import_failure(name: str, error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    at = f" at {last.filename}:{last.lineno}" if "importlib" not in last.filename else ""
-    return f"the module {name!r} cannot be imported: {type(error).__name__}{at}: {error}"
+    return f"the module {name!r} cannot be imported: {failure_text(error)}"

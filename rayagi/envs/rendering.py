@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from rayagi.envs.errors import RenderingError
+from rayagi.envs.errors import EnvError, RenderingError
 from rayagi.envs.opengl import default_to_egl
 
 _GL_BACKENDS = ("egl", "glfw", "osmesa")
@@ -56,7 +56,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         env.reset(seed=0)
         if env.render() is None:
             raise RenderingError(env_id, "it returned no frame")
-    except RenderingError:
+    except EnvError:
         env.close()
         raise
     except Exception as error:  # OpenGL libraries raise various exceptions, from ImportError to ctypes'

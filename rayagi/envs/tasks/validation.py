@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -13,10 +11,10 @@ from torch import Tensor
 from rayagi.envs.errors import EnvError, TaskError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
+from rayagi.envs.user_code import failure_text
 
 _N = 3
 """Worlds of the validation: unlikely to equal another dimension of the model, so that swapped dimensions are detected."""
-_HERE = Path(__file__).parent
 
 Result = TypeVar("Result")
 
@@ -111,11 +109,7 @@ class _TaskValidation:
         except EnvError:
             raise
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)
-            own = [frame for frame in frames if not _inside(frame.filename)] or list(frames)
-            location = f"{own[-1].filename}:{own[-1].lineno}"
-            reason = f"{name}, {location}: {type(error).__name__}: {error}"
-            raise TaskError(self.env_id, reason) from error
+            raise TaskError(self.env_id, f"{name}, {failure_text(error)}") from error
 
     def check(self, holds: bool, reason: str) -> None:
         """Raise TaskError unless it holds."""
@@ -157,11 +151,6 @@ class _TaskValidation:
                 f"{self.where}.{name}: the memory {key!r} must have the shape that start gives it, N worlds first",
             )
         self.memory = {**self.memory, **changed}
-
-
-def _inside(path: str) -> bool:
-    """Whether a file belongs to this package or to torch, and not to the user."""
-    return Path(path).parent == _HERE or path.startswith(str(Path(torch.__file__).parent))
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -14,6 +14,7 @@ from rayagi.envs.providers import check_num_envs, log_sim_errors
 from rayagi.envs.tasks.batched_sim import BatchedSim
 from rayagi.envs.tasks.random_uniforms import START, uniform
 from rayagi.envs.tasks.task import Memory, State, StepOutcome, Task, TaskFunctions
+from rayagi.envs.user_code import named_failures
 
 
 def describe(env_id: str, engine: str, task: Task, max_episode_steps: int | None) -> EnvInfo:
@@ -81,16 +82,25 @@ class TaskVecEnv:
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         everything = torch.arange(self.num_envs, device=self._worlds.device)
-        self._begin(everything)
-        self._obs = self._rules.observe(self._state())
+        with named_failures(self.info.env_id, lambda: "reset"):
+            self._begin(everything)
+            self._obs = self._rules.observe(self._state())
         return self._obs.to("cpu", torch.float32)
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment.
 
         Raises:
+            EnvironmentFailedError: a function of the task raised an exception.
             SimulationError: an action is not finite.
         """
+        with named_failures(self.info.env_id, self._where):
+            return self._step(actions)
+
+    def _where(self) -> str:
+        return f"step {int(self._elapsed.max())} of the longest episode here"
+
+    def _step(self, actions: Tensor) -> StepResult:
         rules, worlds = self._rules, self._worlds
         self._elapsed += 1
         self._actions = actions.detach().to(worlds.device, worlds.dtype).clamp(-1.0, 1.0)

@@ -4,7 +4,7 @@ import pytest
 
 from rayagi.cli.endings import after_failure
 from rayagi.config.presets import preset
-from rayagi.envs import SimulationError
+from rayagi.envs import EnvironmentFailedError, SimulationError
 from rayagi.run.errors import DiskError, NonFiniteResultError, UnstableSimulationsError
 from rayagi.run.folder import create_run, open_run
 
@@ -26,6 +26,14 @@ def test_a_run_ended_by_a_full_disk_can_be_resumed(tmp_path):
         == f"No checkpoint had been saved yet. Start it again with:\n  rayagi train --resume {folder.path}"
     )
     assert open_run(folder.path).record.status == "failed"
+
+
+def test_the_traceback_of_an_environments_exception_is_in_a_file(tmp_path):
+    error = EnvironmentFailedError("a", "reset", "no goal")
+    error.__cause__ = KeyError("goal")
+    folder, message = ended_by(error, tmp_path)
+    assert f"The traceback is in {folder.path}/error.log." in message
+    assert "KeyError: 'goal'" in (folder.path / "error.log").read_text()
 
 
 @pytest.mark.parametrize(

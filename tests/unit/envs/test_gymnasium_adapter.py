@@ -21,6 +21,7 @@ from placement.types import Slice
 from rayagi.algorithms.program import dp_only_factory
 from rayagi.config.presets import preset
 from rayagi.envs import (
+    EnvironmentFailedError,
     EnvironmentOptionError,
     RenderingError,
     SimulationError,
@@ -99,6 +100,117 @@ def test_cart_pole_ends_resets_in_the_same_step_and_keeps_the_final_observation(
     assert not step.truncated.any()
     assert (step.final_obs[:, 2].abs() > 0.2095).all()
     assert (step.obs[ended].abs() <= 0.05).all()
+
+
+FAULTS = {
+    "another size": (np.zeros(5), 0.0, "the observation is of type ndarray and shape (5,); {flat}"),
+    "one number": (np.zeros(1), 0.0, "the observation is of type ndarray and shape (1,); {flat}"),
+    "another dimension": (
+        np.zeros((2, 1)),
+        0.0,
+        "the observation is of type ndarray and shape (2, 1); {flat}",
+    ),
+    "no observation": (None, 0.0, "the observation is None; {flat}"),
+    "no key": (
+        {"a": np.zeros((2, 3))},
+        0.0,
+        "the observation has the keys a; observation_space has the keys a, b",
+    ),
+    "no dictionary": (
+        [0],
+        0.0,
+        "the observation is of type list and shape (1,); observation_space has the keys a, b",
+    ),
+    "a member": (
+        {"a": np.zeros((3, 2)), "b": 1},
+        0.0,
+        "the observation['a'] is of type ndarray and shape (3, 2); observation_space has the shape (2, 3)",
+    ),
+    "two rewards": (
+        np.zeros(2),
+        np.zeros(2),
+        "the reward is of type ndarray and shape (2,); it must be one number",
+    ),
+    "no reward": (np.zeros(2), None, "the reward is None; it must be one number"),
+}
+
+
+class Faulty(Scripted):
+    """Returns ``fault`` in place of observation and reward from the third step on, or raises it."""
+
+    def __init__(self, fault, observation_space):
+        super().__init__(observation_space, REAL)
+        self.fault = fault
+
+    def step(self, action):
+        result = super().step(action)
+        if self.steps < 3:
+            return result
+        if isinstance(self.fault, Exception):
+            raise self.fault
+        return (*self.fault, *result[2:])
+
+
+@pytest.fixture
+def faulty():
+    """Makes environments 4 and 5 of a run, which fail as told in their third step."""
+    gymnasium.register("Faulty-v0", Faulty)
+    yield lambda fault, space=REAL: make("Faulty-v0", first=4, fault=fault, observation_space=space)
+    del gymnasium.registry["Faulty-v0"]
+
+
+def failure_of(env):
+    env.reset()
+    for _ in range(2):
+        env.step(torch.zeros(2, 2))
+    with pytest.raises(EnvironmentFailedError) as caught:
+        env.step(torch.zeros(2, 2))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_observation_or_reward_is_named_with_environment_step_and_both_shapes(faulty, name):
+    *fault, complaint = FAULTS[name]
+    space = PAIR if "key" in complaint or "member" in name else REAL
+    expected = complaint.format(flat="observation_space has the shape (2,)")
+    where = "Faulty-v0, environment 4, step 3 of its episode"
+    assert failure_of(faulty(fault, space)) == f"{where}: {expected}"
+
+
+def test_an_exception_of_an_environment_is_named_with_its_step_and_line(faulty):
+    line = Faulty.step.__code__.co_firstlineno + 5
+    where = "Faulty-v0, environment 4, step 3 of its episode"
+    assert failure_of(faulty(KeyError("goal"))) == f"{where}: KeyError at {__file__}:{line}: 'goal'"
+
+
+def test_an_old_environments_tuple_of_four_is_named(faulty):
+    assert failure_of(faulty((np.zeros(2),))) == (
+        "Faulty-v0, environment 4, step 3 of its episode: ValueError in the code that called it: "
+        "not enough values to unpack (expected 5, got 4)"
+    )
+
+
+def test_an_environment_that_raises_while_it_is_made_is_refused_with_the_line():
+    with pytest.raises(
+        EnvironmentOptionError, match=r"cannot make it with .*AssertionError at .*\.py:\d+: no"
+    ):
+        env_info("Refusing-v0", engine="gymnasium")
+
+
+class Refusing(gymnasium.Env):
+    def __init__(self):
+        raise AssertionError("no port is free")
+
+
+gymnasium.register("Refusing-v0", Refusing)
+
+
+def test_one_reward_in_an_array_is_taken_as_the_number():
+    gymnasium.register("OneInArray-v0", lambda: Faulty((np.zeros(2), np.array([7.0])), REAL))
+    env = make("OneInArray-v0")
+    env.reset()
+    assert [env.step(torch.zeros(2, 2)).rewards.tolist() for _ in range(3)][-1] == [7.0, 7.0]
+    del gymnasium.registry["OneInArray-v0"]
 
 
 def test_the_time_limit_truncates_as_registered():

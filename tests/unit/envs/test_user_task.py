@@ -15,7 +15,7 @@ import rayagi.envs as envs
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.cli import main
 from rayagi.config.presets import PRESETS, preset
-from rayagi.envs.errors import EnvironmentOptionError, ModelError, TaskError
+from rayagi.envs.errors import EnvironmentFailedError, EnvironmentOptionError, ModelError, TaskError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks import provider
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
@@ -167,7 +167,7 @@ def test_a_missing_module_or_class_is_explained(folder, env_id, words):
         (
             "    def observe(",
             "    def look(",
-            r"rules, .*cart_task\.py:23: TypeError: .*abstract method '?observe",
+            r"rules, TypeError at .*cart_task\.py:23: .*abstract method '?observe",
         ),
         (
             "obs_dim: ClassVar[int] = 2",
@@ -215,7 +215,7 @@ def test_a_missing_module_or_class_is_explained(folder, env_id, words):
         (
             'state.fields["qpos"][:, 0]',
             'state.fields["qacc"][:, 0]',
-            r"reward_and_done, .*cart_task\.py:34: KeyError: 'qacc'",
+            r"reward_and_done, KeyError at .*cart_task\.py:34: 'qacc'",
         ),
         (
             "num_start_draws: ClassVar[int] = 1",
@@ -237,7 +237,7 @@ def test_a_missing_module_or_class_is_explained(folder, env_id, words):
             "    reward_terms: ClassVar[tuple] = ('a b',)\n    goal: float",
             r"reward_terms is \('a b',\); it must be a tuple of names",
         ),
-        ("torch.cat((", "torch.catt((", r"observe, .*cart_task\.py:38: AttributeError"),
+        ("torch.cat((", "torch.catt((", r"observe, AttributeError at .*cart_task\.py:38: "),
     ],
 )
 def test_a_mistake_in_a_task_is_reported_before_anything_starts(folder, old, new, words):
@@ -383,3 +383,15 @@ def test_a_gymnasium_id_of_a_module_is_listed_and_made(folder, capsys):
     assert envs.env_info("registers:Mine-v0").obs_dim == 4
     assert main(["envs", "registers:Mine-v0"]) == 0
     assert "registers:Mine-v0" in capsys.readouterr().out
+
+
+def test_what_a_function_of_a_task_raises_during_training_is_named_with_step_and_line(folder):
+    failing = "if state.actions.sum() > 5.5:\n            raise LookupError('no goal')\n        off = ("
+    env = made(rewritten(folder, "off = (", failing))
+    env.reset()
+    env.step(torch.zeros(6, 1))
+    with pytest.raises(EnvironmentFailedError) as caught:
+        env.step(torch.ones(6, 1))
+    place = folder / "cart_task.py"
+    words = f"step 2 of the longest episode here: LookupError at {place}:35: no goal"
+    assert str(caught.value) == f"cart_task:Cart, {words}"

@@ -1,0 +1,97 @@
+"""One Gymnasium environment with flat observations; what its code returns is checked, and what it raises is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from rayagi.envs.errors import EnvironmentFailedError
+from rayagi.envs.user_code import named_failures
+
+
+class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
+    """Flattens observations to (obs_dim,), as FlattenObservation does.
+
+    ``reset`` and ``step`` raise EnvironmentFailedError for any exception of the environment's code, for an observation of
+    another shape than its space, and for a reward that is no number.
+    """
+
+    def __init__(self, env_id: str, env: gymnasium.Env[Any, Any], env_index: int) -> None:
+        """Wrap ``env``.
+
+        Args:
+            env_id: its id
+            env: an environment
+            env_index: its global index, over all GMIs
+
+        Raises:
+            NotImplementedError, ValueError: its observations cannot be flattened.
+        """
+        super().__init__(env)
+        self._env_id, self._env_index, self._steps = env_id, env_index, 0
+        self._space = space = env.observation_space
+        self._is_flat = isinstance(space, spaces.Box) and len(space.shape) == 1
+        if not self._is_flat:
+            self.observation_space = spaces.flatten_space(space)
+
+    def reset(self, **kwargs: Any) -> tuple[NDArray[Any], dict[str, Any]]:
+        """Start an episode."""
+        self._steps = 0
+        with named_failures(self._env_id, self._where):
+            obs, info = self.env.reset(**kwargs)
+            return self._flat(obs), info
+
+    def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
+        """Advance by one step."""
+        self._steps += 1
+        with named_failures(self._env_id, self._where):
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            return self._flat(obs), self._number(reward), terminated, truncated, info
+
+    def _where(self) -> str:
+        when = f"step {self._steps} of its episode" if self._steps else "reset"
+        return f"environment {self._env_index}, {when}"
+
+    def _flat(self, obs: Any) -> Any:
+        problem = _shape_problem(self._space, obs, "the observation")
+        if problem:
+            raise EnvironmentFailedError(self._env_id, self._where(), problem)
+        return obs if self._is_flat else spaces.flatten(self._space, obs)
+
+    def _number(self, reward: Any) -> Any:
+        if isinstance(reward, Real):
+            return reward
+        values = np.asarray(reward)
+        if values.size != 1 or values.dtype.kind not in "biuf":
+            problem = f"the reward is {_described(reward)}; it must be one number"
+            raise EnvironmentFailedError(self._env_id, self._where(), problem)
+        return values.item()
+
+
+def _shape_problem(space: spaces.Space[Any], obs: Any, name: str) -> str:
+    """How the shape of an observation differs from what its space says; empty if it does not."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
+            given = f"has the keys {', '.join(obs)}" if isinstance(obs, Mapping) else f"is {_described(obs)}"
+            return f"{name} {given}; observation_space has the keys {', '.join(space.spaces)}"
+        members = [(f"{name}[{key!r}]", member, obs[key]) for key, member in space.spaces.items()]
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(obs, tuple | list) or len(obs) != len(space.spaces):
+            return f"{name} is {_described(obs)}; observation_space is a tuple of {len(space.spaces)}"
+        members = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(space.spaces, obs, strict=True))]
+    else:
+        fits = not isinstance(space, spaces.Box) or np.shape(obs) == space.shape
+        return "" if fits else f"{name} is {_described(obs)}; observation_space has the shape {space.shape}"
+    return next(filter(None, (_shape_problem(part, own, own_name) for own_name, part, own in members)), "")
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "None"
+    return f"of type {type(value).__name__} and shape {np.shape(value)}"
