@@ -62,10 +62,10 @@ def measure(address: str, clients: int, seconds: float, obs_dim: int) -> dict[st
 
 
 @contextmanager
-def serving(run: Path, folder: Path, max_wait_ms: float) -> Iterator[tuple[str, str]]:
+def serving(run: Path, folder: Path) -> Iterator[tuple[str, str]]:
     """A server of its own process; its HTTP address and its socket's."""
     socket = folder / "s"
-    where = ["--port", "0", "--unix", str(socket), "--max-wait", str(max_wait_ms)]
+    where = ["--port", "0", "--unix", str(socket)]
     process = subprocess.Popen(
         [sys.executable, "-m", "rayagi", "policy-server", str(run), *where], stdout=subprocess.PIPE, text=True
     )
@@ -83,24 +83,20 @@ def serving(run: Path, folder: Path, max_wait_ms: float) -> Iterator[tuple[str, 
 
 
 def main() -> None:
-    """Measure every number of clients on both doors, with and without waiting for others."""
+    """Measure every number of clients on both frontends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
-    for max_wait_ms in (0.0, 1.0):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            serving(arguments.run, Path(folder), max_wait_ms) as addresses,
-        ):
-            info = PolicyClient(addresses[1]).info()
-            for door, address in zip(("http", "socket"), addresses, strict=True):
-                for clients in CLIENTS:
-                    found = measure(address, clients, arguments.seconds, info["obs_dim"])
-                    rows.append({"door": door, "max_wait_ms": max_wait_ms, **found})
-                    print(rows[-1], flush=True)
+    with tempfile.TemporaryDirectory() as folder, serving(arguments.run, Path(folder)) as addresses:
+        info = PolicyClient(addresses[1]).info()
+        for frontend, address in zip(("http", "socket"), addresses, strict=True):
+            for clients in CLIENTS:
+                found = measure(address, clients, arguments.seconds, info["obs_dim"])
+                rows.append({"frontend": frontend, **found})
+                print(rows[-1], flush=True)
     if arguments.output is not None:
         replace_json(arguments.output, {"origin": origin(), "task": info["task"], "rows": rows})
 

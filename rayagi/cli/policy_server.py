@@ -28,7 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         unix=arguments.unix,
         token=given or _token(arguments),
-        max_wait_s=arguments.max_wait / 1e3,
         max_rows=arguments.max_rows,
         threads=arguments.threads,
         follow=arguments.follow,

@@ -130,13 +130,6 @@ def _add_policy_server(commands: Any) -> None:
     )
     how = parser.add_argument_group("how it answers")
     how.add_argument(
-        "--max-wait",
-        type=_milliseconds,
-        default=1.0,
-        metavar="MS",
-        help="longest time that a request waits for others to share its inference, in ms (default 1)",
-    )
-    how.add_argument(
         "--max-rows",
         type=count_argument,
         default=4096,
@@ -170,13 +163,3 @@ def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"'{text}' is not a port: 0 to 65535")
     return int(text)
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of milliseconds from 0 to 1000")
-    return value

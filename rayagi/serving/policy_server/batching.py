@@ -1,24 +1,52 @@
-"""Dynamic batching: requests of several clients share one inference, within a bounded wait."""
+"""Fair order of requests: one thread parses, infers and encodes them in pieces; small requests share an inference."""
 
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.serving.latency import Latencies
-from rayagi.serving.policy_server.requests import RequestError
+from rayagi.serving.policy_server.requests import (
+    PIECE_BYTES,
+    PIECE_ROWS,
+    AnswerEncoder,
+    BodyFormat,
+    Expected,
+    Piece,
+    RequestError,
+)
 
-Act = Callable[[NDArray[np.float32]], tuple[NDArray[Any], int]]
-"""Maps observations (rows, obs_dim) to actions and the policy's version."""
 _WINDOW_S = 10.0
 """Window of the requests-per-second rate."""
+
+
+class ActingPolicy(Protocol):
+    """One version of a policy."""
+
+    @property
+    def version(self) -> int:
+        """Number of its updates."""
+
+    def act(self, obs: NDArray[np.float32]) -> NDArray[Any]:
+        """Actions for observations (rows, obs_dim)."""
+
+
+class Answer(NamedTuple):
+    """The answer of a request, encoded."""
+
+    body: bytes
+    version: int
+    """Version of the policy."""
 
 
 @dataclass(slots=True)
@@ -31,9 +59,9 @@ class ServerStatistics:
     batches: int = 0
     refused: int = 0
     latency: Latencies = field(default_factory=Latencies)
-    """From a complete request to its actions."""
+    """From a request's first byte to its answer."""
     inference: Latencies = field(default_factory=Latencies)
-    """Latency of one batch."""
+    """Of one batch."""
     _answered: deque[tuple[float, int]] = field(default_factory=deque)
     """(time, number of requests) of each batch in the window."""
 
@@ -69,86 +97,200 @@ class ServerStatistics:
         }
 
 
-@dataclass(slots=True)
-class _Waiting:
-    obs: NDArray[np.float32]
-    answer: asyncio.Future[tuple[NDArray[Any], int]]
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Request:
+    client: Hashable
+    pieces: Iterator[Piece]
+    encoder: AnswerEncoder
+    num_bytes: int
+    answer: asyncio.Future[Answer]
+    policy: ActingPolicy | None = None
+    """Answers all pieces of the request; None: not begun."""
 
 
-class MicroBatcher:
-    """Batches requests of one event loop.
+class FairBatcher:
+    """Answers requests of one event loop in another thread.
 
-    A batch holds all requests that the loop has read from its sockets when it runs; while one inference runs, requests
-    collect for the next. It waits for more requests only if the last batch had more, at most ``max_wait_s`` after the first
-    one arrived. So a single client never waits, and concurrent clients share an inference.
+    Requests are served in pieces (``Expected.pieces``), and large ones take turns, piece by piece. Small ones (at most
+    PIECE_BYTES) share an inference, and come before the next piece of a large one unless a piece's worth of them came before
+    it already: a small request waits for the piece in service only, and many of them leave half of the time to large ones.
+    A client has one request in service: its others wait in its own queue. One policy answers all pieces of a request.
     """
 
-    def __init__(self, act: Act, *, max_wait_s: float, max_rows: int, statistics: ServerStatistics) -> None:
-        self._act, self._max_wait_s, self._max_rows = act, max_wait_s, max_rows
-        self._statistics = statistics
-        self._waiting: deque[_Waiting] = deque()
-        self._expected = 1
-        """Number of requests in the last batch."""
-        self._timer: asyncio.Handle | None = None
-        self._due = False
+    def __init__(
+        self, policy: Callable[[], ActingPolicy], expected: Expected, statistics: ServerStatistics
+    ) -> None:
+        self._policy, self._expected, self._statistics = policy, expected, statistics
+        self._arrived: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        """None: end."""
+        self._waiting: dict[Hashable, deque[_Request]] = {}
+        """Requests of each client; the first one is in service."""
+        self._small: deque[_Request] = deque()
+        self._large: deque[_Request] = deque()
+        self._small_work = 0.0
+        """Served of small requests since the last piece of a large one, in pieces."""
+        self._answers: list[tuple[_Request, Answer | RequestError]] = []
+        """Not delivered yet."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._serve, name="policy", daemon=True)
 
-    async def actions(self, obs: NDArray[np.float32]) -> tuple[NDArray[Any], int]:
-        """Actions for observations (rows, obs_dim), and the policy's version.
+    async def answer(
+        self, client: Hashable, body: bytes | bytearray, body_format: BodyFormat, began: float
+    ) -> Answer:
+        """The answer for a request.
+
+        Args:
+            client: whose request it is: requests of a client are answered in order
+            body: in ``body_format``
+            began: ``time.perf_counter()`` when the request began to arrive, for the statistics
 
         Raises:
-            RequestError: the inference failed.
+            RequestError: the request is invalid, or the policy failed.
         """
-        began = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[tuple[NDArray[Any], int]] = loop.create_future()
-        self._waiting.append(_Waiting(obs, answer))
-        if not self._due:
-            # As many requests as in the last batch: run now. Else wait for more, at most max_wait_s.
-            if len(self._waiting) >= self._expected or self._max_wait_s <= 0:
-                self._schedule(loop)
-            elif self._timer is None:
-                self._timer = loop.call_later(self._max_wait_s, self._schedule, loop)
-        result = await answer
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread.start()
+        future: asyncio.Future[Answer] = self._loop.create_future()
+        request = _Request(
+            client=client,
+            pieces=self._expected.pieces(body, body_format),
+            encoder=AnswerEncoder(body_format),
+            num_bytes=len(body),
+            answer=future,
+        )
+        self._arrived.put(request)
+        answer = await future
         self._statistics.latency.add(time.perf_counter() - began)
-        return result
+        return answer
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the batch after the loop has handled everything it has already read."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._due:
-            self._due = True
-            loop.call_soon(self._answer)
+    def close(self, timeout_s: float) -> None:
+        """End the thread; requests that are not answered stay so."""
+        self._arrived.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
 
-    def _answer(self) -> None:
-        self._due = False
-        batch: list[_Waiting] = []
-        rows = 0
-        # Take requests in order, up to max_rows; a larger single request runs alone.
-        while self._waiting and (not batch or rows + len(self._waiting[0].obs) <= self._max_rows):
-            entry = self._waiting.popleft()
-            if not entry.answer.cancelled():  # else the client disconnected
-                batch.append(entry)
-                rows += len(entry.obs)
-        if batch:
-            self._infer(batch, rows)
-        if self._waiting:
-            self._schedule(asyncio.get_running_loop())
+    def _serve(self) -> None:
+        """The thread."""
+        while self._receive():
+            if self._small and (self._small_work < 1 or not self._large):
+                self._infer(self._small_batch(), self._policy())
+            else:
+                self._small_work = 0.0
+                request = self._large.popleft()
+                request.policy = request.policy or self._policy()
+                piece = self._next_piece(request)
+                self._infer([] if piece is None else [(request, piece)], request.policy)
+            self._deliver(None)
 
-    def _infer(self, batch: list[_Waiting], rows: int) -> None:
-        self._expected = len(batch)
+    def _receive(self) -> bool:
+        """Take what has arrived, and wait if there is nothing to do. False: end."""
+        while True:
+            try:
+                request = self._arrived.get(block=not self._small and not self._large)
+            except queue.Empty:
+                return True
+            if request is None:
+                return False
+            requests = self._waiting.setdefault(request.client, deque())
+            requests.append(request)
+            if len(requests) == 1:
+                self._admit(request)
+
+    def _admit(self, request: _Request) -> None:
+        (self._small if request.num_bytes <= PIECE_BYTES else self._large).append(request)
+
+    def _small_batch(self) -> list[tuple[_Request, Piece]]:
+        """First pieces of small requests for one inference, up to a piece's worth of work."""
+        batch: list[tuple[_Request, Piece]] = []
+        work = 0.0
+        while self._small and work < 1:
+            request = self._small.popleft()
+            piece = self._next_piece(request)
+            num_rows = 0 if piece is None else len(piece.rows)
+            work += max(num_rows / PIECE_ROWS, request.num_bytes / PIECE_BYTES)
+            if piece is not None:
+                batch.append((request, piece))
+        self._small_work += work
+        return batch
+
+    def _next_piece(self, request: _Request) -> Piece | None:
+        """Parse the next piece; None if the request is invalid, or its client disconnected."""
+        if request.answer.cancelled():
+            self._end(request)
+            return None
+        try:
+            return next(request.pieces)
+        except RequestError as error:
+            self._end(request, error)
+        except Exception as error:
+            self._end(request, RequestError(f"the request cannot be read: {error!r}", status=500))
+        return None
+
+    def _infer(self, batch: list[tuple[_Request, Piece]], policy: ActingPolicy) -> None:
+        """Actions of a batch, and its answers."""
+        if not batch:
+            return
         began = time.perf_counter()
         try:
-            actions, version = self._act(np.concatenate([entry.obs for entry in batch]))
+            rows = np.concatenate([piece.rows for _, piece in batch])
+            actions = policy.act(rows)
+            if len(actions) != len(rows):
+                raise ValueError(f"it has {len(actions)} actions for {len(rows)} observations")
         except Exception as error:
-            for entry in batch:
-                entry.answer.set_exception(RequestError(f"the policy failed: {error}", status=500))
+            if len(batch) == 1:
+                self._end(batch[0][0], RequestError(f"the policy failed: {error}", status=500))
+            for entry in batch if len(batch) > 1 else ():  # the others have their answers
+                self._infer([entry], policy)
             return
-        self._statistics.answered(len(batch), rows, time.perf_counter() - began)
+        inference_s = time.perf_counter() - began
         # Split the batch's actions back to its requests.
         begin = 0
-        for entry in batch:
-            end = begin + len(entry.obs)
-            entry.answer.set_result((actions[begin:end], version))
-            begin = end
+        for request, piece in batch:
+            self._encode(request, piece, actions[begin : begin + len(piece.rows)], policy)
+            begin += len(piece.rows)
+        self._deliver((sum(piece.is_last for _, piece in batch), begin, inference_s))
+
+    def _encode(self, request: _Request, piece: Piece, actions: NDArray[Any], policy: ActingPolicy) -> None:
+        """Add a piece's actions to the answer, and give the answer or continue with the next piece."""
+        try:
+            request.encoder.add(actions, piece)
+            if piece.is_last:
+                self._end(request, Answer(request.encoder.body(policy.version), policy.version))
+                return
+        except Exception as error:
+            self._end(request, RequestError(f"the answer cannot be encoded: {error!r}", status=500))
+            return
+        request.policy = policy
+        self._large.append(request)
+
+    def _end(self, request: _Request, answer: Answer | RequestError | None = None) -> None:
+        """Answer a request, and admit the next one of its client. None: nobody waits for the answer."""
+        if answer is not None:
+            self._answers.append((request, answer))
+        requests = self._waiting[request.client]
+        requests.popleft()
+        if requests:
+            self._admit(requests[0])
+        else:
+            del self._waiting[request.client]
+
+    def _deliver(self, counts: tuple[int, int, float] | None) -> None:
+        """Give answers and counts of a batch to the event loop."""
+        if counts is None and not self._answers:
+            return
+        answers, self._answers = self._answers, []
+
+        def in_loop() -> None:
+            if counts is not None:
+                self._statistics.answered(*counts)
+            for request, answer in answers:
+                if request.answer.done():  # the client disconnected
+                    continue
+                if isinstance(answer, RequestError):
+                    request.answer.set_exception(answer)
+                else:
+                    request.answer.set_result(answer)
+
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(in_loop)

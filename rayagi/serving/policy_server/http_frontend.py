@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from rayagi.serving.policy_server.batching import MicroBatcher, ServerStatistics
-from rayagi.serving.policy_server.requests import BodyFormat, RequestError, encoded
+from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
+from rayagi.serving.policy_server.requests import BodyFormat, Expected, RequestError
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 
 READ_S = 10.0
@@ -31,7 +32,6 @@ _FORMATS: dict[str, BodyFormat] = {
     "application/x-npy": "npy",
     "application/octet-stream": "raw",
 }
-_TYPES = {body_format: name for name, body_format in _FORMATS.items()}
 
 
 class HttpFrontend:
@@ -40,53 +40,51 @@ class HttpFrontend:
     def __init__(
         self,
         policy: ServedPolicy,
-        batcher: MicroBatcher,
+        batcher: FairBatcher,
         statistics: ServerStatistics,
+        expected: Expected,
         *,
-        max_rows: int,
         token: str | None,
     ) -> None:
         self._policy, self._batcher, self._statistics = policy, batcher, statistics
-        self._expected = policy.expected(max_rows)
+        self._expected = expected
         self._token = token
-        self.app = web.Application(middlewares=[self._guarded], client_max_size=self._expected.max_body_bytes)
+        self.app = web.Application(middlewares=[self._guarded])
         self.app.router.add_post("/act", self._act)
         self.app.router.add_get("/info", self._info)
         self.app.router.add_get("/stats", self._stats)
         self.app.router.add_get("/health", self._health)
 
     async def _act(self, request: web.Request) -> web.Response:
+        began = time.perf_counter()  # its header is here, its body may not be
         body_format = _FORMATS.get(request.content_type)
         if body_format is None:
             raise RequestError(
                 f"got Content-Type {request.content_type}; expected {', '.join(_FORMATS)}", status=415
             )
-        obs, single = self._expected.parsed(await self._body(request), body_format)
-        actions, version = await self._batcher.actions(obs)
-        actions = actions[0] if single else actions
-        headers = {"X-Policy-Version": str(version)}
-        if body_format == "json":
-            fields = actions.dtype.names or ()
-            found = {name: actions[name].tolist() for name in fields} or {"actions": actions.tolist()}
-            return web.json_response({**found, "policy_version": version}, headers=headers)
+        body = await self._body(request)
+        answer = await self._batcher.answer(request.protocol, body, body_format, began)
         return web.Response(
-            body=encoded(actions, body_format), content_type=_TYPES[body_format], headers=headers
+            body=answer.body,
+            content_type=request.content_type,
+            headers={"X-Policy-Version": str(answer.version)},
         )
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request) -> bytearray:
+        body, limit = bytearray(), self._expected.max_body_bytes
         try:
             async with asyncio.timeout(READ_S):
-                return await request.read()
+                # Not request.read(): its copy of the whole body stalls the loop.
+                while len(body) <= limit and (chunk := await request.content.readany()):
+                    body += chunk
         except TimeoutError:
             raise RequestError(
                 f"the body did not arrive within {READ_S:.0f} s; expected {request.content_length} bytes",
                 status=408,
             ) from None
-        except web.HTTPRequestEntityTooLarge:
-            limit = self._expected.max_body_bytes
-            raise RequestError(
-                f"the body has more than {limit} bytes; {self._expected.shapes()}", status=413
-            ) from None
+        if len(body) > limit:
+            raise RequestError(f"the body has more than {limit} bytes; {self._expected.shapes()}", status=413)
+        return body
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({**self._policy.info(), "max_rows": self._expected.max_rows})

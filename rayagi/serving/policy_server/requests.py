@@ -1,18 +1,30 @@
-"""Validation of requests, before any of their content is used. Every error states what was expected."""
+"""Parsing and validation of requests, and encoding of answers, in pieces of bounded work. Every error states what was
+expected."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 BodyFormat = Literal["json", "npy", "raw"]
+PIECE_ROWS = 128
+"""Most observations of a piece."""
+PIECE_BYTES = 32 * 2**10
+"""Most JSON that is parsed at once, unless a row is longer."""
+_NPY_HEADER_BYTES = 2**14
+"""More than numpy's limit for headers that it evaluates."""
+_HEAD = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"obs"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*(?=\[)')
+_BETWEEN_ROWS = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*(?=\[)")
 
 
 class RequestError(Exception):
@@ -24,6 +36,16 @@ class RequestError(Exception):
 
     def __str__(self) -> str:
         return self.reason
+
+
+class Piece(NamedTuple):
+    """Some rows of a request."""
+
+    rows: NDArray[np.float32]
+    """(rows, row_dim)"""
+    is_last: bool
+    is_single: bool
+    """Whether the request is one observation of shape (row_dim,)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,52 +77,80 @@ class Expected:
             f"{self.max_rows} rows"
         )
 
-    def parsed(self, body: bytes, body_format: BodyFormat) -> tuple[NDArray[np.float32], bool]:
-        """Parse observations as (rows, row_dim), and whether it was a single one of shape (row_dim,).
+    def pieces(self, body: bytes | bytearray, body_format: BodyFormat) -> Iterator[Piece]:
+        """Parse observations, of which each piece is a bounded amount of work.
 
         Raises:
-            RequestError: the body is not as expected.
+            RequestError: the body is not as expected; pieces before the fault have been returned already.
         """
-        if body_format == "json":
-            values = self._from_json(body)
-        elif body_format == "npy":
-            values = self._from_npy(body)
-        else:
-            values = self._from_raw(body)
-        single = values.ndim == 1
-        rows = values[None] if single else values
-        if rows.ndim != 2 or rows.shape[1] != self.row_dim or len(rows) == 0:
-            raise RequestError(f"got observations of shape {values.shape}; {self.shapes()}")
-        if len(rows) > self.max_rows:
-            raise RequestError(f"got {len(rows)} rows; {self.shapes()}", status=413)
-        with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected
-            rows = np.ascontiguousarray(rows, dtype=np.float32)
-        if not np.isfinite(rows).all():
-            row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+        parse = {"json": self._from_json, "npy": self._from_npy, "raw": self._from_raw}[body_format]
+        num_rows = 0
+        for values, is_last in parse(body):
+            is_single = values.ndim == 1
+            rows = values[None] if is_single else values
+            if rows.ndim != 2 or rows.shape[1] != self.row_dim or len(rows) == 0:
+                raise RequestError(f"got observations of shape {values.shape}; {self.shapes()}")
+            if num_rows + len(rows) > self.max_rows:
+                more = "" if is_last else "at least "
+                raise RequestError(f"got {more}{num_rows + len(rows)} rows; {self.shapes()}", status=413)
+            for begin in range(0, len(rows), PIECE_ROWS):
+                ends = is_last and begin + PIECE_ROWS >= len(rows)
+                yield Piece(_finite(rows[begin : begin + PIECE_ROWS], num_rows + begin), ends, is_single)
+            num_rows += len(rows)
+
+    def _from_json(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
+        """Arrays, each with whether it is the last. Text in the form {"obs": [[..], [..]]} is cut between rows into
+        texts of the same form: valid bodies have no other text with a ``]`` that a comma and a ``[`` follow."""
+        piece_bytes = max(PIECE_BYTES, 4096 + 32 * self.row_dim)
+        head = _HEAD.match(body, 0, piece_bytes) if len(body) > piece_bytes else None
+        if head is None:
+            if len(body) > piece_bytes:
+                raise RequestError(
+                    f'the body has {len(body)} bytes and does not begin with {{"obs": [[; {self._json()}'
+                )
+            yield self._from_json_text(body), True
+            return
+        begin = head.end()
+        while len(body) - begin > piece_bytes:
+            end = body.rfind(b"]", begin, begin + piece_bytes) + 1
+            between = _BETWEEN_ROWS.match(body, end, end + piece_bytes) if end else None
+            if between is None:
+                break  # the end, unless the text is invalid or has long blanks
+            yield self._from_json_text(b'{"obs": [%b]}' % bytes(body[begin:end])), False
+            begin = between.end()
+        if len(body) - begin > 2 * piece_bytes:
             raise RequestError(
-                f"row {row}, number {column} is not finite in float32; expected finite numbers"
+                f"after byte {begin} the body is not JSON, or has more than {piece_bytes} bytes for a row; {self._json()}"
             )
-        return rows, single
+        yield self._from_json_text(b'{"obs": [%b' % bytes(body[begin:])), True
 
-    def _from_json(self, body: bytes) -> NDArray[Any]:
-        wanted = f'expected JSON like {{"obs": [...]}} with {self.row_dim} numbers, or a list of such lists'
+    def _from_json_text(self, text: bytes | bytearray) -> NDArray[Any]:
         try:
-            given = json.loads(body)
+            given = json.loads(text, object_pairs_hook=tuple)
         except (ValueError, RecursionError) as error:
-            raise RequestError(f"the body is not JSON ({error}); {wanted}") from None
-        if not isinstance(given, dict) or set(given) != {"obs"}:
-            raise RequestError(f"the body is not an object with the one key 'obs'; {wanted}")
+            raise RequestError(f"the body is not JSON ({error}); {self._json()}") from None
+        if not isinstance(given, tuple) or [key for key, _ in given] != ["obs"]:
+            raise RequestError(f"the body is not an object with the one key 'obs'; {self._json()}")
+        obs = given[0][1]
+        is_table = isinstance(obs, list) and bool(obs) and all(isinstance(row, list) for row in obs)
+        numbers = chain.from_iterable(obs) if is_table else obs if isinstance(obs, list) else [obs]
+        if not {*map(type, numbers)} <= {int, float}:  # true and false are no numbers
+            raise RequestError(f"'obs' holds values that are not numbers; {self._json()}")
         try:
-            values = np.array(given["obs"])
-        except (ValueError, OverflowError):
-            raise RequestError(f"'obs' has rows of different lengths; {wanted}") from None
-        if values.dtype.kind not in "iuf":
-            raise RequestError(f"'obs' holds values that are not numbers; {wanted}")
-        return values
+            return np.array(obs, np.float64)
+        except ValueError:
+            raise RequestError(f"'obs' has rows of different lengths; {self._json()}") from None
+        except OverflowError:
+            raise RequestError(
+                f"'obs' holds a number that is not finite in float32; {self._json()}"
+            ) from None
 
-    def _from_npy(self, body: bytes) -> NDArray[Any]:
+    def _json(self) -> str:
+        return f'expected JSON like {{"obs": [...]}} with {self.row_dim} numbers, or a list of such lists'
+
+    def _from_npy(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
         wanted = f"expected a .npy file of {self.shapes().removeprefix('expected ')}"
-        stream = io.BytesIO(body)
+        stream = io.BytesIO(body[:_NPY_HEADER_BYTES])
         try:
             read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[
                 npy.read_magic(stream)
@@ -111,21 +161,63 @@ class Expected:
         if dtype.kind not in "iuf":
             raise RequestError(f"the .npy file holds {dtype}; {wanted}")
         # Before anything is allocated: the header comes from the client.
-        content = body[stream.tell() :]
+        content = memoryview(body)[stream.tell() :]
         if math.prod(shape) * dtype.itemsize != len(content):
             raise RequestError(
                 f"the .npy file holds {len(content)} bytes, and its header says {shape} of {dtype}; {wanted}"
             )
-        return np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+        yield np.frombuffer(content, dtype=dtype).reshape(shape, order="F" if fortran else "C"), True
 
-    def _from_raw(self, body: bytes) -> NDArray[Any]:
+    def _from_raw(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
         row_bytes = 4 * self.row_dim
         if not body or len(body) % row_bytes:
             raise RequestError(
                 f"got {len(body)} bytes; expected little-endian float32, {row_bytes} bytes for each observation of "
                 f"{self.row_dim} numbers"
             )
-        return np.frombuffer(body, dtype="<f4").reshape(-1, self.row_dim)
+        yield np.frombuffer(body, dtype="<f4").reshape(-1, self.row_dim), True
+
+
+def _finite(rows: NDArray[Any], first_row: int) -> NDArray[np.float32]:
+    """Rows in float32; ``first_row`` is the index of the first of them in the request."""
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite, and are rejected
+        rows = np.ascontiguousarray(rows, dtype=np.float32)
+    if not np.isfinite(rows).all():
+        row, column = np.argwhere(~np.isfinite(rows))[0].tolist()
+        raise RequestError(
+            f"row {first_row + row}, number {column} is not finite in float32; expected finite numbers"
+        )
+    return rows
+
+
+class AnswerEncoder:
+    """Encodes the answer of one request piece by piece, in the request's format."""
+
+    def __init__(self, body_format: BodyFormat) -> None:
+        self._format = body_format
+        self._arrays: list[NDArray[Any]] = []
+        self._texts: dict[str, list[str]] = {}
+        """JSON of the rows by field."""
+        self._is_single = False
+
+    def add(self, actions: NDArray[Any], piece: Piece) -> None:
+        """Add the actions (rows, dim) or (rows,) of the next piece, or its records of actions and states."""
+        self._is_single = piece.is_single
+        if self._format != "json":
+            self._arrays.append(actions)
+            return
+        names = actions.dtype.names or ()
+        for name, values in ({name: actions[name] for name in names} or {"actions": actions}).items():
+            self._texts.setdefault(name, []).append(json.dumps(values.tolist())[1:-1])
+
+    def body(self, version: int) -> bytes:
+        """The complete answer, of the policy's ``version``."""
+        if self._format == "json":
+            rows = {name: ", ".join(texts) for name, texts in self._texts.items()}
+            fields = [f'"{name}": {text if self._is_single else f"[{text}]"}' for name, text in rows.items()]
+            return f'{{{", ".join(fields)}, "policy_version": {version}}}'.encode()
+        actions = np.concatenate(self._arrays)
+        return encoded(actions[0] if self._is_single else actions, self._format)
 
 
 def encoded(actions: NDArray[Any], body_format: BodyFormat) -> bytes:

@@ -16,8 +16,39 @@ from rayagi.serving.policy_server.requests import Expected
 from rayagi.serving.source import SavedPolicy, saved_policy
 
 
+class GreedyPolicy:
+    """Computes the mode of one checkpoint's policy, clipped to the action range."""
+
+    def __init__(self, saved: SavedPolicy) -> None:
+        self.saved, self.version = saved, saved.version
+        self._agent = Agent(saved.policy)
+        action = saved.info.action
+        self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
+
+    def act(self, obs: NDArray[np.float32]) -> NDArray[Any]:
+        """Actions for observations (rows, obs_dim), (rows, dim) or (rows,).
+
+        A recurrent policy takes rows of an observation and the episode's state, (rows, obs_dim + state_dim), and returns
+        records with the fields ``actions`` and ``states``: the client keeps the states between its requests.
+        """
+        rows, policy = torch.from_numpy(obs), self.saved.policy
+        if not policy.state_dim:
+            return self._clipped(self._agent.act_greedily(rows))
+        seen, states = rows.split((self.saved.info.obs_dim, policy.state_dim), -1)
+        with torch.inference_mode():
+            outputs, states = policy.step(policy.observe(seen), states)
+            actions = self._clipped(policy.environment_actions(policy.mode(outputs)))
+        fields = [("actions", actions.dtype, actions.shape[1:]), ("states", np.float32, (policy.state_dim,))]
+        answers = np.empty(len(rows), dtype=fields)
+        answers["actions"], answers["states"] = actions, states.numpy()
+        return answers
+
+    def _clipped(self, actions: Tensor) -> NDArray[Any]:
+        return (actions if self._range is None else actions.clamp(*self._range)).numpy()
+
+
 class ServedPolicy:
-    """Computes the policy's mode, clipped to the action range. Replaced as a whole, between two batches."""
+    """The policy that answers requests from now on."""
 
     def __init__(self, run: Path, which: str) -> None:
         """Load the policy.
@@ -26,34 +57,12 @@ class ServedPolicy:
             RunError, ConfigError, EnvError: as ``saved_policy``.
         """
         self._run, self._which = run, which
-        self._use(saved_policy(run, which))
+        self.current = GreedyPolicy(saved_policy(run, which))
 
-    def _use(self, saved: SavedPolicy) -> None:
-        self.saved = saved
-        self._agent = Agent(saved.policy)
-        action = saved.info.action
-        self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
-
-    def act(self, obs: NDArray[np.float32]) -> tuple[NDArray[Any], int]:
-        """Actions for observations (rows, obs_dim), (rows, dim) or (rows,); and the policy's version.
-
-        A recurrent policy takes rows of an observation and the episode's state, (rows, obs_dim + state_dim), and returns
-        records with the fields ``actions`` and ``states``: the client keeps the states between its requests.
-        """
-        rows, policy = torch.from_numpy(obs), self.saved.policy
-        if not policy.state_dim:
-            return self._clipped(self._agent.act_greedily(rows)), self.saved.version
-        seen, states = rows.split((self.saved.info.obs_dim, policy.state_dim), -1)
-        with torch.inference_mode():
-            outputs, states = policy.step(policy.observe(seen), states)
-            actions = self._clipped(policy.environment_actions(policy.mode(outputs)))
-        fields = [("actions", actions.dtype, actions.shape[1:]), ("states", np.float32, (policy.state_dim,))]
-        answers = np.empty(len(rows), dtype=fields)
-        answers["actions"], answers["states"] = actions, states.numpy()
-        return answers, self.saved.version
-
-    def _clipped(self, actions: Tensor) -> NDArray[Any]:
-        return (actions if self._range is None else actions.clamp(*self._range)).numpy()
+    @property
+    def saved(self) -> SavedPolicy:
+        """The current checkpoint."""
+        return self.current.saved
 
     def expected(self, max_rows: int) -> Expected:
         """Shape and size limits of a request."""
@@ -113,4 +122,4 @@ class ServedPolicy:
                 f"{saved.checkpoint} has {new.obs_dim} observations and {new.action.dim} actions; clients expect "
                 f"{own.obs_dim} and {own.action.dim}"
             )
-        self._use(saved)
+        self.current = GreedyPolicy(saved)

@@ -8,6 +8,7 @@ import os
 import resource
 import secrets
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from aiohttp import web
 
 from rayagi.run.errors import RunError
 from rayagi.serving.errors import ListenError
-from rayagi.serving.policy_server.batching import MicroBatcher, ServerStatistics
+from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
 from rayagi.serving.policy_server.http_frontend import HttpFrontend
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 from rayagi.serving.policy_server.socket_frontend import SocketFrontend
@@ -29,19 +30,20 @@ IDLE_S = 75.0
 """Keep-alive timeout of HTTP connections; clients reconnect."""
 POLL_S = 1.0
 """How often ``--follow`` checks for a newer checkpoint."""
+SWITCH_S = 2e-4
+"""How long a piece in work may keep Python's lock from the event loop (5 ms by default), up to one call of C."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
-    """Addresses, limits and batching of the server."""
+    """Addresses and limits of the server."""
 
     host: str = "127.0.0.1"
     port: int | None = None
     """HTTP port; 0: any free one; None: no HTTP."""
     unix: Path | None = None
     token: str | None = None
-    max_wait_s: float = 1e-3
     max_rows: int = 4096
     threads: int = 1
     follow: bool = False
@@ -53,9 +55,8 @@ class PolicyServer:
     def __init__(self, policy: ServedPolicy, settings: ServerSettings, log: Callable[[str], object]) -> None:
         self._policy, self._settings, self._log = policy, settings, log
         self.statistics = ServerStatistics()
-        self._batcher = MicroBatcher(
-            policy.act, max_wait_s=settings.max_wait_s, max_rows=settings.max_rows, statistics=self.statistics
-        )
+        self._expected = policy.expected(settings.max_rows)
+        self._batcher = FairBatcher(lambda: policy.current, self._expected, self.statistics)
         self.ready = asyncio.Event()
         """Set when it listens."""
         self.port: int | None = None
@@ -76,6 +77,7 @@ class PolicyServer:
             ListenError: the socket or port is not available.
         """
         torch.set_num_threads(self._settings.threads)
+        sys.setswitchinterval(SWITCH_S)
         # Raise the limit of open files: idle connections must not block others.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -106,6 +108,7 @@ class PolicyServer:
                 await frontend.close(DRAIN_S)
             if runner is not None:
                 await runner.cleanup()
+            self._batcher.close(DRAIN_S)
             for number in (*ending, signal.SIGHUP) if signals else ():
                 loop.remove_signal_handler(number)
 
@@ -134,11 +137,12 @@ class PolicyServer:
         if settings.port is None:
             return None
         frontend = HttpFrontend(
-            self._policy, self._batcher, self.statistics, max_rows=settings.max_rows, token=settings.token
+            self._policy, self._batcher, self.statistics, self._expected, token=settings.token
         )
         runner = web.AppRunner(
             frontend.app,
             access_log=None,
+            handler_cancellation=True,
             handle_signals=False,
             shutdown_timeout=DRAIN_S,
             keepalive_timeout=IDLE_S,
@@ -161,9 +165,7 @@ class PolicyServer:
         settings = self._settings
         if settings.unix is None:
             return None
-        frontend = SocketFrontend(
-            settings.unix, self._policy, self._batcher, self.statistics, max_rows=settings.max_rows
-        )
+        frontend = SocketFrontend(settings.unix, self._policy, self._batcher, self.statistics, self._expected)
         try:
             await frontend.open()
         except BaseException:

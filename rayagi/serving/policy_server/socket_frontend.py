@@ -7,13 +7,14 @@ import json
 import os
 import socket
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from rayagi.serving.errors import ListenError
-from rayagi.serving.policy_server.batching import MicroBatcher, ServerStatistics
+from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
 from rayagi.serving.policy_server.frames import HEADER, FrameError, Kind, frame, header
-from rayagi.serving.policy_server.requests import RequestError, encoded
+from rayagi.serving.policy_server.requests import Expected, RequestError
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 
 _PIPELINED = 64
@@ -29,13 +30,12 @@ class SocketFrontend:
         self,
         path: Path,
         policy: ServedPolicy,
-        batcher: MicroBatcher,
+        batcher: FairBatcher,
         statistics: ServerStatistics,
-        *,
-        max_rows: int,
+        expected: Expected,
     ) -> None:
         self._path, self._policy, self._batcher, self._statistics = path, policy, batcher, statistics
-        self._expected = policy.expected(max_rows)
+        self._expected = expected
         self._server: asyncio.Server | None = None
         self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._pending: set[asyncio.Task[None]] = set()
@@ -76,26 +76,34 @@ class SocketFrontend:
         task = asyncio.current_task()
         assert task is not None
         self._clients[task] = writer
+        requests: set[asyncio.Task[None]] = set()
         try:
             writer.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
             info = {**self._policy.info(), "max_rows": self._expected.max_rows}
             writer.write(frame(Kind.HELLO, 0, json.dumps(info).encode()))
-            await self._attend(reader, writer)
+            await self._attend(reader, writer, requests)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # the client disconnected
         except FrameError as error:
             self._statistics.refused += 1
             writer.write(frame(Kind.ERROR, 0, str(error).encode()))
         finally:
+            for request in requests:
+                request.cancel()
             del self._clients[task]
             writer.close()
             with suppress(ConnectionError):
                 await writer.wait_closed()
 
-    async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _attend(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]
+    ) -> None:
+        """Read requests; ``requests`` has those that are not answered."""
         free = asyncio.Semaphore(_PIPELINED)
         while True:
-            kind, request, body_bytes = header(await reader.readexactly(HEADER.size))
+            first_byte = await reader.readexactly(1)
+            began = time.perf_counter()
+            kind, request, body_bytes = header(first_byte + await reader.readexactly(HEADER.size - 1))
             limit = 4 * self._expected.row_dim * self._expected.max_rows
             if kind != Kind.OBSERVE or body_bytes > limit:
                 raise FrameError(
@@ -103,21 +111,21 @@ class SocketFrontend:
                 )
             body = await reader.readexactly(body_bytes)
             await free.acquire()
-            task = asyncio.create_task(self._answer(request, body, writer))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+            task = asyncio.create_task(self._answer(request, body, began, writer))
+            for tasks in (self._pending, requests):
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
             task.add_done_callback(lambda _: free.release())
             await writer.drain()  # stop reading from a client that does not read
 
-    async def _answer(self, request: int, body: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, request: int, body: bytes, began: float, writer: asyncio.StreamWriter) -> None:
         try:
-            obs, _ = self._expected.parsed(body, "raw")
-            actions, _ = await self._batcher.actions(obs)
+            answer = await self._batcher.answer(writer, body, "raw", began)
         except RequestError as error:
             self._statistics.refused += 1
             writer.write(frame(Kind.ERROR, request, error.reason.encode()))
         else:
-            writer.write(frame(Kind.ACTIONS, request, encoded(actions, "raw")))
+            writer.write(frame(Kind.ACTIONS, request, answer.body))
 
 
 def _refuse_taken(path: Path) -> None:

@@ -115,6 +115,31 @@ def test_every_transport_returns_the_policys_actions(run, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_request_of_many_pieces_has_the_answers_of_its_rows_alone(tmp_path, core):
+    """To float32 rounding: torch's matrix products differ with the number of rows."""
+    run = saved_run(tmp_path / "runs", core=core)
+    policy = saved_policy(run, "best").policy
+    obs = np.random.default_rng(1).standard_normal((1000, 4)).astype(np.float32)
+    expected = Agent(policy).act_greedily(torch.from_numpy(obs)).clamp(-3.0, 3.0).numpy()
+    assert len(np.unique(expected.round(3))) > 100
+    with serving(run, port=0, unix=tmp_path / "s") as (_, url, _):
+        for address in (url, f"unix:{tmp_path / 's'}"):
+            with PolicyClient(address) as client, PolicyClient(address) as other:
+                assert client.act(obs) == pytest.approx(expected, abs=1e-6)
+                assert other.act(obs[7]) == pytest.approx(expected[7], abs=1e-6)
+        rows = np.concatenate((obs, np.zeros((1000, policy.state_dim), np.float32)), axis=1)
+        text = json.dumps({"obs": rows.tolist()})
+        status, body = asked(f"{url}/act", text.encode())
+        assert (status, set(json.loads(body))) == (
+            200,
+            {"actions", "policy_version"} | ({"states"} if core == "gru" else set()),
+        )
+        assert np.array(json.loads(body)["actions"]) == pytest.approx(expected, abs=1e-6)
+        status, body = asked(f"{url}/act", text[:-3].encode())  # the error is in the last piece
+        assert (status, "expected" in json.loads(body)["error"]) == (400, True)
+
+
 def test_discrete_actions_are_integers(tmp_path):
     run = saved_run(tmp_path, "CartPole-v1")
     with serving(run, port=0, unix=tmp_path / "s") as (_, url, _):
@@ -201,6 +226,38 @@ def test_slow_and_dead_clients_do_not_delay_others(run, tmp_path, monkeypatch):
         assert silent.recv(1) == b""  # disconnected
         for each in (half, silent, local, deaf):
             each.close()
+
+
+@pytest.mark.parametrize("frontend", ["http", "unix"])
+def test_requests_of_a_client_that_disconnected_are_dropped(run, tmp_path, frontend):
+    in_service, released = threading.Event(), threading.Event()
+    body = np.zeros((4096, 4), "<f4").tobytes()
+    with serving(run, port=0, unix=tmp_path / "s") as (server, url, _):
+        act = server._policy.current.act
+
+        def held(obs):
+            in_service.set()
+            assert released.wait(60)
+            return act(obs)
+
+        server._policy.current.act = held
+        if frontend == "unix":
+            gone = socket.socket(socket.AF_UNIX)
+            gone.connect(str(tmp_path / "s"))
+            gone.sendall(3 * frame(Kind.OBSERVE, 1, body))
+        else:
+            gone = socket.create_connection(("127.0.0.1", server.port))
+            head = f"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\nContent-Length: {len(body)}"
+            gone.sendall(head.encode() + b"\r\n\r\n" + body)
+        assert in_service.wait(60)
+        (requests,) = server._batcher._waiting.values()
+        gone.close()
+        until(requests[0].answer.cancelled)
+        released.set()
+        with PolicyClient(url, timeout_s=60) as client:
+            client.act(OBS)
+        until(lambda: not server._batcher._waiting)
+        assert server.statistics.rows == 128 + len(OBS)  # the piece in service, and the other client's
 
 
 def test_without_the_token_only_health_is_answered(run):

@@ -6,9 +6,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayagi.serving.policy_server.requests import Expected, RequestError, encoded
+from rayagi.serving.policy_server import requests
+from rayagi.serving.policy_server.requests import PIECE_ROWS, AnswerEncoder, Expected, Piece, RequestError
 
 EXPECTED = Expected(obs_dim=3, max_rows=4)
+
+
+def parsed(body, body_format, expected=EXPECTED):
+    """Rows of all pieces, and whether it was a single observation."""
+    pieces = list(expected.pieces(body, body_format))
+    assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert all(1 <= len(piece.rows) <= PIECE_ROWS for piece in pieces)
+    return np.concatenate([piece.rows for piece in pieces]), pieces[0].is_single
+
+
+def encoded(actions, body_format):
+    encoder = AnswerEncoder(body_format)
+    encoder.add(actions, Piece(np.zeros((len(actions), 3), np.float32), True, False))
+    return encoder.body(7)
 
 
 def npy(array):
@@ -32,16 +47,16 @@ def npy_header(text):
     ],
 )
 def test_observations_come_in_three_formats(body, body_format):
-    obs, single = EXPECTED.parsed(body, body_format)
+    obs, single = parsed(body, body_format)
     assert obs.dtype == np.float32
     assert obs.tolist() == [[1, 2, 3], [4, 5, 6]]
     assert not single
 
 
 def test_a_single_observation_is_a_row_and_marked_as_single():
-    obs, single = EXPECTED.parsed(b'{"obs": [1, 2, 3]}', "json")
+    obs, single = parsed(b'{"obs": [1, 2, 3]}', "json")
     assert (obs.tolist(), single) == ([[1, 2, 3]], True)
-    obs, single = EXPECTED.parsed(npy(np.float32([1, 2, 3])), "npy")
+    obs, single = parsed(npy(np.float32([1, 2, 3])), "npy")
     assert (obs.tolist(), single) == ([[1, 2, 3]], True)
 
 
@@ -55,18 +70,25 @@ def test_a_single_observation_is_a_row_and_marked_as_single():
             r"got observations of shape \(2,\); expected float32 observations of shape \(3,\) or",
         ),
         (b'{"obs": []}', "json", 400, r"got observations of shape \(0,\)"),
-        (b'{"obs": [[[1, 2, 3]]]}', "json", 400, r"got observations of shape \(1, 1, 3\)"),
+        (b'{"obs": [[[1, 2, 3]]]}', "json", 400, "values that are not numbers"),
+        (b'{"obs": 1}', "json", 400, r"got observations of shape \(\)"),
+        (b'{"obs": [1, true, 0.5]}', "json", 400, "values that are not numbers"),
+        (b'{"obs": [[1, 2, 3], [1.5, false, 3]]}', "json", 400, "values that are not numbers"),
+        (b'{"obs": [1, "2", 3]}', "json", 400, "values that are not numbers"),
+        (b'{"obs": [1, 2, 3], "obs": [4, 5, 6]}', "json", 400, "the one key 'obs'"),
+        (b'[["obs", [1, 2, 3]]]', "json", 400, "the one key 'obs'"),
+        (b'{"obs": [1, 2, %d]}' % 10**400, "json", 400, "not finite in float32"),
         (b'{"obs": [[1, 2, 3], [1]]}', "json", 400, "rows of different lengths; expected JSON like"),
         (b'{"obs": [1, NaN, 3]}', "json", 400, "row 0, number 1 is not finite"),
         (b'{"obs": [1, 2, 1e200]}', "json", 400, "row 0, number 2 is not finite in float32"),
         (b'{"obs": [true, false, true]}', "json", 400, "values that are not numbers"),
         (b'{"obs": [1, null, 3]}', "json", 400, "values that are not numbers"),
         (b'{"obs": "abc"}', "json", 400, "values that are not numbers"),
-        (b'{"obs": [1, 2, 99999999999999999999999]}', "json", 400, "values that are not numbers"),
         (b'{"observation": [1, 2, 3]}', "json", 400, "the one key 'obs'"),
         (b"[1, 2, 3]", "json", 400, "the one key 'obs'"),
         (b"\xff\xfe", "json", 400, "is not JSON"),
-        (b"[" * 100_000, "json", 400, "is not JSON"),
+        (b"[" * 30_000, "json", 400, "is not JSON"),
+        (b"[" * 100_000, "json", 400, 'does not begin with {"obs": \\[\\['),
         (json.dumps({"obs": [[0, 0, 0]] * 5}).encode(), "json", 413, "got 5 rows; .* at most 4 rows"),
         (b"", "raw", 400, "got 0 bytes; expected little-endian float32, 12 bytes for each"),
         (b"x" * 13, "raw", 400, "got 13 bytes"),
@@ -86,7 +108,7 @@ def test_a_single_observation_is_a_row_and_marked_as_single():
 )
 def test_errors_state_what_was_received_and_expected(body, body_format, status, reason):
     with pytest.raises(RequestError, match=reason) as error:
-        EXPECTED.parsed(body, body_format)
+        parsed(body, body_format)
     assert error.value.status == status
 
 
@@ -105,7 +127,7 @@ def test_errors_state_what_was_received_and_expected(body, body_format, status, 
 def test_any_body_is_answered_or_rejected(body, body_format):
     refusal = obs = None
     try:
-        obs, _ = EXPECTED.parsed(body, body_format)
+        obs, _ = parsed(body, body_format)
     except RequestError as error:
         refusal = error
     if obs is None:
@@ -122,3 +144,101 @@ def test_actions_go_back_as_they_are():
     assert np.load(io.BytesIO(encoded(actions, "npy"))).tolist() == [[1.5, -2.0]]
     assert np.frombuffer(encoded(actions, "raw"), "<f4").tolist() == [1.5, -2.0]
     assert np.frombuffer(encoded(np.array([2, 0]), "raw"), "<i8").tolist() == [2, 0]
+
+
+def test_whole_numbers_of_any_size_are_numbers():
+    assert parsed(b'{"obs": [1, 2, 99999999999999999999999]}', "json")[0].tolist() == [
+        [1, 2, np.float32(1e23)]
+    ]
+
+
+MANY = Expected(obs_dim=2, max_rows=10_000)
+
+
+@pytest.fixture
+def short_pieces(monkeypatch):
+    """Pieces of 4096 + 64 bytes, the least for rows of two numbers."""
+    monkeypatch.setattr(requests, "PIECE_BYTES", 64)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    count=st.integers(300, 2000),
+    indent=st.sampled_from([None, 1]),
+    blanks=st.text(" \t\r\n", max_size=3),
+    end=st.text(" \t\r\n", max_size=5000),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_long_json_is_what_a_whole_parse_reads(count, indent, blanks, end, seed):
+    obs = np.random.default_rng(seed).standard_normal((count, 2))
+    text = json.dumps({"obs": obs.tolist()}, indent=indent, separators=(f"{blanks},", f":{blanks}"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(requests, "PIECE_BYTES", 64)
+        pieces = [
+            len(piece.rows) for piece in MANY.pieces(bytearray(f"{blanks}{text}{end}".encode()), "json")
+        ]
+        rows, single = parsed(bytearray(f"{blanks}{text}{end}".encode()), "json", MANY)
+    assert max(pieces) < count
+    assert not single
+    assert (rows == obs.astype(np.float32)).all()
+
+
+LONG = json.dumps({"obs": [[0.25, 1.0]] * 1000}).encode()
+
+
+@pytest.mark.usefixtures("short_pieces")
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (LONG[:-1], "is not JSON"),
+        (LONG[:-2], "is not JSON"),
+        (LONG + b"x", "is not JSON"),
+        (LONG + b"]", "is not JSON"),
+        (LONG[:-2] + b",]}", "is not JSON"),
+        (LONG[:-2] + b', "more": 1}', "is not JSON"),
+        (LONG[:-1] + b', "obs": [[1, 2]]}', "the one key 'obs'"),
+        (LONG.replace(b"], [", b"]; [", 500).replace(b"]; [", b"], [", 499), "is not JSON"),
+        (LONG.replace(b"], [", b"] [", 500), "is not JSON"),
+        (LONG.replace(b"], [", b"],, ["), "is not JSON"),
+        (LONG.replace(b"0.25", b'"]"'), "is not JSON"),
+        (LONG.replace(b"0.25", b"true"), "values that are not numbers"),
+        (LONG[:-20] + b"[0.25, true], [0.25, 1.0]]}", "is not JSON"),
+        (LONG.replace(b"[0.25, 1.0]]}", b"[0.25, NaN]]}"), "row 999, number 1 is not finite"),
+        (LONG.replace(b"[0.25, 1.0]]}", b"[0.25]]}"), "rows of different lengths"),
+        (LONG.replace(b'{"obs": [', b'{"obs": [[1, 2]], "obs": ['), "the one key 'obs'"),
+        (LONG[len(b'{"obs": ') : -1], 'does not begin with {"obs": \\[\\['),
+        (b'{"obs": [' + b"1, " * 5000 + b"1]}", 'does not begin with {"obs": \\[\\['),
+        (b'{"obs": [[' + b"1, " * 5000 + b"1]]}", "for a row"),
+        (b" " * 100_000 + LONG, "does not begin"),
+        (LONG + b" " * 100_000, "for a row"),
+        (LONG.replace(b"], [", b"]" + b" " * 100_000 + b", [", 1), "for a row"),
+        (b'{"obs": [' * 2000, "does not begin"),
+    ],
+)
+def test_long_json_is_rejected_in_any_piece(body, reason):
+    with pytest.raises(RequestError, match=reason):
+        parsed(body, "json", MANY)
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_rows_beyond_the_maximum_end_the_parse_of_long_json():
+    expected, pieces = Expected(obs_dim=2, max_rows=500), []
+    with pytest.raises(RequestError, match=r"got at least .* rows; .* at most 500 rows") as error:
+        pieces.extend(piece.is_last for piece in expected.pieces(LONG, "json"))
+    assert error.value.status == 413
+
+
+def test_json_answers_of_pieces_are_one_answer():
+    records = np.zeros(3, [("actions", "<i8"), ("states", "<f4", (2,))])
+    records["actions"], records["states"] = [4, 5, 6], [[1, 2], [3, 4], [5, 6]]
+    encoder = AnswerEncoder("json")
+    for part in (records[:2], records[2:]):
+        encoder.add(part, Piece(np.zeros((len(part), 3), np.float32), len(part) == 1, False))
+    assert json.loads(encoder.body(7)) == {
+        "actions": [4, 5, 6],
+        "states": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]],
+        "policy_version": 7,
+    }
+    single = AnswerEncoder("json")
+    single.add(records[:1], Piece(np.zeros((1, 3), np.float32), True, True))
+    assert json.loads(single.body(7)) == {"actions": 4, "states": [1.0, 2.0], "policy_version": 7}
