@@ -270,12 +270,14 @@ class ComposedCommunicator(ClosesOnExit):
         # With one step the transport divides a mean itself. Not in bfloat16: it would divide before it rounds, and so the
         # result would depend on the number of steps.
         fused = len(self.schedule.steps) == 1 and flat.dtype != torch.bfloat16
+        # The steps of this rank's groups, in the schedule's order; a step without a group of this rank is not among them.
         for own in self._steps:
             try:
                 run_step(own.step, own.transport, flat, op if fused else _sum_for_mean(op), layout)
             except CommunicatorError as error:
                 error.step = f"step {own.number + 1} of {len(self.schedule.steps)}, {own}"
                 raise
+        # mean = sum / world size: every rank divides the same sum, so the results stay bitwise equal.
         if op == "mean" and not fused:
             flat.div_(self.world_size)
 

@@ -103,6 +103,7 @@ class CompositionPlan:
         """
         sums: dict[Primitive, float] = {}
         weights: dict[Primitive, float] = {}
+        # factor[p] = sum_c w[c,p] r[c] / sum_c w[c,p], r[c] = measured_s / model_s, w[c,p] = model_s[c,p] / model_s[c].
         for name, measurement in self.measured.items():
             candidate = self.candidate(name)
             for primitive, seconds in candidate.by_primitive_s.items():
@@ -247,6 +248,7 @@ def plan_composition(
     candidates: list[CandidateComposition] = []
     rejected: list[tuple[str, str]] = []
     names_by_steps: dict[tuple[Step, ...], str] = {}
+    # 1. A schedule per composition; those with unusable primitives or with an earlier one's steps are rejected.
     for name in composition_names(layout):
         try:
             schedule = compose(name, layout)
@@ -257,6 +259,7 @@ def plan_composition(
         except CompositionError as error:
             rejected.append((name, error.reason))
             continue
+        # 2. model_s = sum over steps of alpha + alpha_member g + (beta + beta_shared g p) moved (alphabeta.py).
         by_primitive: dict[Primitive, float] = {}
         for step in schedule.steps:
             seconds = model.step_s(step, layout, nbytes)
@@ -269,6 +272,7 @@ def plan_composition(
     if not candidates:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected)
         raise CompositionError("every composition", str(layout), reasons)
+    # 3. The least cost; among equal ones the fewest steps.
     ranked = sorted(candidates, key=lambda candidate: (candidate.model_s, len(candidate.schedule.steps)))
     return CompositionPlan(
         layout=layout,

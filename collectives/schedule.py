@@ -172,12 +172,14 @@ def _apply(
     expressions: dict[tuple[str, tuple[int, ...]], int],
 ) -> None:
     """Execute the step symbolically. ValueError if it reads unspecified contents, or adds a contribution twice."""
+    # Broadcast: every member holds what the first holds.
     if step.op == "broadcast":
         if contents[group[0]] is None:
             raise ValueError(f"rank {group[0]} has unspecified contents to send")
         for rank in group:
             contents[rank] = contents[group[0]]
         return
+    # Reduction: the contents are the union of the members' contributions, which must be disjoint.
     parts, inputs = 0, []
     for rank in group:
         held = contents[rank]
@@ -187,6 +189,7 @@ def _apply(
             raise ValueError(f"rank {_lowest(parts & held.parts)}'s contribution would be added twice")
         parts |= held.parts
         inputs.append(held.expression)
+    # One number per primitive and sequence of inputs: equal numbers are sums in the same order, so bitwise equal.
     key = (step.primitive, tuple(inputs))
     # Expressions below the world size are the contributions themselves.
     expression = expressions.setdefault(key, len(contents) + len(expressions))

@@ -25,6 +25,7 @@ class XlaCollector:
 
         def several(model: Any, worlds: JaxEnvState, key: jax.Array) -> tuple[JaxEnvState, jax.Array, Any]:
             def one(worlds: JaxEnvState, key: jax.Array) -> tuple[JaxEnvState, Any]:
+                # a ~ softmax(logits of pi(obs)); then dynamics with auto-reset. The scan keeps K rows.
                 obs = world.observe(worlds)
                 actions = jax.random.categorical(key, forward(model, obs))
                 after, rewards, ended = world.step(worlds, actions)

@@ -112,6 +112,7 @@ class CollectorProgram:
         limit_s = self.spec.gmi.collective_timeout_s
         timeout_s = POLL_TIMEOUT_S if self.dataflow.free_running else limit_s
         try:
+            # 1. A free slot, and only then the parameters: read before, they could be older than the update that freed it.
             rows = self._dispenser.open(timeout_s)
             version = self._parameters.read(timeout_s)
         except ChannelTimeoutError:
@@ -119,9 +120,11 @@ class CollectorProgram:
                 raise
             return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
         begun = time.perf_counter()
+        # 2. T steps, written in place into the slot, which no consumer reads before ``send`` commits it.
         rollout = self.collection.rollout = rollout_over(rows, self._own.obs, self._own.outputs)
         times = self.collection.collect(self.rollouts)
         check_finite(rollout, self.rollouts + 1)
+        # 3. What learners cannot compute, log mu(a|s) and R_t; 4. commit the slot with the version that acted.
         self._complete(rollout)
         self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
         ended = time.perf_counter()

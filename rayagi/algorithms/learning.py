@@ -77,11 +77,14 @@ class LearnerProgram:
         iteration = self.trainer.iteration
         if self._publisher.version < 0:
             self._publisher.publish(iteration)
+        # 1. Wait for the rows of an update.
         experience = self._next()
         begun = time.perf_counter()
         waited = {"wait_s": begun - started, "stale_samples": self._stale_samples()}
         if experience is None:
             return IterationResult(iteration, waited)
+        # 2. Update; 3. publish; 4. release the rows, at the end of the block: what a rollout led to is published before its
+        # slot is free, which bounds the policy lag by the number of slots.
         with experience:
             lags = iteration - experience.versions
             metrics = self._learn(experience)

@@ -58,6 +58,7 @@ class ParameterPublisher:
         if self._parameter_store is not None and version <= self._parameter_store.version:
             self._parameter_store.close()
             self._parameter_store = None
+        # Written before it is announced: a subscriber never finds an empty store.
         tensors = published_tensors(self._policy)
         announced = self._parameter_store is not None
         if self._parameter_store is None:

@@ -324,6 +324,7 @@ class OnPolicyLearner(RolloutLearner[SpecT]):
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> tuple[OnPolicyBatch, Tensor]:
         """The batch of a rollout, and the explained variance of its value estimates, ()."""
+        # Steps 2 and 3 of the module: normalised observations of all states, V of all of them in one forward pass, GAE.
         obs, everything = self._observed(rollout)
         values, next_values = self._values(rollout, everything)
         device = values.device

@@ -25,6 +25,7 @@ static void observe_tile(const Policy *p, const Acting *a, int64_t t, int64_t fi
         for (int64_t d = 0; d < D; d++) {
             raw_obs[d] = row[d];
             real y = row[d];
+            /* clip((s - mean) / std, -clip, clip): shift is the mean, scale 1 / std (normalisers.py) */
             if (p->normalise) y = real_min(real_max((y - p->shift[d]) * p->scale[d], -p->clip), p->clip);
             network_obs[d] = x[d * L + j] = y;
         }

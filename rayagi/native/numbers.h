@@ -15,6 +15,7 @@ ALWAYS float reduced(float x, float *quadrant) {
     r = fmaf(n, 4.37113900018624283e-8f, r);
     return fmaf(n, 1.71512449e-15f, r);
 }
+/* sin r = r + r z P(z), cos r = 1 - z/2 + z^2 Q(z) with z = r^2, for |r| <= pi/4. */
 ALWAYS float near_sin(float r) {
     float z = r * r;
     return fmaf(r * z, fmaf(z, fmaf(z, -0.00019515f, 0.00833216f), -0.16666655f), r);
@@ -23,6 +24,8 @@ ALWAYS float near_cos(float r) {
     float z = r * r;
     return fmaf(z * z, fmaf(z, fmaf(z, 2.44324129e-05f, -1.38873099e-03f), 4.16666456e-02f), fmaf(z, -0.5f, 1.0f));
 }
+/* sin(n pi/2 + r), by quadrant n: sin r, cos r, -sin r, -cos r; the cosine is a quadrant ahead. tan is s / c in even
+   quadrants, -c / s in odd ones. */
 ALWAYS float real_sin(float x) {
     float q, r = reduced(x, &q), s = near_sin(r), c = near_cos(r);
     float y = (q == 1.0f) | (q == 3.0f) ? c : s;

@@ -73,6 +73,7 @@ static int step_world(const WorldBatch *w, Simulation *s, int64_t world, int64_t
     s->world = world;
     /* Reset the counts: MuJoCo zeroes them when it resets an unstable world, so a difference could miss a warning. */
     for (int64_t k = 0; k < s->kinds; k++) *count(s, k) = 0;
+    /* Row -> MjData -> substeps -> row: only the thread that claimed the world touches its row and fields. */
     w->load(w->model, s->data, row, (int)w->parts);
     for (int64_t i = 0; i < substeps; i++) w->step(w->model, s->data);
     w->forces(w->model, s->data); /* cfrc_ext, which mj_step does not compute */

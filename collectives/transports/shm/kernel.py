@@ -199,9 +199,10 @@ class KernelBarrier(Barrier):
         if len(words) and self._state.next != _NOT_BEGUN:
             self._abort_operation(self._state_pointer)
         super().leave()
+        # After the goodbye: a member that stored ``sleeps`` too early to see the goodbye finds the word cleared (kernel.c).
         if len(words):
             for other in self._others:
-                words[other + _SLEEPS] = 0  # a member about to sleep on this word does not
+                words[other + _SLEEPS] = 0
                 futex.wake(self._address + (other + _SLEEPS) * WORD_BYTES)
 
     def _resume(self, words: SharedWords, operation: Operation, state: int) -> None:
@@ -214,10 +215,11 @@ class KernelBarrier(Barrier):
             self._state.limit_ns = _SLEEP_NS if loss is None else 0
             state = self._run(self._state_pointer, operation.at)
             if state == _TRY_AGAIN and loss is not None:
+                # One compare-and-swap on the header's outcome decides between this abort and another member's completion.
                 self._blame(words, loss[0])  # before the others can see the abort
                 if self._abort_operation(self._state_pointer):
                     self._fail(operation.call, loss[0], waited_s, loss[1])
-                words[self._own + BLAMED] = 0
+                words[self._own + BLAMED] = 0  # it was completed elsewhere: the next run completes it here
         if state == _ABORTED:
             self._fail(operation.call, *self._who_aborted(words, begin))
         if state == _MISMATCHED:
@@ -260,7 +262,7 @@ def _load() -> ctypes.CDLL:
 
 def announce_kernel(words: SharedWords, rank: int) -> None:
     """Write this member's kernel version to its slot, before the group's first barrier."""
-    if library() is not None:
+    if library() is not None:  # the first barrier's arrival publishes it
         words[rank * STRIDE + _KERNEL] = _fingerprint()
 
 

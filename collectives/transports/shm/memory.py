@@ -102,7 +102,7 @@ class Segment:
         except OSError as error:
             os.close(descriptor)
             raise CommunicatorError("connect", 0, "nobody", 0.0, f"cannot make a segment: {error}") from error
-        segment.header[0] = PROTOCOL
+        segment.header[0] = PROTOCOL  # before the endpoint leaves this process: who attaches reads it
         return segment
 
     @classmethod
@@ -196,6 +196,8 @@ class _CallerOwnedMapping(NamedTuple):
         memory = self.memory()  # stays mapped while this name refers to it
         if memory is None:
             return
+        # 1. Private memory elsewhere, with a copy; 2. one system call moves it over the shared mapping. A store before it
+        # reaches the shared memory, one after it the copy; at no time is the address unmapped.
         private = _libc.mmap(None, self.size, _READ_WRITE, _PRIVATE, -1, 0)
         if private != _MAP_FAILED:
             ctypes.memmove(private + self.begin, self.address + self.begin, self.kept_size)

@@ -1,6 +1,7 @@
 """Barrier in shared memory, in Python: without locks, and without system calls if members arrive at the same time.
 
-Each member writes only its own cache line: arrivals, the encoded call, and the member on whose counter it sleeps.
+A member writes only its own words: on one cache line its arrivals, the encoded call and the member on whose counter it
+sleeps; on another, written once, its goodbye and the member that it blames.
 
 1. Arrive: store the call, then increment the own counter; wake members that sleep on it.
 2. Wait for each other counter: poll, then yield the core, then sleep on that counter (futex) for at most 50 ms at a time.
@@ -72,24 +73,27 @@ class Barrier:
         words = self._words
         if self.broken is not None:
             self.check_open(calls.call_name(call))
+        # 1. Arrive. The counter is stored after the call, so who reads the counter also sees the call.
         self._count = count = self._count + 1
         call_at = CALL + (count & 1)
         words[self._own + call_at] = call
-        words[self._own] = count  # publishes the call
-        # Store-load fence: without it the loads of ASLEEP could precede the store, and miss a sleeper that missed the
-        # store. A lock is a locked instruction, which is a fence on x86-64; elsewhere SharedWords has fences.
+        words[self._own] = count
+        # 2. Wake a sleeper, behind a store-load fence: without it the loads of ASLEEP could precede the store, and miss a
+        # sleeper that missed the store. A lock is a locked instruction, a fence on x86-64; elsewhere SharedWords has fences.
         with self._fence:
             pass
         awaited = self._rank + 1
         for other in self._others:
             if words[other + ASLEEP] == awaited:
                 futex.wake(self._address + self._own * WORD_BYTES)
-                break
+                break  # one call wakes all that sleep on this counter
+        # 3. Wait for every other counter, then compare that member's call, which its counter published.
         for other in self._others:
             if words[other] < count:
                 self._wait(words, other, count, call)
             if words[other + call_at] != call:
                 self._refuse(call, self._members[other // STRIDE], words[other + call_at])
+        # 4. A member that arrived and then failed, say by a mismatch, left without completing this operation.
         for other in self._others:
             if 0 < words[other + GOODBYE] <= count:
                 member, reason = self._left(words, other)
@@ -106,6 +110,7 @@ class Barrier:
         self.broken = self.broken or "this communicator is closed"
         words, self._words = self._words, _NO_WORDS
         if len(words):
+            # After BLAMED (``_fail``): who reads the goodbye also sees whom this member blames.
             words[self._own + GOODBYE] = self._num_complete + 1
             futex.wake(self._address + self._own * WORD_BYTES)
         self._processes.close()
@@ -124,6 +129,9 @@ class Barrier:
             os.sched_yield()
             if words[other] >= count:
                 return
+        # The waker stores its counter, then reads ASLEEP; this member stores ASLEEP, then Linux compares the counter with
+        # ``arrivals``, behind a full fence in the system call. So either the comparison fails and ``sleep`` returns at once,
+        # or the waker sees ASLEEP and wakes.
         words[self._own + ASLEEP] = other // STRIDE + 1
         while (arrivals := words[other]) < count:
             futex.sleep(self._address + other * WORD_BYTES, arrivals, _SLEEP_S)

@@ -44,6 +44,7 @@ _HEAD = f"""\
 #define CUDART_NAN_F __int_as_float(0x7fffffff)
 typedef unsigned int word_t;
 
+/* PCG-4D (draws.py): an LCG step of each word, a mixing round, a xorshift, a second round; 24 bits of each word. */
 __device__ void mix(word_t &x, word_t &y, word_t &z, word_t &w) {{
     x += y * w;
     y += z * x;
@@ -85,6 +86,7 @@ extern "C" __global__ void simulate(
     int num_envs, int num_steps, int num_copies, int compute, word_t seed, const {kind} *actions, real *state,
     int *elapsed, int *episode, real *copies, real *rewards, int *ended
 ) {{
+    /* A thread per environment; state[j * n + i]: neighbouring threads read neighbouring words. No memory is shared. */
     const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x, n = num_envs;
     if (i >= n) return;
 {_lines(1, [f"real {states[name]} = state[{j} * n + i];" for j, name in enumerate(names)])}
@@ -94,6 +96,7 @@ extern "C" __global__ void simulate(
     for (int k = 0; k < num_steps; k++) {{
 {_lines(2, [f"const real {name} = {_action(work, place)};" for place, name in enumerate(reals)])}
 {_iterated(work, step, list(states.values()))}
+        /* Reward and time limit; at an episode's end its successor's first state, keyed by (i, number). */
         total += reward;
         steps += 1;
         if (over || steps >= {work.env_config.limit}) {{

@@ -83,6 +83,7 @@ class JaxWorld:
         Returns:
             The next state, rewards (N,), and which episodes ended, (N,) bool.
         """
+        # 1. Dynamics; 2. time limit; 3. first states of the next episodes, selected where one ended (as reference.advance).
         state, reward, terminated = self._iterate(worlds.state, self._inputs(actions))
         elapsed = worlds.elapsed + 1
         limit = self.simulator.max_episode_steps

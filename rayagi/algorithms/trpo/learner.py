@@ -38,8 +38,7 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
         """Returns the surrogate loss, the entropy, the KL divergence of the step, the gradient's norm, and backtracks."""
         model, spec = self.model, self.spec
         names, parameters = _policy_parameters(model)
-        # Trainers of a host share one copy of the parameters. It is read once: another trainer may write it earlier.
-        start = _flat(parameters).detach().clone()
+        start = _flat(parameters).detach()  # theta_old: a copy, which the step does not overwrite
         old = _distribution(model, dict(zip(names, _like(start, parameters), strict=True)), batch)
 
         def measured(flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -124,6 +123,7 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, iter
     Returns:
         x, (P,). P iterations would be exact.
     """
+    # x = 0, r = target - A x, p = r.
     x, residual = torch.zeros_like(target), target.clone()
     search = residual.clone()
     squared = dot(residual, residual)
@@ -134,9 +134,11 @@ def conjugate_gradient(product: Callable[[Tensor], Tensor], target: Tensor, iter
         # Rounding can leave a direction without curvature, from where on an iteration would only lose.
         if squared <= enough or along <= 0:
             break
+        # alpha = r^T r / p^T A p;  x += alpha p;  r -= alpha A p.
         alpha = squared / along
         x = x + alpha * search
         residual = residual - alpha * image
+        # p = r + beta p, beta = r^T r / (r^T r before): conjugate to all earlier directions.
         before, squared = squared, dot(residual, residual)
         search = residual + squared / before * search
     return x

@@ -141,6 +141,7 @@ void rayagi_run(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t st
         int count = tile_count(f, begin);
         tile_load(&t, f, begin, count);
         for (int64_t k = 0; k < steps; k++) {
+            /* 1. Clipped actions, dynamics, reward, end of the episode. */
             tile_act(&t, choices + k * n, reals + k * n * A, begin, count);
             int any = tile_step(&t, f->limit, count);
             memcpy(out->rewards + k * n + begin, t.y[S], count * sizeof(real));
@@ -148,6 +149,7 @@ void rayagi_run(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t st
                 out->terminated[k * n + begin + j] = t.ended[j] == 1;
                 out->truncated[k * n + begin + j] = t.ended[j] == 2;
             }
+            /* 2. Observation; where an episode ended it is the final one, and the reset's replaces it in obs. */
             simulator_observe(t.x[0], t.obs[0]);
             if (any) {
                 for (int j = 0; j < count; j++)
