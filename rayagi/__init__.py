@@ -16,12 +16,10 @@ if TYPE_CHECKING:
     from rayagi.config.spec import RunSpec as RunSpec
     from rayagi.coordinator.session import Session as Session
 
-    A3C: type[GmiAlgorithm]
-    IMPALA: type[GmiAlgorithm]
+    APPO: type[GmiAlgorithm]
     PPO: type[GmiAlgorithm]
     TRPO: type[GmiAlgorithm]
-    A3CConfig: type[GmiConfig]
-    ImpalaConfig: type[GmiConfig]
+    AppoConfig: type[GmiConfig]
     PPOConfig: type[GmiConfig]
     TRPOConfig: type[GmiConfig]
 

@@ -1,6 +1,6 @@
 """Measures one way of training: predictions and training samples per second, and how old experience was.
 
-    python -m experiments.asynchronous.one Ant-v5 impala --template decoupled --seconds 20 --set impala.on_stale=drop
+    python -m experiments.asynchronous.one Ant-v5 appo --template decoupled --seconds 20 --set appo.on_stale=drop
 
 Prints one JSON line.
 """
@@ -49,7 +49,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("task")
-    parser.add_argument("algorithm", choices=["ppo", "impala", "a3c"])
+    parser.add_argument("algorithm", choices=["ppo", "appo"])
     parser.add_argument("--template", default="dp_only")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")

@@ -108,7 +108,7 @@ def kills(session: DecoupledSession) -> dict[str, tuple[int, int]]:
 
 def measure(task: str, repeats: int, settings: Sequence[str]) -> dict[str, Any]:
     """Every kill, so many times, in one session."""
-    spec = checked(with_settings(preset(task, "impala"), ["gmi.template=decoupled", *settings]))
+    spec = checked(with_settings(preset(task, "appo"), ["gmi.template=decoupled", *settings]))
     lines: list[dict[str, Any]] = []
     told: list[tuple[float, str]] = []
     with session_of(spec, log=lambda text: told.append((time.perf_counter(), text))) as session:

@@ -31,15 +31,15 @@ BASELINE = "ppo, dp_only"
 
 CASES: dict[str, tuple[str, ...]] = {
     BASELINE: ("ppo",),
-    "impala, dp_only": ("impala",),
+    "appo, dp_only": ("appo",),
     "ppo, ea_t": ("ppo", "--template", "ea_t"),
-    "impala, decoupled, wait": ("impala", "--template", "decoupled"),
-    "impala, decoupled, correct": (
-        "impala",
+    "appo, decoupled, wait": ("appo", "--template", "decoupled"),
+    "appo, decoupled, correct": (
+        "appo",
         "--template",
         "decoupled",
         "--set",
-        "impala.on_stale=correct",
+        "appo.on_stale=correct",
     ),
 }
 
@@ -94,7 +94,7 @@ def train(task: str, given: argparse.Namespace) -> Path:
             return folder
         command += ["--resume", str(folder), "--time", given.time]
     else:
-        command += [task, "--algorithm", "impala", "--seed", str(given.seed), "--time", given.time]
+        command += [task, "--algorithm", "appo", "--seed", str(given.seed), "--time", given.time]
         command += [
             "--evaluate-every",
             str(given.evaluate_every),
@@ -118,7 +118,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
             label = "ppo, synchronous (experiments/learning)" if place == 0 else None
             axes.plot(*zip(*points, strict=True), color="#bbbbbb", linewidth=1, label=label)
     points = [(row["train_s"] / 60, row["evaluation_return_mean"]) for row in report["curve"]]
-    axes.plot(*zip(*points, strict=True), marker=".", color="#4477aa", label="impala, asynchronous")
+    axes.plot(*zip(*points, strict=True), marker=".", color="#4477aa", label="appo, asynchronous")
     axes.set_xlabel("minutes, evaluations included")
     axes.set_ylabel("mean evaluation return")
     axes.set_title(f"{report['task']}: {report['plan'].strip().splitlines()[-1].split('.')[0]}", fontsize=9)

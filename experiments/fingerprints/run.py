@@ -65,9 +65,19 @@ def cases() -> list[Case]:
             "gmi.threads_per_gmi=1",
         ),
         "trpo_half_cheetah": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "trpo"),
-        "impala_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala", "--template", "dp_only"),
-        "a3c_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "a3c", "--template", "dp_only"),
-        "impala_decoupled": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala"),
+        "appo_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "appo", "--template", "dp_only"),
+        "appo_without_vtrace": (
+            "HalfCheetah-v5",
+            "--gmis",
+            "2",
+            "--algorithm",
+            "appo",
+            "--template",
+            "dp_only",
+            "--set",
+            "appo.vtrace=false",
+        ),
+        "appo_decoupled": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "appo"),
     }
     without = {"ppo_fused_cartpole": ("--set", "env.engine=fused_torch")}  # it has no C without a compiler
     return [

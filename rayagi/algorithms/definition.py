@@ -93,8 +93,6 @@ class AlgorithmDefinition:
     """Whether it steps the policy and the value network on their own, so that they can share no parameters."""
     captured_learner: str | None = None
     """The learner for rollouts on the GPU, whose whole update is one CUDA graph."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Extra keyword arguments of the learner, for algorithms that share a class."""
     rules: Callable[[Any, str], Iterator[ConfigError]] = _no_rules
     """Extra rules on its settings, beside their own: (settings, section) -> violations."""
     preset: Mapping[str, Any] = field(default_factory=dict)

@@ -31,6 +31,5 @@ def make_learner(
         spec=spec.learning,
         seed=spec.seed,
         total_env_steps=spec.total_env_steps,
-        **definition.options,
         **whose,
     )

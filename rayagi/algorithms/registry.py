@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from rayagi.algorithms.appo import APPO
 from rayagi.algorithms.definition import AlgorithmDefinition
-from rayagi.algorithms.impala import A3C, IMPALA
 from rayagi.algorithms.ppo import PPO
 from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, TRPO, IMPALA, A3C)
+    definition.name: definition for definition in (PPO, TRPO, APPO)
 }
 """Definitions by name; the first is the default."""
 

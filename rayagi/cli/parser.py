@@ -22,7 +22,7 @@ examples:
   rayagi train Ant-v5 --time 5m --gmis 2              two GMIs, five minutes
   rayagi train Hopper-v5 --env-steps 2M --set ppo.learning_rate=1e-4
   rayagi train Ant-v5 --evaluate-every 50 --stop-return 2000
-  rayagi train Ant-v5 --algorithm impala              asynchronous collecting and learning
+  rayagi train Ant-v5 --algorithm appo              asynchronous collecting and learning
   rayagi train Ant-v5 --config ant.yaml --seed 3 --name ant-seed3
   rayagi train --resume runs/Ant-v5-20260102-030405   continue after Ctrl-C or a crash
   rayagi train --resume runs/ant-seed3 --time 1h      continue until one hour of training in total

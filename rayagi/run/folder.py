@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import yaml
 
+from rayagi.config.former import with_present_names
 from rayagi.config.yaml_text import parse_yaml
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
@@ -130,7 +131,7 @@ class RunFolder:
         replace_text(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
-        """Read config.yaml.
+        """Read config.yaml, with the present names of settings.
 
         Raises:
             RunFolderError: it is missing or not a YAML mapping.
@@ -141,7 +142,7 @@ class RunFolder:
             raise RunFolderError(str(self.path), f"config.yaml cannot be read ({error})") from error
         if not isinstance(config, dict):
             raise RunFolderError(str(self.path), "config.yaml is not a mapping")
-        return config
+        return dict(with_present_names(config))
 
 
 def create_run(out: Path, task: str, *, seed: int, rayagi_version: str, name: str | None = None) -> RunFolder:

@@ -34,7 +34,7 @@ def rayagi(folder, *arguments):
 
 
 def test_inverted_pendulum_is_solved_asynchronously_and_across_a_resume(tmp_path):
-    started = ("train", "InvertedPendulum-v5", "--algorithm", "impala", "--name", "a", "--iterations", "10")
+    started = ("train", "InvertedPendulum-v5", "--algorithm", "appo", "--name", "a", "--iterations", "10")
     output = rayagi(tmp_path, *started)
     assert "decoupled on cpu: 3 GMIs" in output
     assert "learned from (TTP)" in output
@@ -51,6 +51,6 @@ def test_inverted_pendulum_is_solved_asynchronously_and_across_a_resume(tmp_path
     assert all(row["samples_per_second"] > 0 for row in rows)
     experience = json.loads((run / "experience.json").read_text())
     assert experience["rows"]["missing"] == 0
-    steps = parse_yaml((run / "config.yaml").read_text())["impala"]["rollout_length"]
+    steps = parse_yaml((run / "config.yaml").read_text())["appo"]["rollout_length"]
     assert steps * sum(experience["lags"].values()) == sum(row["train_samples"] for row in rows)
     assert "Policy lag" in (run / "report.html").read_text()

@@ -11,8 +11,8 @@ import pytest
 import ray
 import torch
 
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.collector_learner import CollectorLearnerFactory
-from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
@@ -32,9 +32,9 @@ SPEC = RunSpec(
 )
 DECOUPLED = replace(
     SPEC,
-    algorithm="impala",
+    algorithm="appo",
     gmi=replace(SPEC.gmi, template="decoupled"),
-    learning=ImpalaSpec(**LEARNING, on_stale="drop", max_lag=3, rollouts_per_update=1),
+    learning=AppoSpec(**LEARNING, on_stale="drop", max_lag=3, rollouts_per_update=1),
 )
 
 

@@ -14,8 +14,8 @@ import ray
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.collector_learner import CollectorLearnerFactory
-from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from tests.fakes.point import make_point
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.cluster
 
 SPEC = RunSpec(
     env=EnvSpec(id="Point"),
-    algorithm="impala",
+    algorithm="appo",
     gmi=GmiSpec(num_envs=4, template="decoupled", backend="cpu"),
     network=NetworkSpec(hidden=(16, 8)),
-    learning=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    learning=AppoSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
     seed=3,
 )
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.algorithms.test_collector_learner import IMPALA, SPEC, after, run_gmis
+from tests.unit.algorithms.test_collector_learner import APPO, SPEC, after, run_gmis
 
 pytestmark = [
     pytest.mark.gpu,
@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("spec", [SPEC, IMPALA], ids=["ea_t with ppo", "decoupled with impala at lag 0"])
+@pytest.mark.parametrize("spec", [SPEC, APPO], ids=["ea_t with ppo", "decoupled with appo at lag 0"])
 def test_updates_on_the_gpu_agree_with_those_on_the_cpu(spec):
     on_gpu, on_cpu = (run_gmis(spec, 2, 1, after(3), device)[2] for device in ("cuda:0", "cpu"))
     for found, expected in zip(on_gpu[0], on_cpu[0], strict=True):

@@ -10,8 +10,8 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.rendezvous_actor import RendezvousActor
 from placement.role_layout import make_role_layout
 from placement.types import Slice
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.collector_learner import CollectorLearnerFactory
-from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
@@ -25,11 +25,11 @@ SPEC = RunSpec(
     learning=PPO,
     seed=3,
 )
-IMPALA = replace(
+APPO = replace(
     SPEC,
-    algorithm="impala",
+    algorithm="appo",
     gmi=replace(SPEC.gmi, template="decoupled"),
-    learning=ImpalaSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3, max_lag=0),
+    learning=AppoSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3, max_lag=0),
 )
 
 
@@ -116,7 +116,7 @@ def dp_only(spec, number):
 
 @pytest.mark.parametrize("num_learners", [1, 2])
 @pytest.mark.parametrize("core", ["none", "lstm"])
-@pytest.mark.parametrize("spec", [SPEC, IMPALA], ids=["ea_t with ppo", "decoupled with impala at lag 0"])
+@pytest.mark.parametrize("spec", [SPEC, APPO], ids=["ea_t with ppo", "decoupled with appo at lag 0"])
 def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners, core):
     spec = replace(spec, network=replace(spec.network, core=core, core_size=6))
     expected, reference = dp_only(spec, 6)
@@ -137,7 +137,7 @@ def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners, core):
 
 def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_within_the_bound():
     """A collector that ends without disconnecting, as a killed one does, is replaced under its producer number."""
-    spec = replace(IMPALA, learning=replace(IMPALA.learning, max_lag=2))
+    spec = replace(APPO, learning=replace(APPO.learning, max_lag=2))
     _, successor_of, learner_of = identities(spec, 2, 1)
     directory = RendezvousActor(3)
 

@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from actors.gmi import GmiIdentity
 from placement.role_layout import make_role_layout
 from placement.types import Slice
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.dataflow import MAX_SLOTS, DataflowTopology
-from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import GmiSpec, RunSpec
 
 
-def flow_of(template, collectors, learners, num_envs=4, **impala):
+def flow_of(template, collectors, learners, num_envs=4, **appo):
     kinds = tuple(make_role_layout(template, num_learners=learners).assign_roles(collectors + learners))
     identity = GmiIdentity(
         index=0, num_gmis=len(kinds), slice=Slice(node="n", backend="cpu"), roles=kinds[0], task="t", kinds=kinds
     )  # fmt: skip
     spec = RunSpec(
-        algorithm="ppo" if template == "ea_t" else "impala",
-        learning=PPOSpec() if template == "ea_t" else ImpalaSpec(**impala),
+        algorithm="ppo" if template == "ea_t" else "appo",
+        learning=PPOSpec() if template == "ea_t" else AppoSpec(**appo),
         gmi=GmiSpec(template=template, num_envs=num_envs),
     )
     return DataflowTopology.for_gmi(spec, identity)
@@ -55,7 +55,7 @@ def test_without_lockstep_learners_share_what_an_update_takes(numbers, rollouts)
 
 
 @pytest.mark.parametrize(
-    ("template", "impala", "lockstep", "free_running", "slots", "max_lag"),
+    ("template", "appo", "lockstep", "free_running", "slots", "max_lag"),
     [
         ("ea_t", {}, True, False, 1, 0),
         ("decoupled", {"max_lag": 0}, True, True, 1, 0),
@@ -67,9 +67,9 @@ def test_without_lockstep_learners_share_what_an_update_takes(numbers, rollouts)
     ],
 )
 def test_a_bound_on_lag_is_slots_in_lockstep_and_a_limit_otherwise(
-    template, impala, lockstep, free_running, slots, max_lag
+    template, appo, lockstep, free_running, slots, max_lag
 ):
-    dataflow = flow_of(template, 2, 1, **impala)
+    dataflow = flow_of(template, 2, 1, **appo)
     assert (dataflow.lockstep, dataflow.free_running, dataflow.slots, dataflow.max_lag) == (
         lockstep,
         free_running,

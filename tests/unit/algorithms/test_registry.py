@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rayagi
-from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.registry import DEFINITIONS, SECTIONS
 from rayagi.algorithms.rollout_learner import RolloutLearner
@@ -57,8 +57,8 @@ def test_names_of_rllibs_face_are_fields_of_the_settings(definition):
 
 
 def test_files_of_before_which_hold_every_section_are_read():
-    both = {"algorithm": "impala", "ppo": {"gamma": 0.9}, "impala": {"gamma": 0.8, "max_lag": 2}}
-    assert run_spec_from_dict(both).learning == ImpalaSpec(gamma=0.8, max_lag=2)
+    both = {"algorithm": "appo", "ppo": {"gamma": 0.9}, "appo": {"gamma": 0.8, "max_lag": 2}}
+    assert run_spec_from_dict(both).learning == AppoSpec(gamma=0.8, max_lag=2)
     assert run_spec_from_dict({**both, "algorithm": "ppo"}).learning == PPOSpec(gamma=0.9)
     with pytest.raises(ConfigError, match=r"ppo\.gamma = 'much': must be a number"):
         run_spec_from_dict({**both, "ppo": {"gamma": "much"}})
@@ -72,10 +72,8 @@ def test_an_unknown_algorithm_is_refused_with_those_that_there_are():
 
 
 def test_settings_of_another_algorithm_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"'PPOSpec': are not the settings of .*'impala'; give a ImpalaSpec"
-    ):
-        checked(RunSpec(algorithm="impala", learning=PPOSpec()))
+    with pytest.raises(ConfigError, match=r"'PPOSpec': are not the settings of .*'appo'; give a AppoSpec"):
+        checked(RunSpec(algorithm="appo", learning=PPOSpec()))
 
 
 def test_definitions_import_neither_torch_nor_ray():

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayagi.algorithms.impala.vtrace import vtrace
 from rayagi.algorithms.returns import gae
+from rayagi.algorithms.vtrace import vtrace
 
 
 def column(*values):

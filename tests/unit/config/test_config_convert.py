@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.convert import (
     merged,
@@ -16,6 +16,7 @@ from rayagi.config.convert import (
     with_settings,
 )
 from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.former import with_present_names
 from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.config.yaml_text import parse_yaml
 
@@ -129,23 +130,23 @@ def test_settings_are_applied_in_order_by_path_or_by_name_alone():
 
 def test_a_name_that_several_algorithms_have_means_the_runs_own():
     assert with_settings(RunSpec(), ["gamma=0.9"]).learning.gamma == 0.9
-    spec = with_settings(RunSpec(algorithm="a3c"), ["gamma=0.9", "max_lag=3"])
-    assert (type(spec.learning), spec.learning.gamma, spec.learning.max_lag) == (ImpalaSpec, 0.9, 3)
+    spec = with_settings(RunSpec(algorithm="appo"), ["gamma=0.9", "max_lag=3"])
+    assert (type(spec.learning), spec.learning.gamma, spec.learning.max_lag) == (AppoSpec, 0.9, 3)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "setting", "message"),
     [
-        ("ppo", "max_lag=2", "impala.max_lag: is a setting of impala and a3c; leave it out"),
-        ("ppo", "impala.gamma=0.5", "impala.gamma: is a setting of impala and a3c; write ppo.gamma"),
-        ("a3c", "ppo.gamma=0.5", "ppo.gamma: is a setting of ppo; write impala.gamma"),
-        ("impala", "ppo={gamma: 0.5}", "ppo: is a setting of ppo; write impala"),
-        ("impala", "value_clip=1", "ppo.value_clip: is a setting of ppo; leave it out"),
+        ("ppo", "max_lag=2", "appo.max_lag: is a setting of appo; leave it out"),
+        ("ppo", "appo.gamma=0.5", "appo.gamma: is a setting of appo; write ppo.gamma"),
+        ("appo", "ppo.gamma=0.5", "ppo.gamma: is a setting of ppo; write appo.gamma"),
+        ("appo", "ppo={gamma: 0.5}", "ppo: is a setting of ppo; write appo"),
+        ("appo", "value_clip=1", "ppo.value_clip: is a setting of ppo; leave it out"),
         (
             "ppo",
-            "algorithm=impala",
-            "algorithm = 'impala': cannot be set: the other settings are those of ppo; "
-            "name it itself: rayagi train Ant-v5 --algorithm impala",
+            "algorithm=appo",
+            "algorithm = 'appo': cannot be set: the other settings are those of ppo; "
+            "name it itself: rayagi train Ant-v5 --algorithm appo",
         ),
     ],
 )
@@ -227,3 +228,32 @@ def test_a_config_error_arrives_as_itself_from_another_process():
         str(pickle.loads(pickle.dumps(ConfigError("f.yaml", NO_VALUE, "no such file"))))
         == "f.yaml: no such file"
     )
+
+
+def former(algorithm, **changes):
+    """config.yaml of a run of before, when ``impala`` and ``a3c`` named APPO and APPO without V-trace."""
+    appo = run_spec_to_dict(RunSpec(algorithm="appo", learning=AppoSpec(max_lag=3, num_epochs=2)))
+    section = {name: value for name, value in appo.pop("appo").items() if name != "vtrace"}
+    return {**appo, "algorithm": algorithm, "impala": {**section, **changes}}
+
+
+@pytest.mark.parametrize(("algorithm", "vtrace"), [("impala", True), ("a3c", False)])
+def test_a_run_saved_under_a_former_name_is_the_algorithm_that_computes_the_same(algorithm, vtrace):
+    spec = run_spec_from_dict(with_present_names(former(algorithm)))
+    assert spec.algorithm == "appo"
+    assert spec.learning == AppoSpec(max_lag=3, num_epochs=2, vtrace=vtrace)
+
+
+def test_a_run_saved_without_the_clip_is_one_that_never_clips():
+    spec = run_spec_from_dict(with_present_names(former("impala", clip_ratio=None)))
+    assert spec.learning.clip_ratio == 1e9
+
+
+def test_a_saved_run_of_another_algorithm_keeps_it_though_it_holds_the_former_section():
+    spec = run_spec_from_dict(with_present_names({**former("ppo"), "ppo": {"gamma": 0.5}}))
+    assert (spec.algorithm, spec.learning.gamma) == ("ppo", 0.5)
+
+
+def test_a_file_of_ones_own_means_the_present_names():
+    own = {"algorithm": "impala", "impala": {"clip_ratio": 0.1}}
+    assert with_present_names(own) == own

@@ -30,18 +30,18 @@ def test_a_file_without_a_task_takes_the_requested_one(tmp_path):
 
 
 def test_a_file_or_the_command_line_names_the_algorithm_and_with_it_the_template(tmp_path):
-    path = written(tmp_path, "a.yaml", "algorithm: impala\nimpala: {max_lag: 3}\n")
+    path = written(tmp_path, "a.yaml", "algorithm: appo\nappo: {max_lag: 3}\n")
     spec = load_config_file(path, "Ant-v5")
-    assert (spec.algorithm, spec.gmi.template, spec.learning.max_lag) == ("impala", "decoupled", 3)
-    assert load_config_file(path, "Ant-v5", "impala") == spec
-    with pytest.raises(ConfigError, match=r"algorithm = 'impala': is not the requested algorithm, 'a3c'"):
-        load_config_file(path, "Ant-v5", "a3c")
+    assert (spec.algorithm, spec.gmi.template, spec.learning.max_lag) == ("appo", "decoupled", 3)
+    assert load_config_file(path, "Ant-v5", "appo") == spec
+    with pytest.raises(ConfigError, match=r"algorithm = 'appo': is not the requested algorithm, 'ppo'"):
+        load_config_file(path, "Ant-v5", "ppo")
     path = written(tmp_path, "b.yaml", "gmi: {template: dp_only}\n")
-    spec = load_config_file(path, "Ant-v5", "a3c")
-    assert (spec.algorithm, spec.gmi.template) == ("a3c", "dp_only")
-    text = "from rayagi import ImpalaConfig\nconfig = ImpalaConfig().training(max_lag=1)\n"
-    spec = load_config_file(written(tmp_path, "c.py", text), "Ant-v5", "impala")
-    assert (spec.algorithm, spec.learning.max_lag) == ("impala", 1)
+    spec = load_config_file(path, "Ant-v5", "appo")
+    assert (spec.algorithm, spec.gmi.template) == ("appo", "dp_only")
+    text = "from rayagi import AppoConfig\nconfig = AppoConfig().training(max_lag=1)\n"
+    spec = load_config_file(written(tmp_path, "c.py", text), "Ant-v5", "appo")
+    assert (spec.algorithm, spec.learning.max_lag) == ("appo", 1)
 
 
 def test_a_file_with_the_settings_of_another_algorithm_only_is_refused(tmp_path):

@@ -44,7 +44,7 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["gmi.left_out=[1]", "gmi.template=ea_t"], "gmi.left_out", "is for dp_only"),
         (["gmi.left_out=[1]", "gmi.num_envs=auto"], "gmi.left_out", "not of a search"),
         (["gmi.template=program"], "gmi.template", "use 'dp_only' to train"),
-        (["gmi.template=decoupled"], "gmi.template", "or algorithm 'impala' or 'a3c'"),
+        (["gmi.template=decoupled"], "gmi.template", "or algorithm 'appo'"),
         (["gmi.num_learners=0", "gmi.template=ea_t"], "gmi.num_learners", "at least 1"),
         (["gmi.num_learners=1"], "gmi.num_learners", "means nothing on dp_only"),
         (["gmi.replan=true", "gmi.template=ea_t"], "gmi.replan", "is for dp_only"),
@@ -96,25 +96,25 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
 @pytest.mark.parametrize(
     ("algorithm", "settings", "path", "message"),
     [
-        ("impala", ["gmi.template=e_at"], "gmi.template", "use 'decoupled' or 'dp_only', or algorithm 'ppo'"),
-        ("a3c", ["gmi.template=program"], "gmi.template", "use 'decoupled' to train"),
-        ("impala", ["num_gmis=auto"], "gmi.num_gmis", "give a number"),
-        ("impala", ["rollout_length=0"], "impala.rollout_length", "at least 1"),
-        ("impala", ["rollout_length=48", "num_minibatches=10"], "impala.num_minibatches", "48; use num_mini"),
-        ("impala", ["gamma=2"], "impala.gamma", "at most 1"),
-        ("impala", ["clip_ratio=0"], "impala.clip_ratio", "greater than 0"),
-        ("impala", ["rho_bar=0"], "impala.rho_bar", "greater than 0"),
-        ("impala", ["c_bar=1.1"], "impala.c_bar", "at most impala.rho_bar = 1.0"),
-        ("impala", ["max_lag=-1"], "impala.max_lag", "0: the synchronous learner"),
-        ("impala", ["rollouts_per_update=0"], "impala.rollouts_per_update", "at least 1"),
+        ("appo", ["gmi.template=e_at"], "gmi.template", "use 'decoupled' or 'dp_only', or algorithm 'ppo'"),
+        ("appo", ["gmi.template=program"], "gmi.template", "use 'decoupled' to train"),
+        ("appo", ["num_gmis=auto"], "gmi.num_gmis", "give a number"),
+        ("appo", ["rollout_length=0"], "appo.rollout_length", "at least 1"),
+        ("appo", ["rollout_length=48", "num_minibatches=10"], "appo.num_minibatches", "48; use num_mini"),
+        ("appo", ["gamma=2"], "appo.gamma", "at most 1"),
+        ("appo", ["clip_ratio=0"], "appo.clip_ratio", "greater than 0"),
+        ("appo", ["rho_bar=0"], "appo.rho_bar", "greater than 0"),
+        ("appo", ["c_bar=1.1"], "appo.c_bar", "at most appo.rho_bar = 1.0"),
+        ("appo", ["max_lag=-1"], "appo.max_lag", "0: the synchronous learner"),
+        ("appo", ["rollouts_per_update=0"], "appo.rollouts_per_update", "at least 1"),
         (
-            "impala",
+            "appo",
             ["max_lag=0", "rollouts_per_update=1"],
-            "impala.rollouts_per_update",
+            "appo.rollouts_per_update",
             "leave it out, or allow a lag",
         ),
-        ("impala", ["lr_schedule=linear"], "impala.lr_schedule", "total_env_steps"),
-        ("a3c", ["on_stale=correct"], "impala.on_stale", "use 'wait' or 'drop'"),
+        ("appo", ["lr_schedule=linear"], "appo.lr_schedule", "total_env_steps"),
+        ("appo", ["vtrace=false", "on_stale=correct"], "appo.on_stale", "use 'wait' or 'drop'"),
     ],
 )
 def test_the_asynchronous_algorithms_rules_name_their_section(algorithm, settings, path, message):
@@ -126,7 +126,7 @@ def test_the_asynchronous_algorithms_rules_name_their_section(algorithm, setting
 
 def test_an_algorithm_starts_from_its_usual_template():
     assert preset("Ant-v5").gmi.template == "dp_only"
-    for algorithm in ("impala", "a3c"):
+    for algorithm in ("appo",):
         assert list(broken_rules(preset("Ant-v5", algorithm))) == []
         assert preset("Ant-v5", algorithm).gmi.template == "decoupled"
         checked(with_settings(preset("Ant-v5", algorithm), ["template=dp_only"]))

@@ -106,8 +106,8 @@ def test_one_gmi_of_2n_and_two_gmis_of_n_learn_alike(core):
     assert_one_gmi_of_2n_and_two_of_n_learn_alike(spec_of(core))
 
 
-def test_impala_learns_with_a_shared_network_from_another_gmi_s_rollouts():
-    spec = replace(decoupled.IMPALA, network=network("gru"))
+def test_appo_learns_with_a_shared_network_from_another_gmi_s_rollouts():
+    spec = replace(decoupled.APPO, network=network("gru"))
 
     def parameters(program):
         for _ in range(3):

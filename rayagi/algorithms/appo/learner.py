@@ -1,7 +1,6 @@
-"""IMPALA (Espeholt et al. 2018) and A3C (Mnih et al. 2016): learning from rollouts of an older policy.
+"""APPO: epochs of minibatches on PPO's clipped loss, over rollouts of an older policy.
 
-Both run epochs of minibatches over a rollout, optionally with PPO's clipped loss. IMPALA corrects for the behaviour policy
-by V-trace; A3C treats the samples as on-policy.
+V-trace (Espeholt et al. 2018) corrects for the policy that acted; without it the samples count as on-policy.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from torch import Tensor
 
 from actors.rollout import Rollout
 from rayagi.algorithms import losses
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.gradient_updater import GradientUpdater
-from rayagi.algorithms.impala import ImpalaSpec
-from rayagi.algorithms.impala.vtrace import vtrace
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.algorithms.rollout_learner import RolloutLearner
+from rayagi.algorithms.vtrace import vtrace
 from rayagi.models.recurrent import RolloutMemory, Sequences
 
 
@@ -58,7 +57,7 @@ class Estimates:
     """Estimates at the current parameters, recomputed in every epoch.
 
     Attributes:
-        advantages: normalised if ``normalize_advantages``, times IMPALA's truncated importance ratio   (B,)
+        advantages: normalised if ``normalize_advantages``, times V-trace's truncated importance ratio   (B,)
         targets: value targets                                                                          (B,)
     """
 
@@ -66,55 +65,42 @@ class Estimates:
     targets: Tensor
 
 
-class ImpalaUpdater(GradientUpdater[ImpalaSpec]):
-    """Steps on the policy-gradient loss and the value loss."""
+MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+"""Metrics of one minibatch step, in the order of its row."""
 
-    @property
-    def measured(self) -> tuple[str, ...]:
-        """Names of the metrics that ``step_on`` returns, as in rayagi.monitoring.catalogue."""
-        clipped = () if self.spec.clip_ratio is None else ("clip_fraction",)
-        return ("policy_loss", "value_loss", "entropy", "approx_kl", *clipped, "grad_norm")
+
+class AppoUpdater(GradientUpdater[AppoSpec]):
+    """Steps on the clipped surrogate and the value loss."""
 
     def loss(self, samples: Samples, estimates: Estimates, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Total loss of the samples in ``order``, and its ``measured`` metrics."""
+        """Total loss of the samples in ``order``, and its metrics (all of ``MEASURED`` but the gradient norm)."""
         spec, model = self.spec, self.model
         advantages = estimates.advantages[order]
         outputs, values = model(samples.obs[order], samples.sequences(order))
         log_probs = model.head.log_prob(outputs, samples.actions[order])
         # The ratio of clipping and KL is relative to the policy before this update, not to the behaviour policy.
         log_ratio = log_probs - samples.start[order]
-        if spec.clip_ratio is None:
-            # Policy gradient of §4.2: rho_t A_t grad log pi(a_t|s_t); rho_t is already in the advantages.
-            policy_loss = -(advantages * log_probs).mean()
-        else:
-            policy_loss = losses.clipped_policy_loss(log_ratio, advantages, spec.clip_ratio)
+        policy_loss = losses.clipped_policy_loss(log_ratio, advantages, spec.clip_ratio)
         value_loss = (values - estimates.targets[order]).square().mean()  # (v_t - V(s_t))^2
         entropy = model.head.entropy(outputs)
         total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
         with torch.no_grad():
-            parts = [policy_loss, value_loss, entropy, losses.approx_kl(log_ratio)]
-            if spec.clip_ratio is not None:
-                parts.append(losses.clip_fraction(log_ratio, spec.clip_ratio))
-        return total, torch.stack(parts).detach()
+            kl, clipped = losses.approx_kl(log_ratio), losses.clip_fraction(log_ratio, spec.clip_ratio)
+        return total, torch.stack([policy_loss, value_loss, entropy, kl, clipped]).detach()
 
     def step_on(self, samples: Samples, estimates: Estimates, order: Tensor) -> Tensor:
-        """One step on the samples in ``order``. Returns the metrics of ``loss``, and the gradient norm."""
+        """One step on the samples in ``order``. Returns the metrics of ``MEASURED``, (6,)."""
         total, parts = self.loss(samples, estimates, order)
         return torch.cat((parts, self.step(total).reshape(1)))
 
 
-class ImpalaLearner(RolloutLearner[ImpalaSpec]):
-    """Implements actors.roles.Learner for IMPALA and, without V-trace, for A3C."""
+class AppoLearner(RolloutLearner[AppoSpec]):
+    """Implements actors.roles.Learner for APPO."""
 
-    updater: ImpalaUpdater
+    updater: AppoUpdater
 
-    def __init__(self, *, corrects: bool, **common: Any) -> None:
-        """``corrects``: use V-trace; else treat samples as on-policy. ``common``: arguments of RolloutLearner."""
-        self.corrects = corrects
-        super().__init__(**common)
-
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> ImpalaUpdater:
-        return ImpalaUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
+    def _make_updater(self, total_env_steps: int | None, weight: float) -> AppoUpdater:
+        return AppoUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
 
     def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
         updater, samples = self.updater, self.prepare(rollout)
@@ -126,7 +112,7 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
             fits.append(fit)
             rows += [updater.step_on(samples, estimates, order) for order in minibatches]
         metrics = updater.end_update(
-            updater.measured, rows, last_epoch=orders.shape[1], iteration=number, what="IMPALA update"
+            MEASURED, rows, last_epoch=orders.shape[1], iteration=number, what="APPO update"
         )
         return {**metrics, "explained_variance": fits[0], **self._importance(samples)}
 
@@ -162,7 +148,7 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
             "done": samples.done,
             "gamma": self.spec.gamma,
         }
-        if self.corrects:
+        if self.spec.vtrace:
             # log (pi / mu) at the current parameters; in the first epoch pi is the policy before the update.
             now = samples.start if first else self._log_probs(samples.obs, samples.actions, samples.memory)
             advantages, targets = vtrace(
@@ -174,8 +160,7 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
             )
             # rho = min(rho_bar, pi / mu). The clipped loss has its own ratio pi / pi_start; the remaining one is
             # pi_start / mu.
-            reached = now if self.spec.clip_ratio is None else samples.start
-            weights = (reached - samples.behaviour).exp().clamp(max=self.spec.rho_bar)
+            weights = (samples.start - samples.behaviour).exp().clamp(max=self.spec.rho_bar)
         else:
             advantages, targets = gae(**trajectory, gae_lambda=self.spec.gae_lambda)
             weights = torch.ones_like(samples.start)
@@ -195,6 +180,6 @@ class ImpalaLearner(RolloutLearner[ImpalaSpec]):
         """Importance ratios of the policy before this update to the behaviour policy: mean, and fraction truncated."""
         ratios = (samples.start - samples.behaviour).exp()
         found = {"importance_ratio": float(ratios.mean())}
-        if self.corrects:
+        if self.spec.vtrace:
             found["importance_truncated"] = float((ratios > self.spec.rho_bar).float().mean())
         return found

@@ -3,15 +3,16 @@ import pickle
 
 import pytest
 
-from rayagi.algorithms.impala import ImpalaSpec
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
-from rayagi.config.impala_config import A3CConfig, ImpalaConfig
 from rayagi.config.presets import preset
+from rayagi.config.rllib_classes import CONFIGS as CLASSES
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
 from rayagi.config.spec import GmiSpec
 
-CONFIGS = [ImpalaConfig, A3CConfig]
+AppoConfig = CLASSES["appo"]
+CONFIGS = [AppoConfig]
 
 
 def refusal(built):
@@ -30,7 +31,7 @@ def test_unset_values_come_from_the_preset_of_task_and_algorithm(cls):
 
 def test_every_field_of_the_section_can_be_set_by_rllibs_names():
     built = (
-        ImpalaConfig()
+        AppoConfig()
         .environment("Hopper-v5")
         .gmi(num_gmis=4, num_learners=2, num_envs=10)
         .training(
@@ -40,6 +41,7 @@ def test_every_field_of_the_section_can_be_set_by_rllibs_names():
             clip_param=0.3,
             vtrace_clip_rho_threshold=2.0,
             c_bar=1.5,
+            vtrace=False,
             vf_loss_coeff=0.7,
             entropy_coeff=0.01,
             grad_clip=None,
@@ -60,7 +62,7 @@ def test_every_field_of_the_section_can_be_set_by_rllibs_names():
     )
     spec = built.to_run_spec()
     assert spec.gmi == GmiSpec(template="decoupled", num_gmis=4, num_learners=2, num_envs=10)
-    assert spec.learning == ImpalaSpec(
+    assert spec.learning == AppoSpec(
         rollout_length=30,
         rollouts_per_update=2,
         max_lag=7,
@@ -71,6 +73,7 @@ def test_every_field_of_the_section_can_be_set_by_rllibs_names():
         gae_lambda=0.8,
         rho_bar=2.0,
         c_bar=1.5,
+        vtrace=False,
         clip_ratio=0.3,
         value_coef=0.7,
         entropy_coef=0.01,
@@ -86,49 +89,42 @@ def test_every_field_of_the_section_can_be_set_by_rllibs_names():
     )
 
 
-def test_a_clip_of_none_is_the_papers_gradient():
-    assert (
-        ImpalaConfig().environment("Ant-v5").training(clip_param=None).to_run_spec().learning.clip_ratio
-        is None
-    )
-
-
 @pytest.mark.parametrize(
     ("cls", "build", "names", "instead"),
     [
-        (ImpalaConfig, lambda c: c.training(vtrace=False), "vtrace = False", "A3CConfig"),
-        (A3CConfig, lambda c: c.training(vtrace=True), "vtrace = True", "ImpalaConfig"),
         (
-            A3CConfig,
-            lambda c: c.training(vtrace_clip_rho_threshold=2.0),
-            "vtrace_clip_rho_threshold",
-            "ImpalaConfig",
+            AppoConfig,
+            lambda c: c.training(vtrace=False, on_stale="correct"),
+            "training(on_stale=)",
+            "'wait' or 'drop'",
         ),
-        (A3CConfig, lambda c: c.training(on_stale="correct"), "training(on_stale=)", "'wait' or 'drop'"),
+        (AppoConfig, lambda c: c.training(clip_param=None), "training(clip_param=)", "must be a number"),
+        (AppoConfig, lambda c: c.training(tau=0.5), "tau", "no target network"),
+        (AppoConfig, lambda c: c.training(use_kl_loss=True), "use_kl_loss", "kl_target="),
         (
-            ImpalaConfig,
+            AppoConfig,
             lambda c: c.training(vtrace_clip_pg_rho_threshold=2.0),
             "vtrace_clip_pg",
             "vtrace_clip_rho_threshold=",
         ),
         (
-            ImpalaConfig,
+            AppoConfig,
             lambda c: c.training(train_batch_size=4000),
             "train_batch_size",
             "rollouts_per_update",
         ),
-        (ImpalaConfig, lambda c: c.training(minibatch_size=64), "minibatch_size", "num_minibatches"),
-        (ImpalaConfig, lambda c: c.training(broadcast_interval=3), "broadcast_interval", "max_lag"),
-        (ImpalaConfig, lambda c: c.training(learner_queue_size=9), "learner_queue_size", "max_lag"),
-        (ImpalaConfig, lambda c: c.training(opt_type="rmsprop"), "opt_type", "Adam"),
-        (ImpalaConfig, lambda c: c.training(replay_proportion=1.0), "replay_proportion", "num_epochs"),
-        (ImpalaConfig, lambda c: c.learners(num_learners=2), "num_learners = 2", "gmi(num_learners="),
-        (ImpalaConfig, lambda c: c.env_runners(num_env_runners=3), "num_env_runners = 3", "gmi(num_gmis=)"),
-        (ImpalaConfig, lambda c: c.training(c_bar=3.0), "training(c_bar=) = 3.0", "impala.rho_bar = 1.0"),
-        (ImpalaConfig, lambda c: c.training(max_lag=-1), "training(max_lag=) = -1", "at least 0"),
-        (ImpalaConfig, lambda c: c.gmi(template="ea_t"), "gmi(template=)", "'decoupled' or 'dp_only'"),
-        (ImpalaConfig, lambda c: c.gmi(num_gmis=1, num_learners=1), "gmi(num_learners=)", "at least 2 GMIs"),
-        (ImpalaConfig, lambda c: c.gmi(num_gmis="auto"), "gmi(num_gmis=)", "give a number"),
+        (AppoConfig, lambda c: c.training(minibatch_size=64), "minibatch_size", "num_minibatches"),
+        (AppoConfig, lambda c: c.training(broadcast_interval=3), "broadcast_interval", "max_lag"),
+        (AppoConfig, lambda c: c.training(learner_queue_size=9), "learner_queue_size", "max_lag"),
+        (AppoConfig, lambda c: c.training(opt_type="rmsprop"), "opt_type", "Adam"),
+        (AppoConfig, lambda c: c.training(replay_proportion=1.0), "replay_proportion", "num_epochs"),
+        (AppoConfig, lambda c: c.learners(num_learners=2), "num_learners = 2", "gmi(num_learners="),
+        (AppoConfig, lambda c: c.env_runners(num_env_runners=3), "num_env_runners = 3", "gmi(num_gmis=)"),
+        (AppoConfig, lambda c: c.training(c_bar=3.0), "training(c_bar=) = 3.0", "appo.rho_bar = 1.0"),
+        (AppoConfig, lambda c: c.training(max_lag=-1), "training(max_lag=) = -1", "at least 0"),
+        (AppoConfig, lambda c: c.gmi(template="ea_t"), "gmi(template=)", "'decoupled' or 'dp_only'"),
+        (AppoConfig, lambda c: c.gmi(num_gmis=1, num_learners=1), "gmi(num_learners=)", "at least 2 GMIs"),
+        (AppoConfig, lambda c: c.gmi(num_gmis="auto"), "gmi(num_gmis=)", "give a number"),
     ],
 )
 def test_an_error_names_the_setting_and_the_alternative(cls, build, names, instead):
@@ -141,9 +137,7 @@ def test_an_argument_that_neither_rllib_nor_rayagi_has_is_refused():
     with pytest.raises(
         ConfigError, match=r"training\(max_lags=\) = 1: no such setting; did you mean max_lag"
     ):
-        ImpalaConfig().training(max_lags=1)
-    with pytest.raises(ConfigError, match=r"training\(c_bar=\) = 2.0: no such setting"):
-        A3CConfig().training(c_bar=2.0)  # V-trace's
+        AppoConfig().training(max_lags=1)
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
@@ -164,11 +158,8 @@ def test_the_table_of_settings_agrees_with_the_config_and_the_spec(cls):
     assert set(settings.paths) <= set(attributes)
     assert {name for name, value in attributes.items() if value is PRESET} == set(settings.unset)
     for leaf in settings.definition.rllib.names.values():
-        assert hasattr(ImpalaSpec(), leaf)
-    only_impalas = {"rho_bar", "c_bar"} if cls is A3CConfig else set()
-    assert (
-        set(settings.definition.rllib.names.values()) == set(ImpalaSpec.__dataclass_fields__) - only_impalas
-    )
+        assert hasattr(AppoSpec(), leaf)
+    assert set(settings.definition.rllib.names.values()) == set(AppoSpec.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
@@ -186,7 +177,7 @@ def test_an_algorithm_and_its_config_name_each_other():
     import rayagi
     from rayagi.algorithm import ALGORITHMS
 
-    assert ALGORITHMS == {"ppo": rayagi.PPO, "trpo": rayagi.TRPO, "impala": rayagi.IMPALA, "a3c": rayagi.A3C}
+    assert ALGORITHMS == {"ppo": rayagi.PPO, "trpo": rayagi.TRPO, "appo": rayagi.APPO}
     for algorithm, cls in ALGORITHMS.items():
         config = cls.get_default_config()
         assert (config.algorithm, config.algo_class) == (algorithm, cls)
