@@ -132,7 +132,7 @@ def test_without_a_folder_nothing_is_written(serve, capsys):
 
 def test_a_failure_says_what_is_complete(serve, capsys, monkeypatch):
     command.Session.fails_at = 3
-    assert serve("--out", "d", "--time", "1h", "--num-envs", "2", "--rows-per-file", "8") == 1
+    assert serve("--out", "d", "--time", "1h", "--num-envs", "2", "--rows-per-file", "200") == 1
     error = capsys.readouterr().err
     assert "cannot write data/s000-g000-00000.parquet: No space left on device; free space there" in error
     rows = open_dataset("d").statistics.rows
