@@ -41,11 +41,11 @@ def planned_node_ids(plan: PlacementPlan) -> list[str] | None:
 
 def plan_fits(plan: PlacementPlan, nodes: Sequence[NodeResources]) -> bool:
     """Whether these nodes, if empty, can hold the plan's bundles."""
-    bundles = plan.bundles()
+    asked, planned, order = plan.bundles(), planned_node_ids(plan), plan.bundle_order()
+    bundles = [asked[index] for index in order]
     capacities = {node.node_id: _FreeCapacity(node.total) for node in nodes}
-    planned = planned_node_ids(plan)
     if planned is not None:
-        wanted = zip(planned, bundles, strict=True)
+        wanted = zip([planned[index] for index in order], bundles, strict=True)
         return all(node_id in capacities and capacities[node_id].take(bundle) for node_id, bundle in wanted)
     if plan.strategy() == "STRICT_PACK":
         return any(all(capacity.take(bundle) for bundle in bundles) for capacity in capacities.values())

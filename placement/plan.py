@@ -33,7 +33,7 @@ from placement.unequal_slices import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementPlan:
-    """Assignment of GMIs to slices. GMI ``i`` runs on ``slices[i]``; slices are ordered by node."""
+    """Assignment of GMIs to slices. GMI ``i`` runs on ``slices[i]``; equal slices are ordered by node."""
 
     template: str
     backend: BackendName
@@ -96,6 +96,23 @@ class PlacementPlan:
     def bundles(self) -> list[dict[str, float]]:
         """Ray bundles: one per GMI, in slice order."""
         return [bundle_of(gmi_slice) for gmi_slice in self.slices]
+
+    def bundle_order(self) -> list[int]:
+        """GMIs in the order in which Ray has to reserve their bundles: those of one GPU one after the other.
+
+        Ray places each bundle on a used GPU if it fits there, else on a free one. In this order the GMIs of a GPU open at most
+        one free GPU, which has room for all of them, so every plan fits. In another order it may not: of 0.4 + 0.4 + 0.6 +
+        0.6 on two GPUs, the first two would take one GPU.
+        """
+        first: dict[tuple[str, str], int] = {}
+        for index, gmi_slice in enumerate(self.slices):
+            first.setdefault((gmi_slice.node, gmi_slice.gpu_uuid or f"no GPU, {index}"), index)
+        return sorted(
+            range(self.num_gmis),
+            key=lambda index: first[
+                self.slices[index].node, self.slices[index].gpu_uuid or f"no GPU, {index}"
+            ],
+        )
 
     def strategy(self) -> Literal["STRICT_PACK", "PACK"]:
         """Ray placement strategy: one node if the plan has one, else as few nodes as possible."""

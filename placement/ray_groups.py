@@ -62,8 +62,8 @@ class Reservation:
     group: PlacementGroup
     bundle_node_ids: tuple[str, ...]
     """Ray's node id of each GMI's bundle, in GMI order."""
-    first_bundle: int = 0
-    """Index of GMI 0's bundle in the group; earlier bundles belong to others, such as a Tune trial itself."""
+    bundles: tuple[int, ...]
+    """Index of each GMI's bundle in the group, in GMI order; other bundles belong to others, such as a Tune trial itself."""
     owned: bool = True
     """False for a group that was created, and will be removed, by someone else."""
     alone: bool = False
@@ -83,20 +83,26 @@ def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
     nodes = _live_nodes()
     if not plan_fits(plan, nodes):
         raise capacity_error(plan, nodes, waited_s=0.0)
-    planned = planned_node_ids(plan)
-    selectors = None if planned is None else [{NODE_ID_LABEL: node_id} for node_id in planned]
+    planned, order = planned_node_ids(plan), plan.bundle_order()
+    selectors = None if planned is None else [{NODE_ID_LABEL: planned[index]} for index in order]
     started = time.monotonic()
-    group = placement_group(plan.bundles(), strategy=plan.strategy(), bundle_label_selector=selectors)
+    asked = plan.bundles()
+    group = placement_group(
+        [asked[index] for index in order], strategy=plan.strategy(), bundle_label_selector=selectors
+    )
+    bundles = _bundle_indices(plan, 0)
     try:
         if not group.wait(max(1, int(timeout_s))):  # Ray counts whole seconds
             raise capacity_error(plan, _live_nodes(), waited_s=time.monotonic() - started)
-        node_ids = _bundle_node_ids(group, plan, first_bundle=0)
+        node_ids = _bundle_node_ids(group, plan, bundles)
         _verify_nodes(plan, node_ids)
     except BaseException:
         # Also on Ctrl-C while waiting: a pending group would take the resources as soon as they are free.
         remove_placement_group(group)
         raise
-    return Reservation(group=group, bundle_node_ids=node_ids, alone=_untouched(nodes, node_ids))
+    return Reservation(
+        group=group, bundle_node_ids=node_ids, bundles=bundles, alone=_untouched(nodes, node_ids)
+    )
 
 
 @contextmanager
@@ -186,8 +192,8 @@ def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservati
 
     Args:
         plan: the plan that the group has to hold
-        first_bundle: index of GMI 0's bundle; earlier ones are the trial's own. Tune omits an empty bundle of the trial: a
-            group with exactly one bundle per GMI starts at 0.
+        first_bundle: index of the first GMI's bundle; earlier ones are the trial's own. Tune omits an empty bundle of the
+            trial: a group with exactly one bundle per GMI starts at 0.
 
     Raises:
         ReservationError: the group has too few bundles, or too small ones.
@@ -199,10 +205,10 @@ def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservati
         return None
     specs, asked = group.bundle_specs, plan.bundles()
     first = 0 if len(specs) == plan.num_gmis else first_bundle
-    given = specs[first : first + len(asked)]
-    enough = len(given) == len(asked) and all(
-        have.get(kind, 0.0) >= amount
-        for have, want in zip(given, asked, strict=True)
+    bundles = _bundle_indices(plan, first)
+    enough = len(specs) >= first + len(asked) and all(
+        specs[place].get(kind, 0.0) >= amount
+        for place, want in zip(bundles, asked, strict=True)
         for kind, amount in want.items()
     )
     if not enough:
@@ -212,15 +218,15 @@ def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservati
             "Let the trial ask for its resources through default_resource_request, from the same plan",
             0.0,
         )
-    node_ids = _bundle_node_ids(group, plan, first_bundle=first)
-    return Reservation(group=group, bundle_node_ids=node_ids, first_bundle=first, owned=False)
+    node_ids = _bundle_node_ids(group, plan, bundles)
+    return Reservation(group=group, bundle_node_ids=node_ids, bundles=bundles, owned=False)
 
 
 def scheduling(reservation: Reservation, index: int) -> PlacementGroupSchedulingStrategy:
     """Scheduling strategy for the actor of GMI ``index``."""
     return PlacementGroupSchedulingStrategy(
         placement_group=reservation.group,
-        placement_group_bundle_index=reservation.first_bundle + index,
+        placement_group_bundle_index=reservation.bundles[index],
         placement_group_capture_child_tasks=False,
     )
 
@@ -233,7 +239,7 @@ def verify(plan: PlacementPlan, reservation: Reservation) -> dict[int, str]:
     Raises:
         ReservationError: the group is not created, or a bundle is on another node than planned.
     """
-    node_ids = _bundle_node_ids(reservation.group, plan, first_bundle=reservation.first_bundle)
+    node_ids = _bundle_node_ids(reservation.group, plan, reservation.bundles)
     _verify_nodes(plan, node_ids)
     return dict(enumerate(node_ids))
 
@@ -268,7 +274,13 @@ def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:
         )
 
 
-def _bundle_node_ids(group: PlacementGroup, plan: PlacementPlan, *, first_bundle: int) -> tuple[str, ...]:
+def _bundle_indices(plan: PlacementPlan, first: int) -> tuple[int, ...]:
+    """Index of each GMI's bundle in a group whose bundles are in the plan's ``bundle_order`` from ``first`` on."""
+    order = plan.bundle_order()
+    return tuple(first + place for place in sorted(range(len(order)), key=order.__getitem__))
+
+
+def _bundle_node_ids(group: PlacementGroup, plan: PlacementPlan, bundles: tuple[int, ...]) -> tuple[str, ...]:
     table = placement_group_table(group)
     if table.get("state") != "CREATED":
         raise ReservationError(
@@ -278,7 +290,7 @@ def _bundle_node_ids(group: PlacementGroup, plan: PlacementPlan, *, first_bundle
             0.0,
         )
     nodes = table["bundles_to_node_id"]
-    return tuple(nodes[first_bundle + index] for index in range(plan.num_gmis))
+    return tuple(nodes[bundle] for bundle in bundles)
 
 
 def _live_nodes() -> list[NodeResources]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import floor
 from typing import TypeVar
 
@@ -58,66 +58,119 @@ def reject_conflicting_counts(counts: Mapping[str, int | None], num_sizes: int, 
 
 
 def unequal_core_slices(machine: Machine, sizes: Sequence[float]) -> tuple[list[Slice], str]:
-    """One slice per size, in whole cores; nodes are filled in order. Returns the slices and the reason as a clause.
+    """One slice per size, in whole cores, placed by ``pack``. Returns the slices and the reason as a clause.
 
     Raises:
         PlanError: a size is no whole number of cores, or the nodes have too few cores.
     """
-    slices: list[Slice] = []
-    nodes = iter(machine.nodes)
-    node: Node | None = None
-    used = 0
     for index, size in enumerate(sizes):
-        width = int(size)
-        if width != size or width < 1:
+        if int(size) != size or size < 1:
             raise PlanError(
                 f"slices={_text(sizes)}",
                 f"GMI {index} has {size:g} cores",
                 "On the cpu backend, give whole numbers of cores from 1",
             )
-        while node is None or used + width > len(node.usable_cores):
-            node, used = next(nodes, None), 0
-            if node is None:
-                raise _too_much(sizes, index, f"{counted(width, 'core')}", _cores_text(machine))
-        cores = node.usable_cores[used : used + width] if node.pinnable else ()
+    widths = [int(size) for size in sizes]
+    places = pack(widths, [len(node.usable_cores) for node in machine.nodes])
+    if places is None:
+        raise _too_much(sizes, counted(sum(widths), "core"), "node", _cores_text(machine))
+    slices: list[Slice] = []
+    used = [0] * len(machine.nodes)
+    for width, place in zip(widths, places, strict=True):
+        node = machine.nodes[place]
+        cores = node.usable_cores[used[place] : used[place] + width] if node.pinnable else ()
         slices.append(Slice(node=node.name, backend="cpu", cores=cores, num_threads=width))
-        used += width
-    return slices, f"{counted(int(sum(sizes)), 'core')} split as requested, {_text(sizes)}"
+        used[place] += width
+    return slices, f"{counted(sum(widths), 'core')} split as requested, {_text(sizes)}"
 
 
 def unequal_gpu_slices(
     machine: Machine, backend: BackendName, sizes: Sequence[float], threads: int | None
 ) -> tuple[list[Slice], str]:
-    """One slice per size, a share of one GPU; GPUs are filled in order. A node's cores are divided evenly among its GMIs.
+    """One slice per size, a share of one GPU, placed by ``pack``. A node's cores are divided evenly among its GMIs.
 
     Raises:
         PlanError: a size is not in (0, 1], or there are too few GPUs or cores.
     """
-    placed: list[tuple[Node, Gpu, float]] = []
-    gpus = ((node, gpu) for node in machine.nodes for gpu in node.usable_gpus)
-    place: tuple[Node, Gpu] | None = None
-    free = 0.0
-    for index, size in enumerate(sizes):
-        share = int(size / FRACTION_STEP + 1e-9) * FRACTION_STEP
-        if not 0 < share <= 1:
+    whole = round(1 / FRACTION_STEP)
+    shares = [int(size / FRACTION_STEP + 1e-9) for size in sizes]
+    for index, share in enumerate(shares):
+        if not 0 < share <= whole:
             raise PlanError(
                 f"slices={_text(sizes)}",
-                f"GMI {index} has {size:g} of a GPU",
+                f"GMI {index} has {sizes[index]:g} of a GPU",
                 f"On GPUs, give shares from {FRACTION_STEP:g} to 1",
             )
-        while place is None or free < share - FRACTION_STEP / 2:
-            place, free = next(gpus, None), 1.0
-            if place is None:
-                raise _too_much(sizes, index, f"{size:g} of a GPU", counted(machine.num_gpus, "GPU"))
-        placed.append((*place, round(share, 4)))
-        free -= share
-    slices: list[Slice] = []
+    gpus = [(node, gpu) for node in machine.nodes for gpu in node.usable_gpus]
+    places = pack(shares, [whole] * len(gpus))
+    if places is None:
+        raise _too_much(sizes, f"{sum(sizes):g} GPUs", "GPU", counted(len(gpus), "GPU"))
+    placed = [
+        (*gpus[place], round(share * FRACTION_STEP, 4)) for share, place in zip(shares, places, strict=True)
+    ]
+    slices: dict[int, Slice] = {}
     for node in dict.fromkeys(node.name for node, _, _ in placed):
-        slices += gpu_slices_of_node([entry for entry in placed if entry[0].name == node], backend, threads)
-    return (
-        slices,
-        f"shares of {counted(len({gpu.uuid for _, gpu, _ in placed}), 'GPU')} as requested, {_text(sizes)}",
-    )
+        here = [index for index, entry in enumerate(placed) if entry[0].name == node]
+        cut = gpu_slices_of_node([placed[index] for index in here], backend, threads)
+        slices |= zip(here, cut, strict=True)
+    reason = f"shares of {counted(len(set(places)), 'GPU')} as requested, {_text(sizes)}"
+    return [slices[index] for index in range(len(sizes))], reason
+
+
+MAX_PACKING_STEPS = 20_000
+"""Sizes that ``pack`` places before it gives up, a size that is placed again included. Bin packing is NP-hard."""
+
+
+def pack(sizes: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
+    """The index of the room of each size, so that the sizes in a room are no more than it has; None: none was found.
+
+    In order if that fits: each room is filled before the next. Else depth-first, where the first descent is best fit
+    decreasing: the largest size first, each in the fullest room that still has enough. Up to ``MAX_PACKING_STEPS`` it finds
+    every packing, since rooms with equally much left are alike.
+    """
+    in_order = _next_fit(sizes, rooms)
+    if in_order is not None or sum(sizes) > sum(rooms):
+        return in_order
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    free, chosen = list(rooms), list[int]()
+    tries = [_fullest_first(free, sizes[order[0]])]
+    for _ in range(MAX_PACKING_STEPS):
+        room = next(tries[-1], None)
+        if room is not None:
+            free[room] -= sizes[order[len(chosen)]]
+            chosen.append(room)
+            if len(chosen) == len(sizes):
+                found = dict(zip(order, chosen, strict=True))
+                return [found[index] for index in range(len(sizes))]
+            tries.append(_fullest_first(free, sizes[order[len(chosen)]]))
+            continue
+        # No room is left to try for this size: take the one before it back.
+        tries.pop()
+        if not chosen:
+            return None
+        last = chosen.pop()
+        free[last] += sizes[order[len(chosen)]]
+    return None
+
+
+def _next_fit(sizes: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
+    places: list[int] = []
+    room, free = 0, rooms[0] if rooms else 0
+    for size in sizes:
+        while size > free:
+            room += 1
+            if room >= len(rooms):
+                return None
+            free = rooms[room]
+        places.append(room)
+        free -= size
+    return places
+
+
+def _fullest_first(free: Sequence[int], size: int) -> Iterator[int]:
+    """Rooms with enough left, the one with the least first; of those with equally much left, the first one."""
+    first = {left: room for room, left in reversed(list(enumerate(free))) if left >= size}
+    return iter([first[left] for left in sorted(first)])
 
 
 def gpu_slices_of_node(
@@ -155,11 +208,11 @@ def gpu_slices_of_node(
     ]
 
 
-def _too_much(sizes: Sequence[float], index: int, wanted: str, limit: str) -> PlanError:
+def _too_much(sizes: Sequence[float], wanted: str, device: str, there: str) -> PlanError:
     return PlanError(
         f"slices={_text(sizes)}",
-        f"GMI {index} needs {wanted}; too little is left of {limit}, filled in order",
-        "Ask for less, or put the large ones first",
+        f"they need {wanted}, each GMI on one {device}; no way to place them was found on {there}",
+        f"Ask for less, or for sizes that fill a {device} together",
     )
 
 

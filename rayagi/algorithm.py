@@ -74,7 +74,7 @@ class GmiAlgorithm(Algorithm):
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
-        """Bundles that a Tune trial reserves: its own process first, then one per GMI of the plan.
+        """Bundles that a Tune trial reserves: its own process first, then one per GMI, in the plan's ``bundle_order``.
 
         Raises:
             ConfigError, PlanError: invalid settings, or no possible plan.
@@ -85,7 +85,10 @@ class GmiAlgorithm(Algorithm):
         cpus = rayagi_config.num_cpus_for_main_process
         # The trial's own process only waits for the GMIs, so by default it reserves no CPU.
         own: dict[str, float] = {"CPU": cpus} if cpus else {}
-        return PlacementGroupFactory([own, *plan.bundles()], strategy=plan.strategy())
+        bundles = plan.bundles()
+        return PlacementGroupFactory(
+            [own, *(bundles[index] for index in plan.bundle_order())], strategy=plan.strategy()
+        )
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Start the session. RLlib's own setup is not called: it would start environment runners and learners."""

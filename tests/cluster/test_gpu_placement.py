@@ -376,6 +376,14 @@ def test_fractions_that_do_not_pack_are_refused_at_once_with_what_would_fit(mach
     assert caught.value.asked == "17 x {1 CPU, 0.4 GPU}"
 
 
+def test_small_fractions_before_large_ones_are_reserved(machine):
+    # In the GMIs' order Ray would give two of 0.4 each of the first four GPUs, and have none for half of those of 0.6.
+    sizes = [0.4] * NUM_GPUS + [0.6] * NUM_GPUS
+    plan = make_plan(machine, backend="direct", threads_per_gmi=1, num_envs=1, sizes=sizes)
+    release(reserve(plan, 10.0))
+    until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
 def test_fractions_that_do_not_pack_beside_others_are_refused_within_the_limit(machine):
     others = placement_group([{"GPU": 7}])
     try:

@@ -223,7 +223,7 @@ def in_group(num_bundles: int, plan: PlacementPlan) -> tuple[Reservation | None,
 def test_inside_a_trials_group_the_gmis_have_the_bundles_after_the_first():
     reservation, groups = in_group(3, plan_for(num_gmis=2))
     assert reservation is not None
-    assert (reservation.first_bundle, reservation.owned, reservation.alone) == (1, False, False)
+    assert (reservation.bundles, reservation.owned, reservation.alone) == ((1, 2), False, False)
     assert reservation.bundle_node_ids == (node_id(),) * 2
     assert groups == 1  # release left the trial's group alone
 
@@ -231,7 +231,7 @@ def test_inside_a_trials_group_the_gmis_have_the_bundles_after_the_first():
 def test_a_trial_without_a_bundle_of_its_own_starts_at_the_first():
     reservation, _ = in_group(2, plan_for(num_gmis=2))
     assert reservation is not None
-    assert reservation.first_bundle == 0
+    assert reservation.bundles == (0, 1)
 
 
 def test_a_trials_group_that_is_too_small_is_refused_with_both_sides():
