@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import floor
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from actors.protocols import EnvInfo
 from placement.errors import PlanError
 from placement.plan import PlacementPlan
 from placement.search import TrialMeasurement
-from rayagi.config.spec import RunSpec
+from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.envs import env_info
 from rayagi.run.quantities import bytes_text
@@ -48,7 +49,7 @@ class MemoryModel:
 
 
 def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path | None = None) -> None:
-    """Compare each collecting GMI's predicted memory with its share.
+    """Compare each GMI's networks, and each collecting GMI's predicted memory, with its share.
 
     The prediction is the larger of the rollouts' storage and, if a search has measured here, of eq. 4.
 
@@ -60,6 +61,13 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
     Raises:
         PlanError: a share is too small; the message says how many environments fit.
     """
+    owners = sorted({*plan.hosting("agent"), *plan.hosting("trainer")})
+    if not owners:
+        return
+    env = spec.env
+    info = env_info(env.id, engine=env.engine, kwargs=dict(env.kwargs))
+    for index in owners:
+        _reject_large_networks(spec.network, info, plan, index, owners)
     hosts = [index for index in plan.hosting("simulator") if "agent" in plan.roles_of(index)]
     if not hosts:
         return
@@ -67,8 +75,6 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
     per_device = len(hosts) // len(
         {(plan.slices[index].node, plan.slices[index].gpu_uuid) for index in hosts}
     )
-    env = spec.env
-    info = env_info(env.id, engine=env.engine, kwargs=dict(env.kwargs))
     measured = store.trials(per_device)
     for index in hosts:
         num_envs, limit = plan.envs[index], _share_bytes(plan, index)
@@ -80,6 +86,43 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
         need = max(needs, key=lambda each: each.bytes_at(num_envs))
         if need.certain_fraction * need.bytes_at(num_envs) > limit:
             raise _too_small(plan, index, need, limit)
+
+
+def _reject_large_networks(
+    network: NetworkSpec, info: EnvInfo, plan: PlacementPlan, index: int, owners: Sequence[int]
+) -> None:
+    """``owners``: the GMIs with networks, which share the memory of their host."""
+    gmi_slice, trains = plan.slices[index], "trainer" in plan.roles_of(index)
+    limit = plan.memory_bytes(index)
+    if gmi_slice.gpu_uuid is None:
+        beside = sum(plan.slices[other].node == gmi_slice.node for other in owners)
+        limit = plan.machine.node(gmi_slice.node).memory_total_bytes // beside
+    need = network_bytes(network, info, trains=trains)
+    if need > limit:
+        parts = "parameters and gradients" if trains else "parameters"
+        raise PlanError(
+            f"the networks in GMI {index} {gmi_slice.label()}",
+            f"their {parts} alone need {bytes_text(need)}, and its share has {bytes_text(limit)}",
+            "Give network.hidden and network.core_size smaller sizes, or use fewer GMIs",
+        )
+
+
+def network_bytes(network: NetworkSpec, info: EnvInfo, *, trains: bool) -> int:
+    """Lower bound of the memory of policy and value network: the weights between layers of known size.
+
+    Args:
+        network: a user's own module counts as 0
+        info: spaces of the environment
+        trains: whether there is a gradient beside each parameter
+    """
+    if network.module is not None:
+        return 0
+    # What an encoder gives, or is hidden from the policy, is left out.
+    seen = [] if info.obs_parts or network.critic_only else [info.obs_dim]
+    weights = sum(fan_in * fan_out for fan_in, fan_out in pairwise([*seen, *network.hidden]))
+    gates = {"none": 0, "gru": 3, "lstm": 4}[network.core]
+    weights += gates * network.core_size * (network.hidden[-1] + network.core_size)
+    return _REAL * weights * (1 if network.shared else 2) * (2 if trains else 1)
 
 
 def rollout_memory(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> MemoryModel:

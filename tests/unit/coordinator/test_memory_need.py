@@ -12,8 +12,10 @@ from placement.inventory import load_machine
 from placement.search import TrialMeasurement
 from rayagi.cli import main
 from rayagi.config.presets import preset
-from rayagi.coordinator.memory_need import reject_insufficient_memory, rollout_memory
+from rayagi.config.spec import NetworkSpec
+from rayagi.coordinator.memory_need import network_bytes, reject_insufficient_memory, rollout_memory
 from rayagi.coordinator.search_store import SearchStore
+from rayagi.models.networks import make_model
 from rayagi.planning import plan_of
 
 GIB = 2**30
@@ -97,6 +99,29 @@ def test_one_environment_that_does_not_fit_asks_for_a_larger_share(tmp_path):
     kept(spec, CORES, tmp_path, 2, _16=500, _32=501)
     with pytest.raises(PlanError, match="Not even one fits: use fewer GMIs"):
         reject_insufficient_memory(spec, plan, tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{}, {"core": "lstm"}, {"core": "gru", "shared": True}])
+def test_the_networks_need_at_least_the_weights_between_their_layers(changes):
+    action = ActionSpec(kind="continuous", dim=2, low=(-1.0,) * 2, high=(1.0,) * 2)
+    info = EnvInfo(env_id="a task", engine="auto", obs_dim=5, action=action, max_episode_steps=None)
+    network = NetworkSpec(hidden=(32, 16), core_size=8, **changes)
+    held = sum(each.nbytes for each in make_model(info, network).parameters() if each.ndim == 2)
+    # The last layers, from 16 or the core's 8 to two actions and a value, are not counted.
+    last = 4 * 3 * (16 if not changes else 8)
+    assert network_bytes(network, info, trains=False) == held - last
+    assert network_bytes(network, info, trains=True) == 2 * (held - last)
+
+
+@pytest.mark.parametrize("machine", [A100, CORES])
+def test_networks_larger_than_the_memory_are_refused(machine, capsys):
+    options = ["--machine", machine, "--gmis", "1", "--set", "network.hidden=[1000000,1000000]"]
+    assert main(["plan", "Ant-v5", *options]) == 2
+    stderr = capsys.readouterr().err
+    # (105 x 10^6 + 10^6 x 10^6) weights of 4 bytes and their gradients, of two networks
+    assert "parameters and gradients alone need 14902.73 GiB" in stderr
+    assert "Give network.hidden and network.core_size smaller sizes" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_the_command_refuses_it_before_anything_starts(capsys):
