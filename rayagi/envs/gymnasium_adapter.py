@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +18,14 @@ from torch import Tensor
 from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult, VecEnv
 from rayagi.envs.checked_env import CheckedEnv
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
-from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, log_sim_errors, user_module
+from rayagi.envs.providers import (
+    EnvProvider,
+    VecEnvArgs,
+    check_kind,
+    check_num_envs,
+    log_sim_errors,
+    user_module,
+)
 from rayagi.envs.user_code import failure_text
 
 ENGINE = "gymnasium"
@@ -51,6 +59,7 @@ def make_one(env_id: str, kwargs: Mapping[str, Any], env_index: int = 0) -> Chec
         raise EnvironmentOptionError(
             env_id, f"Gymnasium cannot make it with {dict(kwargs)}: {reason}"
         ) from error
+    _check_booleans(env_id, env, kwargs)
     observation_parts(env_id, env.observation_space)
     action_spec(env_id, env.action_space)
     try:
@@ -59,6 +68,18 @@ def make_one(env_id: str, kwargs: Mapping[str, Any], env_index: int = 0) -> Chec
         raise UnsupportedSpaceError(
             env_id, str(env.observation_space), "wrap it into a flat Box of reals and register that"
         ) from error
+
+
+def _check_booleans(env_id: str, env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> None:
+    """Constructors take any text for true: an option whose default is a boolean must be one.
+
+    Raises:
+        EnvironmentOptionError: it is not.
+    """
+    parameters = inspect.signature(type(env.unwrapped).__init__).parameters
+    for name in kwargs.keys() & parameters.keys():
+        if isinstance(parameters[name].default, bool):
+            check_kind(env_id, name, kwargs[name], parameters[name].default)
 
 
 def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
+from numbers import Real
 from pkgutil import resolve_name
 from types import ModuleType
 from typing import Any, ClassVar, cast
@@ -97,7 +98,7 @@ def time_limit(
     limit = options.pop("max_episode_steps", None)
     if limit is None:
         return usual, options
-    if not isinstance(limit, int) or (limit < 1 and limit != -1):
+    if not _is_integer(limit) or (limit < 1 and limit != -1):
         raise EnvironmentOptionError(
             env_id, f"max_episode_steps is {limit!r}; it must be a positive integer, or -1 for no limit"
         )
@@ -105,16 +106,52 @@ def time_limit(
 
 
 def check_options(env_id: str, task_class: type[Any], options: Mapping[str, Any]) -> None:
-    """Validate a task's options, which are its dataclass fields. Raises EnvironmentOptionError for an unknown one."""
+    """Validate a task's options, which are its dataclass fields.
+
+    Raises:
+        EnvironmentOptionError: an unknown option, or a value that is not of the kind of its default.
+    """
     known = [field.name for field in fields(task_class)]
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise EnvironmentOptionError(
             env_id, f"there is no option {', '.join(unknown)}; it has max_episode_steps, {', '.join(known)}"
         )
+    for field_ in fields(task_class):
+        if field_.name in options:
+            check_kind(env_id, field_.name, options[field_.name], field_.default)
     frame_skip = options.get("frame_skip", 1)
-    if not isinstance(frame_skip, int) or frame_skip < 1:
+    if not _is_integer(frame_skip) or frame_skip < 1:
         raise EnvironmentOptionError(env_id, f"frame_skip is {frame_skip!r}; it must be a positive integer")
+
+
+def check_kind(env_id: str, name: str, value: object, default: object) -> None:
+    """Check that an option is of the kind of its default, if that is a boolean, a number, text, or a tuple of numbers.
+
+    Raises:
+        EnvironmentOptionError: it is not.
+    """
+    if isinstance(default, bool):
+        fits, kind = isinstance(value, bool), "true or false"
+    elif isinstance(default, float):
+        fits, kind = _is_number(value), "a number"
+    elif isinstance(default, str):
+        fits, kind = isinstance(value, str), "text"
+    elif isinstance(default, tuple):
+        fits = isinstance(value, list | tuple) and len(value) == len(default) and all(map(_is_number, value))
+        kind = f"a list of {len(default)} numbers"
+    else:
+        return
+    if not fits:
+        raise EnvironmentOptionError(env_id, f"{name} is {value!r}; it must be {kind}")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def log_sim_errors(env_id: str, sim_errors: Mapping[str, int]) -> None:

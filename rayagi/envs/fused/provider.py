@@ -15,7 +15,7 @@ from rayagi.envs.fused.simulator import Simulator, action_dim, action_spec
 from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace
 from rayagi.envs.fused.vec_env import BackendVecEnv, FusedVecEnv
-from rayagi.envs.providers import EnvProvider, VecEnvArgs, time_limit, user_class
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_kind, time_limit, user_class
 
 SIMULATORS: Mapping[str, type[Simulator]] = {
     "fused/CartPole-v1": CartPole,
@@ -44,7 +44,8 @@ def make_simulator(env_id: str, options: Mapping[str, Any]) -> Simulator:
     assert found is not None
     signature = inspect.signature(found)
     try:
-        signature.bind(**options)
+        for name, value in signature.bind(**options).arguments.items():
+            check_kind(env_id, name, value, signature.parameters[name].default)
         return found(**options)
     except (TypeError, ValueError) as error:
         known = ", ".join(["max_episode_steps", *signature.parameters])

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import cache, partial
 from typing import Any
 
 import torch
 
 from actors.protocols import EnvInfo
-from rayagi.envs.errors import EnvironmentOptionError, TaskError
+from rayagi.envs.errors import TaskError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_options, time_limit, user_class
 from rayagi.envs.tasks.anymal import Anymal
@@ -38,10 +37,6 @@ TASKS: Mapping[str, type[Task]] = {
     "rayagi/Humanoid-v0": Humanoid,
     "rayagi/ShadowHand-v0": ShadowHand,
 }
-
-
-_KINDS: Mapping[type, tuple[Any, str]] = {float: (float | int, "a number"), str: (str, "text")}
-"""Accepted types of an option, by the type of its default."""
 
 
 def find(env_id: str) -> type[Task] | None:
@@ -72,11 +67,6 @@ def make_task(env_id: str, options: Mapping[str, Any]) -> Task:
     if missing:
         raise TaskError(env_id, f"the class {task_class.__name__} lacks the method {', '.join(missing)}")
     check_options(env_id, task_class, options)
-    for field in fields(task_class):
-        kinds, name = _KINDS.get(type(field.default), (object, ""))
-        value = options.get(field.name, field.default)
-        if not isinstance(value, kinds):
-            raise EnvironmentOptionError(env_id, f"{field.name} is {value!r}; it must be {name}")
     check_randomize(env_id, options.get("randomize", {}))
     task = task_class(**options)
     if task.xml_file:

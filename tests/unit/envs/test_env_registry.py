@@ -141,6 +141,14 @@ def test_a_name_like_no_other_says_how_to_list_them():
     [
         ("Ant-v5", "auto", {"ctrl_cost": 1}, "no option ctrl_cost; it has .*ctrl_cost_weight"),
         ("Ant-v5", "auto", {"frame_skip": 0}, "frame_skip is 0; it must be a positive integer"),
+        ("Ant-v5", "auto", {"frame_skip": True}, "frame_skip is True; it must be a positive integer"),
+        ("Ant-v5", "auto", {"terminate_when_unhealthy": "maybe"}, "is 'maybe'; it must be true or false"),
+        ("Ant-v5", "auto", {"terminate_when_unhealthy": 1}, "is 1; it must be true or false"),
+        ("Humanoid-v5", "auto", {"include_cvel_in_observation": "no"}, "'no'; it must be true or false"),
+        ("Ant-v5", "auto", {"healthy_reward": "much"}, "is 'much'; it must be a number"),
+        ("Ant-v5", "auto", {"healthy_reward": True}, "is True; it must be a number"),
+        ("Ant-v5", "auto", {"healthy_z_range": [0.2]}, r"is \[0.2\]; it must be a list of 2 numbers"),
+        ("Ant-v5", "auto", {"xml_file": 3}, "xml_file is 3; it must be text"),
         ("Ant-v5", "auto", {"max_episode_steps": 0}, "max_episode_steps is 0; it must be a positive"),
         ("Ant-v5", "warp9", {}, "no engine 'warp9'; choose from auto, mujoco_cpu, .*gymnasium"),
         ("CartPole-v1", "mujoco_cpu", {}, "mujoco_cpu does not have it .*use engine gymnasium"),
@@ -150,6 +158,16 @@ def test_a_name_like_no_other_says_how_to_list_them():
 def test_a_wrong_option_is_refused_by_name(env_id, engine, kwargs, message):
     with pytest.raises(envs.EnvironmentOptionError, match=message):
         envs.make_env_factory(env_id, engine=engine, kwargs=kwargs)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs"),
+    [("Ant-v5", {"terminate_when_unhealthy": "no"}), ("CartPole-v1", {"sutton_barto_reward": "no"})],
+)
+def test_gymnasiums_constructors_get_booleans_for_booleans(env_id, kwargs):
+    with pytest.raises(envs.EnvironmentOptionError, match="is 'no'; it must be true or false"):
+        envs.env_info(env_id, engine="gymnasium", kwargs=kwargs)
+    assert envs.env_info(env_id, engine="gymnasium", kwargs=dict.fromkeys(kwargs, False)).env_id == env_id
 
 
 def test_a_missing_model_file_is_named():
