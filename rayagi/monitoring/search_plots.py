@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 
 from placement.search import SATURATION, Trial, TrialMeasurement, project_memory
 
+_LOWEST, _HIGHEST = -2.0, 10.0
+"""Values of Sat at the ends of its axis: it is infinite where memory did not grow."""
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
 
 
@@ -42,7 +44,7 @@ def _by_gmis(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
 
 
 def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: int) -> None:
-    """Throughput of all GMIs above, Sat below; one line per number of GMIs."""
+    """Throughput of all GMIs above, Sat below; one line per number of GMIs. Triangles are values beyond Sat's axis."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for (gmis, trials), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
         envs = [trial.num_envs for trial in trials]
@@ -52,17 +54,21 @@ def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_byte
         ]
         above.errorbar(envs, speeds, yerr=errors, marker="o", capsize=2, color=colour, label=_label(gmis))
         later = [trial for trial in trials if trial.saturation is not None]
-        below.plot(
-            [trial.num_envs for trial in later],
-            [_within(trial.saturation) for trial in later],
-            marker="o",
-            color=colour,
-        )
+        values = {trial.num_envs: trial.saturation or 0.0 for trial in later}
+        shown = [max(_LOWEST, min(_HIGHEST, value)) for value in values.values()]
+        below.plot(list(values), shown, marker="o", color=colour)
+        for marker, end, beyond in (
+            ("^", _HIGHEST, [count for count, value in values.items() if value > _HIGHEST]),
+            ("v", _LOWEST, [count for count, value in values.items() if value < _LOWEST]),
+        ):
+            below.plot(
+                beyond, [end] * len(beyond), marker, markersize=10, color=colour, markerfacecolor="white"
+            )
     below.axhline(SATURATION, color="#222222", linewidth=0.8, linestyle="--")
     above.set_ylabel("steps per second")
     above.set_ylim(bottom=0)
     above.legend(fontsize=8)
-    below.set_ylabel("Sat")
+    below.set_ylabel("Sat (triangles: beyond)")
     _finish(below)
     above.grid(visible=True, alpha=0.3)
 
@@ -96,11 +102,6 @@ def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: i
 def _measured(trial: Trial) -> TrialMeasurement:
     assert isinstance(trial.outcome, TrialMeasurement)
     return trial.outcome
-
-
-def _within(saturation: float | None) -> float:
-    """Sat, clipped for the plot: it is infinite where memory did not grow."""
-    return max(-2.0, min(10.0, saturation or 0.0))
 
 
 def _label(gmis: int) -> str:

@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from placement.search import Trial, TrialFailure, TrialMeasurement
 from rayagi.cli.main import main
 from rayagi.cli.parser import build_parser
 from rayagi.cli.search import _line, save_plots, summary
 from rayagi.coordinator.searching import SearchResult, SearchSettings
+from rayagi.monitoring.search_plots import _draw_saturation
 
 MIB = 2**20
 
@@ -93,6 +95,32 @@ def test_figures_13_and_14_are_drawn(result, tmp_path):
     paths = save_plots(result, tmp_path / "figures")
     assert [path.name for path in paths] == ["saturation.png", "memory.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_values_of_sat_beyond_the_axis_are_triangles_at_its_end():
+    sats = {16: None, 32: 10.0, 64: 16.0, 128: 0.5, 256: -2.5, 512: float("-inf"), 1024: float("inf")}
+    trials = [
+        Trial(
+            gmis_per_gpu=2,
+            num_envs=envs,
+            verdict="going on",
+            outcome=measured(1000, 400),
+            saturation=sat,
+            system_steps_per_s=2000.0,
+        )
+        for envs, sat in sats.items()
+    ]
+    figure = Figure()
+    _draw_saturation(figure, {2: trials}, 900 * MIB)
+    lines = {line.get_marker(): line for line in figure.axes[1].get_lines()}
+    assert {marker: list(lines[marker].get_xdata()) for marker in "o^v"} == {
+        "o": [32, 64, 128, 256, 512, 1024],
+        "^": [64, 1024],
+        "v": [256, 512],
+    }
+    assert list(lines["o"].get_ydata()) == [10.0, 10.0, 0.5, -2.0, -2.0, 10.0]
+    assert (set(lines["^"].get_ydata()), set(lines["v"].get_ydata())) == ({10.0}, {-2.0})
+    assert figure.axes[1].get_ylabel() == "Sat (triangles: beyond)"
 
 
 def test_options_of_the_search():
