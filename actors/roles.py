@@ -219,20 +219,22 @@ class LocalSimulator:
             "reward_terms": self._terms.clone(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; episodes that the environments cannot resume count from zero."""
-        self.obs = self.env.load_state_dict(state["env"])
-        if self.env.resumes_episodes:
-            self._returns = state["returns"].clone()
-            self._lengths = state["lengths"].clone()
-        else:
-            self._returns.zero_()
-            self._lengths.zero_()
-        saved = state.get("reward_terms") if self.env.resumes_episodes else None
-        if saved is not None and saved.shape == self._terms.shape:  # the task's terms may have changed
-            self._terms = saved.clone()
-        else:
-            self._terms.zero_()
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Restore a saved state; None: new episodes, where any has begun.
+
+        Episodes that the environments cannot resume count from zero.
+        """
+        if state is not None:
+            self.obs = self.env.load_state_dict(state["env"])
+        elif self._lengths.any():
+            self.obs = self.env.reset()
+        saved = state if state is not None and self.env.resumes_episodes else {}
+        self._returns = saved["returns"].clone() if saved else torch.zeros_like(self._returns)
+        self._lengths = saved["lengths"].clone() if saved else torch.zeros_like(self._lengths)
+        terms = saved.get("reward_terms")
+        if terms is None or terms.shape != self._terms.shape:  # the task's terms may have changed
+            terms = torch.zeros_like(self._terms)
+        self._terms = terms.clone()
 
 
 class Learner(Protocol):

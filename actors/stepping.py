@@ -267,7 +267,7 @@ class RemoteSimulators:
         """Empty: the simulators' GMIs save their environments."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """No-op: there is nothing to restore."""
 
     def close(self) -> None:

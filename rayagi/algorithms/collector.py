@@ -201,15 +201,13 @@ class CollectorProgram:
         if self._sent:
             self._dispenser.close(timeout_s=0.0)
             self._dispenser = self._open_channels()
-        self.rollouts = int(state["shared"]["iteration"])
         local = state.get("local")
-        if local is None:
-            return
-        self.rollouts = int(local["rollouts"])
-        self.simulator.load_state_dict(local["simulator"])
-        resumes = self.simulator.resumes_episodes
-        self.agent.load_state_dict(local.get("agent", {}) if resumes else {})
-        self._running = local["running_returns"].clone() if resumes else torch.zeros_like(self._running)
+        self.rollouts = int(state["shared"]["iteration"] if local is None else local["rollouts"])
+        self.simulator.load_state_dict(None if local is None else local["simulator"])
+        # What belongs to running episodes goes with them.
+        saved = local if local is not None and self.simulator.resumes_episodes else {}
+        self.agent.load_state_dict(saved.get("agent", {}))
+        self._running = saved["running_returns"].clone() if saved else torch.zeros_like(self._running)
 
     def close(self) -> None:
         """Close the channels, and release the simulators."""

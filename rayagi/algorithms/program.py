@@ -133,8 +133,7 @@ class DpOnlyProgram:
         resumes = self.simulator.resumes_episodes
         self.trainer.load_state(state["shared"], local["training"] if local is not None and resumes else None)
         self.agent.load_state_dict(local.get("agent", {}) if local is not None and resumes else {})
-        if local is not None:
-            self.simulator.load_state_dict(local["simulator"])
+        self.simulator.load_state_dict(None if local is None else local["simulator"])
 
     def close(self) -> None:
         """Release the simulators."""

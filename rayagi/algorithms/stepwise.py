@@ -107,8 +107,7 @@ class SimulatorProgram:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; without ``local``, environments restart."""
         self.iteration = int(state["shared"]["iteration"])
-        if "local" in state:
-            self.simulator.load_state_dict(state["local"]["simulator"])
+        self.simulator.load_state_dict(state["local"]["simulator"] if "local" in state else None)
 
     def close(self) -> None:
         """Disconnect from the agent, and release the environments."""

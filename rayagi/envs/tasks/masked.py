@@ -5,9 +5,10 @@ No step synchronises with the device. On a CPU tests compare the same code with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -52,8 +53,8 @@ class MaskedStepResult:
 class MaskedTaskVecEnv(TaskVecEnv):
     """TaskVecEnv with ``advance``, a capturable ``step``: bit-identical trajectories on a CPU. [unverified on GPU]
 
-    ``advance`` and ``load_state_dict`` update the same tensors in place, so that their addresses stay valid in a captured
-    graph. Do not mix ``advance`` with ``step``.
+    ``advance``, ``reset`` and ``load_state_dict`` update the same tensors in place, so that their addresses stay valid in a
+    captured graph. Do not mix ``advance`` with ``step``.
     """
 
     _worlds: MaskedBatchedSim
@@ -129,27 +130,26 @@ class MaskedTaskVecEnv(TaskVecEnv):
             self._memory[name].copy_(values)
 
     def reset(self) -> Tensor:
-        """Start a new episode everywhere, before anything is captured. Returns (N, obs_dim) float32."""
-        begun = super().reset()
-        self._clone_buffers()
-        return begun
+        """As TaskVecEnv's, but in the existing tensors."""
+        return self._in_place(super().reset)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """As TaskVecEnv's, but copied into the existing tensors."""
-        existing = self._actions, self._obs, self._elapsed, self._episode, self._memory
-        obs = super().load_state_dict(state)
-        loaded = self._actions, self._obs, self._elapsed, self._episode, self._memory
-        self._actions, self._obs, self._elapsed, self._episode, self._memory = existing
-        for tensor, values in zip(existing[:4], loaded[:4], strict=True):
-            tensor.copy_(values)
-        for name, values in loaded[4].items():
-            self._memory.setdefault(name, values).copy_(values)
-        return obs
+        """As TaskVecEnv's, but in the existing tensors."""
+        return self._in_place(partial(super().load_state_dict, state))
 
-    def _clone_buffers(self) -> None:
-        """Replace the tensors by copies that no other object refers to."""
-        self._actions, self._obs = self._actions.clone(), self._obs.clone()
-        self._memory = {name: values.clone() for name, values in self._memory.items()}
+    def _in_place(self, change: Callable[[], Tensor]) -> Tensor:
+        """Make a change that replaces tensors, then copy the new ones' values into those from before it."""
+        existing = self._actions, self._obs, self._elapsed, self._episode
+        memory = dict(self._memory)
+        obs = change()
+        changed = self._actions, self._obs, self._elapsed, self._episode
+        self._actions, self._obs, self._elapsed, self._episode = existing
+        for tensor, values in zip(existing, changed, strict=True):
+            tensor.copy_(values)
+        for name, values in self._memory.items():
+            memory.setdefault(name, values).copy_(values)
+        self._memory = memory
+        return obs
 
 
 def _rows(mask: Tensor, like: Tensor) -> Tensor:

@@ -185,3 +185,18 @@ class EndlessEnv(PointEnv):
 def test_evaluation_cuts_an_endless_episode():
     result = evaluate(EndlessEnv(), Agent(TowardsOrigin()), 1)
     assert result.episode_lengths == [LONGEST_EPISODE_STEPS]
+
+
+def test_a_simulator_without_a_saved_state_begins_new_episodes_where_any_has_begun():
+    env = PointEnv(2, 0, seed=1)
+    simulator = LocalSimulator(env)
+    simulator.load_state_dict(None)
+    assert env.episode.tolist() == [1, 1]  # the first episodes have not begun
+    for _ in range(3):
+        simulator.step(torch.ones(2, 2))
+    simulator.load_state_dict(None)
+    assert (env.episode.tolist(), env.elapsed.tolist()) == ([2, 2], [0, 0])
+    assert torch.equal(simulator.obs, env._obs())
+    for _ in range(LIMIT):
+        simulator.step(torch.zeros(2, 2))
+    assert simulator.take_finished()[1] == [LIMIT, LIMIT]

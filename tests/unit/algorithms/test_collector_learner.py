@@ -164,5 +164,9 @@ def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_w
     assert max(lags) <= 2
     received = learner.batcher.received
     assert received[second._dispenser.origin] == (8, 8)  # nothing of it is held
+    # Without a state of its own, a collector that has run begins new episodes, with nothing summed up.
+    first.load_state_dict({"shared": {"iteration": first.rollouts}})
+    assert not first.simulator.env.elapsed.any()
+    assert not first._running.any()
     for program in (first, successor, learner):
         program.close()

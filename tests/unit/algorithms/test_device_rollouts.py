@@ -178,3 +178,17 @@ def test_a_program_trains_on_warp_through_the_ordinary_path(warp_env):
     again = DpOnlyFactory(spec, lambda **place: warp_env())(context)
     again.load_state_dict(program.state_dict())
     assert again.iterate().metrics["policy_loss"] == program.iterate().metrics["policy_loss"]
+
+
+def test_a_reset_keeps_the_tensors_that_a_captured_graph_refers_to(warp_env):
+    env, expected = warp_env(), warp_env()
+    env.reset()
+    held = (env._actions, env._obs, env._elapsed, env._episode, *env._memory.values())
+    env.advance(torch.ones(ENVS, 8))
+    obs = env.reset()
+    expected.reset()
+    assert torch.equal(obs, expected.reset())  # the second episodes' first observations
+    now = (env._actions, env._obs, env._elapsed, env._episode, *env._memory.values())
+    assert [tensor.data_ptr() for tensor in now] == [tensor.data_ptr() for tensor in held]
+    assert (env._elapsed.tolist(), env._episode.tolist()) == ([0] * ENVS, [1] * ENVS)
+    assert not env._actions.any()

@@ -280,3 +280,17 @@ def test_two_gmis_resume_to_the_last_bit():
         return program.iterate().metrics["policy_loss"]
 
     assert run_gmis(SPEC, 2, resumed) == straight
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_a_state_without_its_own_part_begins_new_episodes_in_a_program_that_has_run(core):
+    spec = replace(SPEC, network=replace(SPEC.network, core=core))
+    program = build(spec)
+    shared = program.state_dict()["shared"]
+    program.iterate()
+    assert program.simulator.env.elapsed.any()
+    program.load_state_dict({"shared": shared})
+    assert not program.simulator.env.elapsed.any()
+    program.iterate()
+    # Episodes end after 7 steps at the latest, so a rollout of 8 from the start has one end per environment at least.
+    assert (program.rollout.terminated | program.rollout.truncated)[:7].any(0).all()
