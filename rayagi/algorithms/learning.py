@@ -52,6 +52,7 @@ class LearnerProgram:
         )
         self.trainer = Trainer(self.learner)
         self._plan = channel_plan(sample.info, spec.learning, policy.state_dim)
+        self._recurrent = policy.state_dim > 0
         self.batcher = self._open_channels()
         self._own = [dataflow.producer_of(collector) for collector in dataflow.served_simulators(number)]
         self.lags: Counter[int] = Counter()
@@ -112,14 +113,26 @@ class LearnerProgram:
         try:
             if not dataflow.lockstep:
                 return batcher.next(limit_s, lambda version: version >= oldest)
-            here = {*batcher.producers, *batcher.waiting}
-            lost = set(batcher.lost) - here  # training continues without lost collectors until they rejoin
-            expected = [producer for producer in self._own if producer not in lost]
-            return batcher.round(expected or self._own, limit_s, lambda version: version >= oldest)
+            return batcher.round(self._expected(), limit_s, lambda version: version >= oldest)
         except ChannelTimeoutError:
             if dataflow.free_running:
                 return None
             raise
+
+    def _expected(self) -> list[int]:
+        """Producers of the next round: without lost collectors until they rejoin, if the others' rows can be learned from.
+
+        Minibatches of whole sequences need whole groups of environments; else the round waits for the successors.
+        """
+        batcher, collectors = self.batcher, self.dataflow.served_simulators(self.number)
+        lost = set(batcher.lost) - {*batcher.producers, *batcher.waiting}
+        left = {
+            producer: self.dataflow.envs[collector]
+            for producer, collector in zip(self._own, collectors, strict=True)
+            if producer not in lost
+        }
+        group = self.spec.learning.envs_per_shuffle if self._recurrent else 1
+        return self._own if not left or sum(left.values()) % group else list(left)
 
     def _stale_samples(self) -> float:
         """Steps dropped as stale since the last call."""

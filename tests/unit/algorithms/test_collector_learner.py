@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -135,20 +136,45 @@ def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners, core):
     assert episodes == sum(result.metrics["episodes"] for result in expected) > 0
 
 
+def build_gmi(spec, directory, identity):
+    context = GmiContext(
+        identity=identity, communicator=ThreadGroup.on_one_device(1).communicator(0), device=torch.device("cpu"),
+        directory=directory,
+    )  # fmt: skip
+    return CollectorLearnerFactory(spec, make_point)(context)
+
+
+@pytest.mark.parametrize(("core", "waits"), [("lstm", True), ("none", False)])
+def test_a_round_of_collectors_that_form_no_whole_groups_waits_for_the_lost_one(core, waits):
+    """Two minibatches of whole rollouts need pairs of environments: 3 + 3 are pairs, the 3 that are left are not."""
+    spec = replace(
+        APPO, network=replace(APPO.network, core=core, core_size=6), gmi=replace(APPO.gmi, num_envs=3)
+    )
+    build = partial(build_gmi, spec, RendezvousActor(3))
+    first_of, second_of, learner_of = identities(spec, 2, 1)
+    first, second, learner = build(first_of), build(second_of), build(learner_of)
+    learner.iterate()  # publishes
+    for program in (first, second, learner):
+        assert iterated(program, 1)
+    second._dispenser.close(timeout_s=0.0)
+    learner.batcher._consumer_endpoints[0].lost.append(learner.dataflow.producer_of(1))
+    iterated(first, 1)
+    assert ("train_samples" in learner.iterate().metrics) is not waits
+    if waits:
+        successor = build(second_of)
+        iterated(successor, 1)
+        assert iterated(learner, 1)[0].metrics["train_samples"] == 6 * 8
+        successor.close()
+    for program in (first, learner):
+        program.close()
+
+
 def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_within_the_bound():
     """A collector that ends without disconnecting, as a killed one does, is replaced under its producer number."""
     spec = replace(APPO, learning=replace(APPO.learning, max_lag=2))
-    _, successor_of, learner_of = identities(spec, 2, 1)
-    directory = RendezvousActor(3)
-
-    def build(identity):
-        context = GmiContext(
-            identity=identity, communicator=ThreadGroup.on_one_device(1).communicator(0), device=torch.device("cpu"),
-            directory=directory,
-        )  # fmt: skip
-        return CollectorLearnerFactory(spec, make_point)(context)
-
-    first, second, learner = build(_), build(successor_of), build(learner_of)
+    build = partial(build_gmi, spec, RendezvousActor(3))
+    first_of, successor_of, learner_of = identities(spec, 2, 1)
+    first, second, learner = build(first_of), build(successor_of), build(learner_of)
     learner.iterate()  # publishes, and comes back with nothing
     for collector in (first, second, first, second):
         iterated(collector, 1)
