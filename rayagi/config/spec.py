@@ -130,6 +130,13 @@ class NetworkSpec:
     initial_log_std: float = 0.0
     """Start of the state-independent log standard deviation (Gaussian policies)."""
 
+    @property
+    def state_dim(self) -> int:
+        """Reals of an environment's state: h of a GRU, h and c of an LSTM, of each network. 0 for a user's module."""
+        if self.core == "none" or self.module is not None:
+            return 0
+        return self.core_size * (2 if self.core == "lstm" else 1) * (1 if self.shared else 2)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSpec:

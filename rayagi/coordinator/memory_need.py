@@ -80,7 +80,7 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
         num_envs, limit = plan.envs[index], _share_bytes(plan, index)
         on_gpu = plan.slices[index].gpu_uuid is not None
         needs = [
-            rollout_memory(spec.learning.rollout_length, info, on_gpu=on_gpu),
+            rollout_memory(spec, info, on_gpu=on_gpu),
             *_measured_memory(measured, num_envs),
         ]
         need = max(needs, key=lambda each: each.bytes_at(num_envs))
@@ -125,11 +125,11 @@ def network_bytes(network: NetworkSpec, info: EnvInfo, *, trains: bool) -> int:
     return _REAL * weights * (1 if network.shared else 2) * (2 if trains else 1)
 
 
-def rollout_memory(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> MemoryModel:
+def rollout_memory(spec: RunSpec, info: EnvInfo, *, on_gpu: bool) -> MemoryModel:
     """Lower bound of a GMI's memory: the storage of its rollouts (actors.rollout).
 
     Args:
-        rollout_length: T
+        spec: rollout and sequence lengths, and the network; the states of a user's module are not counted
         info: observation and action spaces of the environment
         on_gpu: whether the rollouts are on a GPU; it holds only what the networks read, and the host holds the rest
     """
@@ -139,9 +139,10 @@ def rollout_memory(rollout_length: int, info: EnvInfo, *, on_gpu: bool) -> Memor
     if not on_gpu:
         row += _REAL * info.obs_dim + _REAL + 2 * _FLAG
     last = 0 if on_gpu else _REAL * info.obs_dim
+    rollout_length, states = spec.learning.rollout_length, spec.learning.sequences * spec.network.state_dim
     return MemoryModel(
         fixed_bytes=0.0,
-        bytes_per_env=float(rollout_length * row + last),
+        bytes_per_env=float(rollout_length * row + last + _REAL * states),
         source=f"its rollouts of {rollout_length} steps alone hold that",
     )
 

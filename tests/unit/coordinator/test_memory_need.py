@@ -6,16 +6,17 @@ import pytest
 import torch
 
 from actors.protocols import ActionSpec, EnvInfo
-from actors.rollout import Rollout
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.search import TrialMeasurement
+from rayagi.algorithms.collection import new_rollout
 from rayagi.cli import main
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.coordinator.memory_need import network_bytes, reject_insufficient_memory, rollout_memory
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.models.networks import make_model
+from rayagi.models.policy import new_policy
 from rayagi.planning import plan_of
 
 GIB = 2**30
@@ -35,14 +36,18 @@ def planned(machine, **gmi):
         ActionSpec(kind="discrete", dim=1, num_choices=4),
     ],
 )
-def test_rollouts_need_what_their_storage_holds(action):
+@pytest.mark.parametrize("network", [{}, {"core": "lstm"}, {"core": "gru", "core_size": 6, "shared": True}])
+def test_rollouts_need_what_their_storage_holds(action, network):
     info = EnvInfo(env_id="a task", engine="auto", obs_dim=5, action=action, max_episode_steps=None)
-    storage = Rollout.allocate(16, 7, info, torch.device("cpu"))
+    learning = replace(ANT.learning, rollout_length=16, sequence_length=4)
+    spec = replace(ANT, learning=learning, network=replace(ANT.network, **network))
+    storage = new_rollout(spec, new_policy(spec, info, torch.device("cpu")), 7, torch.device("cpu"))
     held = [getattr(storage, field.name) for field in fields(storage)]
     on_host = sum(one.nbytes for one in held if isinstance(one, torch.Tensor))
-    assert rollout_memory(16, info, on_gpu=False).bytes_at(7) == on_host
-    on_gpu = storage.obs.nbytes + storage.outputs.nbytes + storage.actions.nbytes
-    assert rollout_memory(16, info, on_gpu=True).bytes_at(7) == on_gpu
+    assert rollout_memory(spec, info, on_gpu=False).bytes_at(7) == on_host
+    read = (storage.obs, storage.outputs, storage.actions, storage.states)
+    on_gpu = sum(one.nbytes for one in read if one is not None)
+    assert rollout_memory(spec, info, on_gpu=True).bytes_at(7) == on_gpu
 
 
 def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path):
