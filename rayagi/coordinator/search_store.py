@@ -9,9 +9,11 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,25 @@ def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:
         "machine": {"nodes": nodes, "cpu": cpu_model()},
         "versions": versions,
         "code": code_digest(),
+        "user_code": {
+            name: _user_digest(name) for name in (spec.network.module, spec.env.id) if name and ":" in name
+        },
     }
+
+
+def _user_digest(reference: str) -> str:
+    """Digest of the file of ``file.py:Class`` or ``package.module:Name``, without what it imports; "": none is found."""
+    place = reference.rpartition(":")[0]
+    if place.endswith(".py"):  # as rayagi.models.user_module looks for it
+        files = [Path(folder, place) for folder in ("", *sys.path)]
+    else:
+        try:
+            spec = find_spec(place)
+        except ImportError:
+            spec = None
+        files = [Path(spec.origin)] if spec is not None and spec.origin else []
+    found = next((file for file in files if file.is_file()), None)
+    return hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found else ""
 
 
 @cache

@@ -242,6 +242,20 @@ def test_the_key_tells_machines_and_tasks_apart_but_not_seeds_and_sizes(two_core
     assert search_key(other, two_cores) == key
 
 
+def test_the_key_covers_the_files_of_a_user_s_network_and_environment(two_cores, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    network = replace(SPEC, network=replace(SPEC.network, module=f"{tmp_path}/my_net.py:Net"))
+    environment = replace(SPEC, env=replace(SPEC.env, id="my_tasks:Lander"))
+    for spec, name in ((network, "my_net.py"), (environment, "my_tasks.py")):
+        keys = [search_key(spec, two_cores)]  # no such file: whoever runs it says so
+        for text in ("one", "other", "one"):
+            (tmp_path / name).write_text(text)
+            keys.append(search_key(spec, two_cores))
+        assert keys[1] == keys[3]
+        assert len({json.dumps(key) for key in keys}) == 3
+    assert search_key(SPEC, two_cores)["user_code"] == {}
+
+
 def test_auto_takes_what_a_search_found(bench, two_cores, tmp_path):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis="auto", num_envs="auto"))
     with pytest.raises(PlanError, match="rayagi search Ant-v5"):

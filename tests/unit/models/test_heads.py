@@ -22,7 +22,7 @@ from rayagi.config.errors import ConfigError
 from rayagi.config.rules import refuse_unfit_network
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
-from rayagi.models.heads import BernoulliHead, SquashedGaussianHead
+from rayagi.models.heads import BernoulliHead, SquashedGaussianHead, make_head
 from rayagi.models.networks import make_model
 from tests.unit.algorithms import test_collector_learner as decoupled
 from tests.unit.algorithms.test_program import build
@@ -222,6 +222,15 @@ def test_asynchronous_algorithms_have_the_heads_too(head, algorithm):
     for each in learned:
         assert each["importance_ratio"] == pytest.approx(1.0, abs=1e-5)
         assert math.isfinite(each["policy_loss"])
+
+
+def test_squashed_actions_have_the_same_bits_in_any_batch():
+    """A squashed policy acts by torch alone (``fits_kernels``), here on all rows, there on a GMI's or a client's."""
+    head = make_head(BOX, 0.0, "squashed_gaussian")
+    actions = torch.randn(257, 2, generator=torch.Generator().manual_seed(1))
+    whole = head.environment_actions(actions)
+    for rows in (1, 3, 16, 100):
+        assert torch.equal(torch.cat([head.environment_actions(part) for part in actions.split(rows)]), whole)
 
 
 def test_the_environment_receives_actions_in_its_box():
