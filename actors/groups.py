@@ -237,9 +237,9 @@ def _names_the_lost(failure: Exception) -> bool:
 
 
 def _brief(error: ray.exceptions.RayError) -> str:
-    """The informative lines of Ray's message on a dead actor, joined."""
-    lines = [line.strip() for line in str(error).splitlines()]
+    """The informative lines of Ray's message on a dead actor, joined, without its guesses at causes."""
+    lines = [line.strip() for line in str(error).partition("Some common causes include")[0].splitlines()]
     kept = [
         line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))
     ]
-    return "; ".join(kept)[:600].rstrip(".")
+    return "; ".join(kept)[:600].rstrip(". ")

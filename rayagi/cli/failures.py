@@ -26,6 +26,7 @@ KNOWN: dict[str, int] = {
     "rayagi.run.errors.RunError": FAILED,
     "rayagi.cli.failures.UsageError": BAD_INPUT,
     "rayagi.coordinator.cluster.ClusterUnreachableError": BAD_INPUT,
+    "rayagi.coordinator.cluster.RayStartError": FAILED,
     "rayagi.coordinator.searching.NothingMeasuredError": FAILED,
     "actors.errors.GmiLostError": FAILED,
     "actors.errors.GmiSilentError": FAILED,

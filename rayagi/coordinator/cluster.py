@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 
 import grpc
 import ray
+from ray._common.utils import get_default_ray_temp_dir
 from ray._private import services, worker
 
 from placement.inventory import local_machine
@@ -38,6 +40,21 @@ class ClusterUnreachableError(ConnectionError):
         )
 
 
+class RayStartError(RuntimeError):
+    """The local Ray of a run did not start."""
+
+    def __init__(self, problem: str, logs: str) -> None:
+        super().__init__(problem, logs)
+        self.problem, self.logs = problem, logs
+
+    def __str__(self) -> str:
+        return (
+            f"Ray did not start on this machine: {self.problem.rstrip('.')}. Try again when the machine is less busy; "
+            f"if it fails again, free memory and space in /dev/shm and {Path(self.logs).parents[1]}, "
+            f"or see Ray's logs in {self.logs}"
+        )
+
+
 @contextmanager
 def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[None]:
     """Connect to Ray for the duration of the block. The last block that uses a connection closes it.
@@ -45,8 +62,11 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
     In this order: this process's existing connection; ``ray_address``; RAY_ADDRESS; else a local cluster with as many CPUs
     as this process may use cores. ``dashboard`` concerns only a local cluster.
 
+    Ray prints nothing meanwhile: what its processes report is in the exceptions of calls, and in its logs.
+
     Raises:
         ClusterUnreachableError: no cluster responds at the address.
+        RayStartError: the local cluster did not start.
     """
     mine = _SHARED.enter(ray_address, dashboard=dashboard)
     try:
@@ -70,7 +90,7 @@ class _SharedConnection:
                 try:
                     _open(ray_address, dashboard=dashboard)
                 except BaseException:
-                    ray.shutdown()
+                    _shut_down()
                     raise
                 self._ours, self._num_users = _this_connection(), 0
             elif self._ours != _this_connection():
@@ -87,7 +107,7 @@ class _SharedConnection:
             if self._num_users == 0:
                 self._ours = None
                 if ray.is_initialized() and _this_connection() == connection:
-                    ray.shutdown()
+                    _shut_down()
 
 
 _SHARED = _SharedConnection()
@@ -100,11 +120,19 @@ def _this_connection() -> str:
 
 
 def _open(ray_address: str | None, *, dashboard: bool) -> None:
+    # Ray's own switch, for its debugger. log_to_driver=False is about the output of workers: a thread would still print that
+    # a worker died and the last lines of a raylet's log.
+    worker._worker_logs_enabled = False
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
         _start_local(local_machine(), dashboard=dashboard)
     else:
         _connect(address, "ray_address" if ray_address else "RAY_ADDRESS")
+
+
+def _shut_down() -> None:
+    ray.shutdown()
+    worker._worker_logs_enabled = True
 
 
 def starts_local(ray_address: str | None = None) -> bool:
@@ -114,18 +142,21 @@ def starts_local(ray_address: str | None = None) -> bool:
 
 
 def _start_local(machine: Machine, *, dashboard: bool) -> None:
-    ray.init(
-        address="local",
-        num_cpus=machine.num_cores,
-        num_gpus=machine.num_gpus,
-        include_dashboard=dashboard,
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        # GMIs need processes with their own environment, so prestarted workers would only delay them. Ray's default
-        # niceness of 15 would give every other process of the machine priority over the training.
-        _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=machine.num_cores,
+            num_gpus=machine.num_gpus,
+            include_dashboard=dashboard,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            # GMIs need processes with their own environment, so prestarted workers would only delay them. Ray's default
+            # niceness of 15 would give every other process of the machine priority over the training.
+            _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
+        )
+    except Exception as error:  # Ray raises plain Exceptions, too
+        raise RayStartError(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
     # The log monitor polls the workers' output ten times a second, and this driver does not use it.
     worker.global_worker.node.kill_log_monitor(check_alive=False)
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 import ray
 from ray import cloudpickle
+from ray._private import worker
 from ray._private.worker import global_worker
 
+from actors.errors import GmiLostError
 from actors.protocols import IterationResult
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.cluster import connected
@@ -46,8 +49,9 @@ def _no_ray(monkeypatch):
     ray.shutdown()
 
 
-def session():
-    return Session(RunSpec(gmi=GmiSpec(num_gmis=1, threads_per_gmi=1, num_envs=1)), factory=Counting())
+def session(factory=None):
+    spec = RunSpec(gmi=GmiSpec(num_gmis=1, threads_per_gmi=1, num_envs=1))
+    return Session(spec, factory=factory or Counting())
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two sessions need two cores")
@@ -84,3 +88,29 @@ def test_a_ray_that_was_started_here_follows_no_output_that_nobody_reads():
         commands = list(commands_with(session))
     assert any("raylet" in command for command in commands)
     assert not [command for command in commands if "log_monitor" in command]
+
+
+class Dying(Counting):
+    """Its process ends in its first iteration."""
+
+    def iterate(self):
+        os._exit(1)
+
+
+def test_ray_says_nothing_of_a_gmi_that_died_before_the_error_does(capfd, monkeypatch):
+    show, shown = worker.print_to_stdstream, threading.Event()
+
+    def observed(*arguments, **options):
+        show(*arguments, **options)
+        shown.set()
+
+    monkeypatch.setattr(worker, "print_to_stdstream", observed)
+    with connected():
+        own = session(Dying())
+        with own, pytest.raises(GmiLostError) as caught:
+            own.train(1)
+        assert shown.wait(30)  # Ray's report of the death
+    assert "\n" not in str(caught.value)
+    assert "common causes" not in str(caught.value)
+    assert worker._worker_logs_enabled
+    assert capfd.readouterr() == ("", "")

@@ -6,7 +6,8 @@ import socket
 import pytest
 import ray
 
-from rayagi.coordinator.cluster import ClusterUnreachableError, connected, starts_local
+from rayagi.cli.failures import explain
+from rayagi.coordinator.cluster import ClusterUnreachableError, RayStartError, connected, starts_local
 
 
 @pytest.fixture
@@ -68,3 +69,22 @@ def test_without_an_address_a_local_ray_would_start(monkeypatch):
 def test_the_error_survives_pickling():
     error = ClusterUnreachableError("a:1", "RAY_ADDRESS", "refused")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_local_ray_that_does_not_start_is_said_with_what_to_do(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+    def silent(*arguments, **options):
+        raise Exception("The current node timed out during startup. This could happen\nfor many reasons.")
+
+    monkeypatch.setattr(ray, "init", silent)
+    with pytest.raises(RayStartError) as caught, connected():
+        pass
+    text = str(caught.value)
+    assert text.startswith(
+        "Ray did not start on this machine: The current node timed out during startup. This could happen. Try"
+    )
+    assert "again when the machine is less busy; if it fails again, free memory" in text
+    assert (known := explain(caught.value)) is not None
+    assert (known.exit_code, known.message) == (1, text)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
