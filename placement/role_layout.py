@@ -10,21 +10,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from placement.errors import PlanError, counted
-from placement.templates import ASYNCHRONOUS, SERVING, SYNCHRONOUS
 from placement.unequal_slices import env_counts
 
 Roles = tuple[str, ...]
 
 TRAINING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {
-    template.name: template.gmis for template in (*SYNCHRONOUS, *ASYNCHRONOUS)
-} | {"program": (("program",),)}
-"""Template -> roles of each worker type, the type with the simulator first. ``program`` is a user's own workload
+    "dp_only": (("simulator", "agent", "trainer"),),
+    "dp_mp": (("simulator",), ("agent",), ("trainer",)),
+    "e_at": (("simulator",), ("agent", "trainer")),
+    "ea_t": (("simulator", "agent"), ("trainer",)),
+    "decoupled": (("simulator", "agent"), ("trainer",)),
+    "program": (("program",),),
+}
+"""Template -> roles of each worker type, the type with the simulator first (Figure 6). ``program`` is a user's own workload
 (rayagi.programs), without environments."""
 
-SERVING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {template.name: template.gmis for template in SERVING}
-"""The same for the serving templates, which act and do not train."""
+SERVING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {
+    "dp_mp": (("simulator",), ("agent",)),
+    "mp_dp": (("simulator",), ("agent",)),
+    "dp_only": (("simulator", "agent"),),
+}
+"""The same for the serving templates, which act and do not train (Figure 5). dp_mp: each simulator has its own agent in
+another GMI. mp_dp: simulators share agents."""
 
-OVERLAPPED_TEMPLATES = {template.name for template in ASYNCHRONOUS}
+OVERLAPPED_TEMPLATES = {"decoupled"}
 """Templates whose worker types work at the same time. In the others they alternate."""
 
 

@@ -1,16 +1,18 @@
-"""What is compared: every template of one kind of work, with the same environments on the same cores."""
+"""What is compared: every template of one kind of work, with one and with two simulators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from placement.templates import SERVING, SYNCHRONOUS, Mode, Template
+from placement.role_layout import SERVING_WORKER_TYPES, make_role_layout
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
 
-TEMPLATES: dict[Mode, tuple[Template, ...]] = {"serving": SERVING, "synchronous": SYNCHRONOUS}
+KINDS = ("serving", "ppo", "appo")
+"""Kinds of work: serving with an untrained policy, or an algorithm's training."""
 BASELINE = "dp_only"
 """What the others are compared with, as in the paper."""
 
@@ -20,50 +22,50 @@ class Case:
     """One template at one size."""
 
     task: str
-    mode: Mode
-    template: Template
+    kind: str
+    template: str
     num_envs: int
-    """Of each GMI with a simulator; there is one of these per core, whatever the template."""
+    """Of each GMI with a simulator."""
+    simulators: int
+    """GMIs with a simulator."""
+
+    @property
+    def group(self) -> str:
+        """Cases of a group are alternatives."""
+        return f"{self.task} {self.kind}"
 
     @property
     def name(self) -> str:
         """For tables."""
-        return f"{self.task}, {self.num_envs} environments, {self.mode} {self.template.name}"
+        return f"{self.template} {self.simulators} x {self.num_envs}"
+
+    @property
+    def num_gmis(self) -> int:
+        """All GMIs of the plan."""
+        layout = make_role_layout(self.template, serving=self.kind == "serving")
+        return sum(layout.counts_for_simulators(self.simulators))
 
     @property
     def spec(self) -> RunSpec:
         """The task's preset on this template; a plan for serving is made apart."""
-        return spec_of(
-            self.task, self.num_envs, self.template.name if self.mode == "synchronous" else BASELINE
-        )
-
-    def to_dict(self) -> dict[str, object]:
-        """For a result file."""
-        return {
-            "task": self.task,
-            "mode": self.mode,
-            "template": self.template.name,
-            "num_envs": self.num_envs,
-        }
+        template = BASELINE if self.kind == "serving" else self.template
+        spec = spec_of(self.task, self.kind, self.num_envs)
+        return checked(replace(spec, gmi=replace(spec.gmi, template=template, num_gmis=self.num_gmis)))
 
 
-def spec_of(task: str, num_envs: int, template: str = BASELINE) -> RunSpec:
-    """A task's preset with so many environments per simulator."""
-    spec = preset(task)
-    return checked(replace(spec, gmi=replace(spec.gmi, backend="cpu", num_envs=num_envs, template=template)))
+def spec_of(task: str, kind: str, num_envs: int) -> RunSpec:
+    """A task's preset with so many environments per simulator, on ``dp_only``."""
+    spec = preset(task, "ppo" if kind == "serving" else kind)
+    return checked(replace(spec, gmi=replace(spec.gmi, backend="cpu", num_envs=num_envs, template=BASELINE)))
 
 
-def cases(tasks: Sequence[str], modes: Sequence[Mode], sizes: Sequence[int]) -> list[Case]:
+def cases(tasks: Sequence[str], kinds: Sequence[str], sizes: Sequence[int]) -> list[Case]:
     """Every template of each kind of work, by task and size."""
     return [
-        Case(task=task, mode=mode, template=template, num_envs=num_envs)
+        Case(task=task, kind=kind, template=template, num_envs=num_envs, simulators=simulators)
         for task in tasks
+        for kind in kinds
         for num_envs in sizes
-        for mode in modes
-        for template in TEMPLATES[mode]
+        for template in (SERVING_WORKER_TYPES if kind == "serving" else DEFINITIONS[kind].templates)
+        for simulators in (1, 2)
     ]
-
-
-def template_of(mode: Mode, name: str) -> Template:
-    """A template by its name."""
-    return next(template for template in TEMPLATES[mode] if template.name == name)

@@ -1,80 +1,87 @@
-"""Every template in serving and in training, interleaved over several repeats, beside what the placement model predicts.
+"""Every template, size and number of simulators on this machine, beside what the throughput model predicts.
 
-    python -m experiments.mapping.run --tasks Ant-v5 HalfCheetah-v5 --num-envs 32 128 --repeats 5 --seconds 10
+    python -m experiments.mapping.run                  eleven minutes on two idle cores
+    python -m experiments.mapping.run --record         and write rayagi/coordinator/model_validation.json
 
-With the defaults (Ant-v5, one size, three repeats of 4 s) it takes eight to twenty minutes on two idle cores.
-
-Writes results/<date>.json (raw lines and origin), results/<date>.md (medians, spread, predictions) and results/<date>.png.
+Writes results/<date>.json (raw lines, unit costs and origin), .md (table and validation) and .png.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.mapping.cases import TEMPLATES, Case, cases
+from experiments.mapping.cases import KINDS, Case, cases, spec_of
+from experiments.mapping.measure import measured
 from experiments.mapping.plots import draw
-from experiments.mapping.summary import Row, rows_of, table
+from experiments.mapping.summary import Line, table, validation_of
 from experiments.origin import origin
-from experiments.throughput.run import Case as Command
-from experiments.throughput.run import run_case
+from experiments.throughput.run import QUIET_SHARE, busy_share
+from placement.inventory import local_machine
+from rayagi.coordinator.cluster import connected
+from rayagi.coordinator.model_validation import save
+from rayagi.coordinator.profiling import unit_costs_of
+from rayagi.coordinator.throughput_model import UnitCosts, predict
 
 HERE = Path(__file__).parent
+QUIET_S = 5.0
+"""Longest wait for an idle machine before a measurement."""
 
 
-def command(case: Case, seconds: float) -> Command:
-    """What measures a case, in a process of its own."""
-    options = ("--num-envs", str(case.num_envs), "--seconds", str(seconds))
-    module = (sys.executable, "-m", "experiments.mapping.one")
-    return Command(case.name, (*module, case.task, case.mode, case.template.name, *options))
+def wait_until_quiet() -> float:
+    """Wait until the machine is nearly idle. Returns the share of all cores that something used in the last second."""
+    until = time.monotonic() + QUIET_S
+    while True:
+        busy = busy_share()
+        if busy <= QUIET_SHARE or time.monotonic() > until:
+            return busy
 
 
-def costs_command(task: str, num_envs: int) -> Command:
-    """What measures the model's parameters."""
-    module = (sys.executable, "-m", "experiments.mapping.one")
-    return Command(
-        f"{task}, {num_envs} environments, unit costs", (*module, task, "costs", "--num-envs", str(num_envs))
+def costs_of(tasks: Sequence[str], kinds: Sequence[str], num_envs: int) -> dict[str, UnitCosts]:
+    """Unit costs by group of cases; serving and ppo share a profile."""
+    found: dict[str, UnitCosts] = {}
+    for task in tasks:
+        for kind in sorted(kinds, key=lambda kind: kind == "serving"):
+            same = found.get(f"{task} ppo") if kind == "serving" else None
+            wait_until_quiet()
+            found[f"{task} {kind}"] = same or unit_costs_of(spec_of(task, kind, num_envs), local_machine())
+            print(f"{task} {kind}: unit costs measured", flush=True)
+    return found
+
+
+def line_of(case: Case, repeat: int, costs: UnitCosts, seconds: float) -> Line:
+    """Measure one case once, and predict it."""
+    busy = wait_until_quiet()
+    found, layout = measured(case, seconds)
+    return Line(
+        case=asdict(case),
+        group=case.group,
+        name=case.name,
+        repeat=repeat,
+        predicted=predict(costs, layout).steps_per_s,
+        busy_before=busy,
+        **found,  # type: ignore[arg-type]  # the fields of Line that are measured
     )
 
 
-def measure_costs(tasks: Sequence[str], num_envs: Sequence[int]) -> list[dict[str, object]]:
-    """Raw lines: the unit costs of every size."""
-    sizes = [(task, count) for task in tasks for count in num_envs]
-    return [
-        {"task": task, "num_envs": count, **run_case(costs_command(task, count))} for task, count in sizes
-    ]
-
-
-def measure_repeat(repeat: int, given: argparse.Namespace) -> list[dict[str, object]]:
-    """Raw lines of every case, once."""
-    lines: list[dict[str, object]] = []
-    for case in cases(given.tasks, given.modes, given.num_envs):
-        line = {"repeat": repeat, **case.to_dict(), **run_case(command(case, given.seconds))}
-        lines.append(line)
-        told = line.get("steps_per_s", line.get("failed"))
-        print(repeat, case.name, told, line.get("other_cores"), flush=True)
-    return lines
-
-
-def write(
-    stem: Path,
-    header: dict[str, object],
-    lines: Sequence[dict[str, object]],
-    costs: Sequence[dict[str, object]],
-    rows: Sequence[Row],
-) -> None:
+def write(stem: Path, header: dict[str, object], costs: dict[str, UnitCosts], lines: Sequence[Line]) -> None:
     """The three result files, of what there is so far."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    content = {"origin": header, "costs": costs, "rows": lines}
+    content = {
+        "origin": header,
+        "costs": {group: asdict(each) for group, each in costs.items()},
+        "rows": [asdict(line) for line in lines],
+    }
     stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    told = "\n".join(f"- {key}: {value}" for key, value in header.items())
-    failed = "\n".join(f"- {line['case']} failed: {line['failed']}" for line in lines if "failed" in line)
-    stem.with_suffix(".md").write_text(f"# Templates\n\n{told}\n\n{table(rows)}\n\n{failed}".rstrip() + "\n")
-    draw(rows, stem.with_suffix(".png"))
+    about = "\n".join(f"- {key}: {value}" for key, value in header.items())
+    text = validation_of(lines, header).text()
+    stem.with_suffix(".md").write_text(f"# Templates\n\n{about}\n\n{text}\n\n{table(lines)}\n")
+    draw(lines, stem.with_suffix(".png"))
 
 
 def main() -> None:
@@ -82,22 +89,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", nargs="+", default=["Ant-v5"])
-    parser.add_argument("--modes", nargs="+", default=list(TEMPLATES), choices=list(TEMPLATES))
-    parser.add_argument("--num-envs", nargs="+", type=int, default=[64])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--seconds", type=float, default=4.0, help="of each measurement, starting not included"
-    )
+    parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5"])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--num-envs", nargs="+", type=int, default=[16, 64])
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each case, starting not included")
     parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--record", action="store_true", help="write the model's validation beside the model")
     given = parser.parse_args()
     header, stem = origin(), given.out / datetime.now(UTC).strftime("mapping_%Y-%m-%d_%H%M")
-    costs, lines = measure_costs(given.tasks, given.num_envs), list[dict[str, object]]()
-    for repeat in range(given.repeats):
-        lines += measure_repeat(repeat, given)
-        # What is cut short leaves what it has measured.
-        write(stem, header, lines, costs, rows_of(lines, costs))
-    print(table(rows_of(lines, costs)))
+    lines: list[Line] = []
+    with connected():
+        costs = costs_of(given.tasks, given.kinds, min(given.num_envs))
+        for repeat in range(given.repeats):
+            for case in cases(given.tasks, given.kinds, given.num_envs):
+                lines.append(line_of(case, repeat, costs[case.group], given.seconds))
+                print(lines[-1].text(), flush=True)
+            # What is cut short leaves what it has measured.
+            write(stem, header, costs, lines)
+    validation = validation_of(lines, header)
+    print(f"{table(lines)}\n\n{validation.text()}")
+    if given.record:
+        save(validation)
 
 
 if __name__ == "__main__":

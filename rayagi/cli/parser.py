@@ -189,7 +189,7 @@ def _add_plan(commands: Any) -> None:
         help="a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
     )
     group = parser.add_argument_group("from unit costs, measured by a short profile and cached")
-    group.add_argument("--explain", action="store_true", help="compare the templates (GMI-DRL, Tables 1-3)")
+    group.add_argument("--explain", action="store_true", help="compare the templates by the throughput model")
     group.add_argument(
         "--nodes", type=count_argument, metavar="N", help="forecast a cluster of 1, 2, 4, ... N nodes"
     )

@@ -8,7 +8,8 @@ from placement.inventory import load_machine
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
-from rayagi.cli.settings import machine_of_run, refuse_unmeasured, spec_from
+from rayagi.cli.settings import machine_of_run, spec_from
+from rayagi.envs import make_env_factory
 from rayagi.planning import plan_of, uses_gpus
 from rayagi.run.quantities import bytes_text
 
@@ -34,8 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _from_unit_costs(arguments: argparse.Namespace) -> int:
     """Compare templates, or forecast a cluster, from a short cached profile."""
-    from placement.templates import choose, explain
-    from rayagi.coordinator.cluster_forecast import best_forecast, cluster_of, sizes_up_to, table
+    from rayagi.coordinator import cluster_forecast, template_choice
+    from rayagi.coordinator.model_validation import load, ranks
     from rayagi.coordinator.profiling import cached_unit_costs
 
     spec, machine = spec_from(arguments), machine_of_run()
@@ -43,32 +44,39 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "--machine FILE cannot be profiled: unit costs are measured on the machine this runs on"
         )
-    refuse_unmeasured(spec, "unit costs are measured")
-    cluster = cluster_of(
+    on_gpu = uses_gpus(spec, machine)
+    cluster = cluster_forecast.cluster_of(
         arguments.nodes or 1, arguments.gpus_per_node, arguments.gpu, arguments.cores_per_node
     )
+    if arguments.nodes is not None and not on_gpu:
+        env = spec.env
+        engine = make_env_factory(env.id, engine=env.engine, kwargs=env.kwargs).engine
+        cluster_forecast.refuse_gpu_engine(env.id, engine)
     costs = cached_unit_costs(spec, machine, log=complain)
     say(
-        f"Measured here, {costs.num_steps} steps of {costs.num_envs} environments of {spec.env.id}: simulate "
-        f"{1e3 * costs.simulate_s:.0f} ms, act {1e3 * costs.act_s:.1f} ms, train {1e3 * costs.train_s:.0f} ms, copies "
-        f"{costs.bandwidth / 1e9:.1f} GB/s, model {bytes_text(costs.model_bytes)}."
+        f"Measured here, {costs.num_steps} steps of {spec.env.id} with {costs.num_envs[0]} and {costs.num_envs[1]} "
+        f"environments: a message takes {1e6 * costs.message_s:.0f} us, copies {costs.bandwidth / 1e9:.1f} GB/s, a "
+        f"reduction {1e3 * costs.reduce_s:.2f} ms, model {bytes_text(costs.model_bytes)}."
     )
     if arguments.explain:
-        say("\n" + explain(choose(costs, num_gmis=max(2, machine.num_cores)), costs))
+        validation = load()
+        found = template_choice.predictions(costs, template_choice.training_plans(spec, machine))
+        ranked = ranks(validation, cores=machine.num_cores, on_gpu=on_gpu)
+        say("\n" + template_choice.table(found, ranked=ranked))
+        say(template_choice.choose(found, spec, machine, validation)[1])
         say("Any of them can be used: rayagi train --template NAME.")
     if arguments.nodes is not None:
-        updates = spec.learning.num_epochs * spec.learning.num_minibatches
-        sms = machine.nodes[0].usable_gpus[0].sm_count if uses_gpus(spec, machine) else None
-        found = [
-            best_forecast(costs, each, updates=updates, measured_sms=sms) for each in sizes_up_to(cluster)
-        ]
+        sms = machine.nodes[0].usable_gpus[0].sm_count if on_gpu else None
+        found_sizes = cluster_forecast.forecasts(costs, cluster, costs.num_envs[0], measured_sms=sms)
         say(
             f"\nNominal: {cluster.gpus_per_node} x {cluster.gpu.name} and {cluster.cores_per_node} cores a node, links "
-            f"{cluster.gpu.link_bytes_per_s / 1e9:.0f} GB/s, network {cluster.gpu.network_bytes_per_s / 1e9:.0f} GB/s."
+            f"{cluster.gpu.link_bytes_per_s / 1e9:.0f} GB/s, network {cluster.gpu.network_bytes_per_s / 1e9:.0f} GB/s. "
+            f"{costs.num_envs[0]} environments in each GMI."
         )
         if sms is None:
             say("No GPU was measured: from networks as slow as on these cores to networks that cost nothing.")
-        say(table(found))
+        say(cluster_forecast.table(found_sizes))
+        say("The model is not validated on any GPU: this is a forecast, and no ranking.")
     return 0
 
 

@@ -10,15 +10,17 @@ from typing import Any
 
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, Program, StateDict
-from placement.templates import UnitCosts, unit_costs_from_dict
+from placement.errors import PlanError
 from placement.types import Machine
 from rayagi.algorithms.gradient_noise import GROUPS, GradientNoiseLearner, NoiseScale, noise_scale
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.coordinator.session import Session
-from rayagi.coordinator.unit_costs import CostProgram, CostReadings, unit_costs
+from rayagi.coordinator.throughput_model import UnitCosts, unit_costs_from_dict
+from rayagi.coordinator.unit_costs import CostProgram, unit_costs
 from rayagi.envs import make_env_factory
 from rayagi.planning import uses_gpus
 
@@ -26,8 +28,10 @@ NOISE_ENVS = 64
 """Environments of the noise profile: eight groups of eight."""
 NOISE_WARM_UP, NOISE_ITERATIONS = 5, 15
 """Learning iterations before the noise measurement, until normalisers are stable; and during it."""
-COST_ROUNDS = 3
-"""Rounds of measurements of the unit costs; the median counts."""
+COST_ROUNDS = 5
+"""Rounds of measurements of the unit costs; the first warms up, and the median of the others counts."""
+COST_GMIS = 8
+"""Most GMIs that are measured at the same time."""
 _COSTS_NOTE = "unit costs"
 COST_ENVS = 64
 """Environments for unit costs if the run's number is "auto"."""
@@ -74,20 +78,48 @@ def noise_scale_of(spec: RunSpec) -> NoiseScale:
 
 
 def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
-    """Unit costs (the paper's Table 1) of a task on this machine, from one GMI with a device of its own.
+    """Unit costs of a task on this machine, from several GMIs that share a device, and from one that has it.
 
     Raises:
+        PlanError: the machine has a single core, so that no messages can be measured.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the run failed.
     """
     on_gpu = uses_gpus(spec, machine)
-    # On cores an instance has one thread, and the device is all cores.
-    threads = None if on_gpu else spec.gmi.threads_per_gmi or 1
+    cores = len(machine.nodes[0].usable_cores)
+    if cores < 2:
+        raise PlanError(
+            "a profile of unit costs",
+            f"messages are measured between two GMIs, and node {machine.nodes[0].name} has one core",
+            "Give --template dp_only",
+        )
     num_envs = COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs
-    gmi = replace(spec.gmi, num_gmis=1, gmis_per_gpu=None, num_envs=num_envs, threads_per_gmi=threads)
-    readings: list[CostReadings] = _run_profile(replace(spec, gmi=gmi), CostProgram, COST_ROUNDS)
-    node = machine.nodes[0]
-    memory = node.usable_gpus[0].memory_total_bytes if on_gpu else node.memory_total_bytes
-    return unit_costs(readings, cores=len(node.usable_cores), memory_bytes=memory, on_gpu=on_gpu)
+    common = replace(
+        spec.gmi,
+        template="dp_only",
+        num_learners=None,
+        num_envs=num_envs,
+        slices=None,
+        left_out=(),
+        gmis_per_gpu=None,
+    )
+    if on_gpu:
+        # Each with a core: its threads launch kernels.
+        several = replace(common, num_gmis=2, gmis_per_gpu=2, threads_per_gmi=1)
+        single = replace(common, num_gmis=1, threads_per_gmi=None)
+    else:
+        several = replace(common, num_gmis=min(cores, COST_GMIS), threads_per_gmi=1)
+        single = replace(common, num_gmis=1, threads_per_gmi=cores)
+    with connected():
+        shared, alone = (
+            _run_profile(replace(spec, gmi=gmi), CostProgram, COST_ROUNDS) for gmi in (several, single)
+        )
+    return unit_costs(
+        shared,
+        alone,
+        num_steps=spec.learning.rollout_length,
+        num_updates=spec.learning.num_epochs * spec.learning.num_minibatches,
+        on_gpu=on_gpu,
+    )
 
 
 def cached_unit_costs(

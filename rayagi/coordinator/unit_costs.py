@@ -1,244 +1,243 @@
-"""Unit costs: measures the parameters of GMI-DRL's Table 1, with each of the three roles run alone in one GMI.
+"""Unit costs: measures what the throughput model needs (the parameters of GMI-DRL's Table 1), with the run's own programs.
 
-Every parameter is timed or counted on this machine, for this task.
-
-- T_s, T_a, T_t: wall time of m simulator steps, m inferences, and one update, at N environments.
-- R_s, R_a, R_t: share of the dominant resource (eq. 1). Compute on cores: busy cores (CPU time / wall time, rounded up to
-  whole cores) over all cores. Compute on a GPU: its utilisation. Memory: what the process holds after the role has
-  been built and run, including what every process holds.
-- alpha, beta: t(K N) / (K t(N)) with K = ``SHARED``: cost per simulator of a shared agent (trainer), which works on a K-fold
-  batch, relative to one of its own.
-- BW: a copy from one GMI's memory to the host and from there to another GMI's.
+A profile runs in as many GMIs as there are devices to share, and again in one GMI that has them all. Each measures, at N and
+at ``SCALE`` N environments: a rollout and an update of ``dp_only``, and a rollout step by step, with its simulation and
+inference. The GMIs also exchange steps without physics, and reduce gradients, which gives the costs of messages.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from math import ceil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
-from actors.noise import minibatch_orders
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, VecEnv
-from actors.roles import Agent, LocalSimulator, collect
-from placement.templates import UnitCosts, dominant_resource
-from rayagi.algorithms.ppo.learner import PPOLearner
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, StepResult
+from actors.roles import CollectTimes, LocalSimulator, collect
+from actors.stepping import RemoteSimulators, StepServer
+from collectives.experience.directory import Directory
 from rayagi.algorithms.program import DpOnlyProgram
-from rayagi.algorithms.rollout_learner import OnPolicyBatch
+from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
-from rayagi.models.networks import make_model
-from rayagi.models.policy import NetworkPolicy
-from rayagi.models.recurrent import RolloutMemory
+from rayagi.coordinator.throughput_model import DeviceKind, RoleCost, UnitCosts
 
-SHARED = 4
-"""Simulators that share an agent or a trainer in the measurement of alpha and beta."""
-COPIED_BYTES = 32 * 2**20
-"""Larger than a core's caches, so that the copy is timed in memory."""
-_SMALLEST = 1e-6
-"""Lower bound of shares and times, since a coarse clock may measure zero."""
+SCALE = 4
+"""The second size, relative to the first."""
+EXCHANGES, REDUCTIONS = 100, 50
+"""Steps and reductions that are timed together."""
+_SMALLEST_S = 1e-9
+_QUARTILES = 1.349
+"""Distance of a normal distribution's quartiles, in standard deviations: some steps are disturbed by other processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """Wall time of an operation, and its busy cores (on a GPU: its utilisation)."""
+class SizeReading:
+    """Seconds of one iteration with one number of environments."""
 
-    wall_s: float
-    busy: float
+    rollout_s: float
+    simulate_s: float
+    act_s: float
+    update_s: float
+    step_spread: float
+    """Standard deviation of a simulation step, relative to the mean."""
+    exchange_s: float = 0.0
+    """One exchange of a step with all other GMIs, without physics; 0 with one GMI."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CostReadings:
     """Measurements of one round."""
 
-    simulate: Timing
-    act: Timing
-    train: Timing
-    act_shared_s: float
-    train_own_s: float
-    train_shared_s: float
-    copy_bytes_per_s: float
-    memory_bytes: dict[str, int]
-    """Resident memory by role (on a GPU: device memory), including what every process holds."""
-    sizes: dict[str, float]
+    small: SizeReading
+    large: SizeReading
+    reduce_s: float
+    """One reduction of the gradients; 0 with one GMI."""
+    num_gmis: int
+    cores: int
+    """Cores of this GMI."""
+    num_envs: tuple[int, int]
+    simulates_on_gpu: bool
+    memory_bytes: tuple[int, int]
+    """Memory of the GMI with the small size, and of both sizes together."""
+    sizes: Mapping[str, float]
     """state_bytes, action_bytes, reward_bytes of one environment, and model_bytes."""
-    num_steps: int
-    num_envs: int
 
 
-def unit_costs(readings: Sequence[CostReadings], *, cores: int, memory_bytes: int, on_gpu: bool) -> UnitCosts:
+def unit_costs(
+    shared: Sequence[CostReadings],
+    alone: Sequence[CostReadings],
+    *,
+    num_steps: int,
+    num_updates: int,
+    on_gpu: bool,
+) -> UnitCosts:
     """Compute the model's parameters from the medians over the rounds.
 
     Args:
-        readings: rounds; the first is a warm-up and is ignored if there are more
-        cores: cores of the machine, which is the device without a GPU
-        memory_bytes: memory of the device
-        on_gpu: whether ``busy`` is a share of the GPU
+        shared: rounds of one of several GMIs that divide the device; the first is a warm-up, ignored if there are more
+        alone: the same of one GMI with the whole device
+        num_steps: of a rollout
+        num_updates: gradient reductions per iteration
+        on_gpu: whether the device is a GPU
 
     Raises:
-        ValueError: ``readings`` is empty.
+        ValueError: there are no readings, or ``shared`` is of a single GMI.
     """
-    if not readings:
+    if not shared or not alone:
         raise ValueError("no readings")
-    used = readings[1:] or readings
+    last, single = shared[-1], alone[-1]
+    if last.num_gmis < 2:
+        raise ValueError("messages are measured between two GMIs at least")
 
-    def median(value: Callable[[CostReadings], float]) -> float:
-        return max(_SMALLEST, statistics.median(value(each) for each in used))
+    def role(name: str, divisor: int, device: DeviceKind) -> RoleCost:
+        small, large, whole = (
+            _median(of, f"{size}.{name}") / divisor
+            for of, size in ((shared, "small"), (shared, "large"), (alone, "large"))
+        )
+        if device == "gpu":
+            # Occupancy: the whole device takes the small batch as fast as it can, and the large one as it is filled.
+            first = _median(alone, f"small.{name}") / divisor
+            return RoleCost(device="gpu", fixed_s=first, per_env_s=whole / single.num_envs[1])
+        return _on_cores(small, large, whole, last.num_envs, single.cores / last.cores)
 
-    busy = {
-        "simulator": median(lambda each: each.simulate.busy),
-        "agent": median(lambda each: each.act.busy),
-        "trainer": median(lambda each: each.train.busy),
-    }
-    # R as a share of all cores: ceil(CPU time / wall time) / cores. Minus 0.1, since the two clocks differ slightly.
-    compute = (
-        busy
-        if on_gpu
-        else {role: max(1, ceil(cores_used - 0.1)) / cores for role, cores_used in busy.items()}
-    )
-    memory = {role: readings[-1].memory_bytes[role] / memory_bytes for role in compute}
-    # Eq. 1: the resource of which a role takes the larger share.
-    resource = dominant_resource(compute_share=max(compute.values()), memory_share=max(memory.values()))
-    shares: Mapping[str, float] = compute if resource == "compute" else memory
-    act_s, last = median(lambda each: each.act.wall_s), readings[-1]
+    networks: DeviceKind = "gpu" if on_gpu else "cores"
+    physics: DeviceKind = "gpu" if single.simulates_on_gpu else "cores"
+    few, many = _median(shared, "small.exchange_s"), _median(shared, "large.exchange_s")
+    sizes = dict(last.sizes)
+    row = 2 * sizes["state_bytes"] + sizes["action_bytes"] + sizes["reward_bytes"]
+    others, (small_envs, large_envs) = last.num_gmis - 1, last.num_envs
+    per_row = max(_SMALLEST_S, (many - few) / (others * (large_envs - small_envs)))
+    env_bytes = max(0, single.memory_bytes[1] - single.memory_bytes[0]) / large_envs
     return UnitCosts(
-        simulate_s=median(lambda each: each.simulate.wall_s),
-        act_s=act_s,
-        train_s=median(lambda each: each.train.wall_s),
-        simulator_share=min(1.0, max(_SMALLEST, shares["simulator"])),
-        agent_share=min(1.0, max(_SMALLEST, shares["agent"])),
-        trainer_share=min(1.0, max(_SMALLEST, shares["trainer"])),
-        resource=resource,
-        **last.sizes,
-        bandwidth=median(lambda each: each.copy_bytes_per_s),
-        # alpha = t_act(K N) / (K t_act(N)); beta alike with the update.
-        alpha=median(lambda each: each.act_shared_s / (SHARED * each.act.wall_s)),
-        beta=median(lambda each: each.train_shared_s / (SHARED * each.train_own_s)),
-        num_steps=last.num_steps,
+        rollout=role("rollout_s", num_steps, physics),
+        simulate=role("simulate_s", num_steps, physics),
+        act=role("act_s", num_steps, networks),
+        update=role("update_s", 1, networks),
+        # An exchange with k GMIs is k + 1 messages, and their bytes.
+        message_s=max(_SMALLEST_S, (few - others * small_envs * per_row) / (others + 1)),
+        bandwidth=row / per_row,
+        # Scaled from n GMIs to two: 2 (n - 1) / n.
+        reduce_s=_median(shared, "reduce_s") * last.num_gmis / (2 * others),
+        step_spread=_median(shared, "small.step_spread"),
+        gmi_bytes=max(0.0, single.memory_bytes[0] - small_envs * env_bytes),
+        env_bytes=env_bytes,
+        num_steps=num_steps,
+        num_updates=num_updates,
         num_envs=last.num_envs,
+        **sizes,
     )
+
+
+def _on_cores(small: float, large: float, whole: float, num_envs: tuple[int, int], cores: float) -> RoleCost:
+    """Fit fixed_s + n per_env_s to two sizes on one core, and Amdahl's law to the large one on all."""
+    few, many = num_envs
+    per_env_s = min(max(0.0, (large - small) / (many - few)), small / few)
+    fixed_s = small - few * per_env_s
+    divisible = many * per_env_s
+    if cores <= 1 or divisible <= 0:
+        return RoleCost(device="cores", fixed_s=fixed_s, per_env_s=per_env_s)
+    # Solved for the parallel part p: all cores take fixed_s + divisible (1 - p + p / cores).
+    parallel = (fixed_s + divisible - whole) / (divisible * (1 - 1 / cores))
+    return RoleCost(
+        device="cores", fixed_s=fixed_s, per_env_s=per_env_s, parallel=min(1.0, max(0.0, parallel))
+    )
+
+
+def _median(readings: Sequence[CostReadings], name: str) -> float:
+    """Median of an attribute, as ``small.update_s``, over the rounds without the first."""
+    return statistics.median(map(attrgetter(name), readings[1:] or readings))
 
 
 class CostProgram:
-    """Program that builds the roles one after another and times each of them in every iteration."""
+    """Program that runs dp_only at two sizes, the steps of its rollouts one by one, and messages to the other GMIs."""
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
-        self._spec, self._device = spec, context.device
+        self._context = context
         self._readings: list[CostReadings] = []
-        num_envs, threads = spec.gmi.envs, context.identity.slice.num_threads
-        base = self._memory_in_use()
-        env = make_env(num_envs=num_envs, first_env_index=0, seed=spec.seed, num_threads=threads)
-        simulator = LocalSimulator(env)
-        with_simulator = self._memory_in_use()
-        model = make_model(env.info, spec.network, spec.seed).to(context.device)
-        self._agent = Agent(NetworkPolicy(model, env.info, None, context.device))
-        self._outputs = model.head.num_outputs
-        self._act(simulator.obs, 1)
-        with_agent = self._memory_in_use()
-        self._program = DpOnlyProgram(spec, _existing_env_factory(env), context)
-        self._program.iterate()
-        with_trainer = self._memory_in_use()
-        self._memory = {
-            "simulator": with_simulator,
-            "agent": base + with_agent - with_simulator,
-            "trainer": base + with_trainer - with_agent,
-        }
+        few = spec.gmi.envs
+        self._num_envs = (few, SCALE * few)
+        self._programs: list[DpOnlyProgram] = []
+        memory = []
+        for count in self._num_envs:
+            gmi = replace(spec.gmi, num_envs=count)
+            program = DpOnlyProgram(replace(spec, gmi=gmi), make_env, context)
+            program.iterate()
+            self._programs.append(program)
+            memory.append(self._memory_in_use())
+        self._memory = (memory[0], memory[1])
+        self._exchanges = [_StepExchange(make_env, context, count, spec) for count in self._num_envs]
 
     def iterate(self) -> IterationResult:
         """Run one round of measurements."""
         started = time.perf_counter()
         self._readings.append(self._measure())
-        steps = float(self._program.rollout.num_steps * self._program.rollout.num_envs)
+        steps = float(sum(each.rollout.num_steps * each.rollout.num_envs for each in self._programs))
         metrics = {"env_steps": steps, "iteration_s": time.perf_counter() - started}
         return IterationResult(iteration=len(self._readings), metrics=metrics)
 
     def _measure(self) -> CostReadings:
-        program, spec = self._program, self._spec.learning
-        steps, num_envs = program.rollout.num_steps, program.rollout.num_envs
-        simulator, training = program.simulator, program.learner
-        assert isinstance(training, PPOLearner), "unit costs are measured with PPO"
-        collect(simulator, program.agent, program.rollout, torch.randn_like(program.rollout.outputs))
-        obs, actions = simulator.obs, program.agent.policy.environment_actions(program.rollout.actions).cpu()
-        simulate = self._timed(lambda: [simulator.step(each) for each in actions])
-        act = self._timed(lambda: self._act(obs, steps))
-        many = obs.repeat(SHARED, 1)
-        act_shared = self._timed(lambda: self._act(many, steps))
-        batch, _ = training.prepare(program.rollout)
-        own, shared = self._orders(num_envs), self._orders(SHARED * num_envs)
-        larger = _repeated(batch, steps)
-        train_own = self._timed(lambda: training.updater.update(batch, own, 1, 0))
-        train_shared = self._timed(lambda: training.updater.update(larger, shared, 1, 0))
-        train = self._timed(lambda: program.trainer.update(program.rollout))
-        step = simulator.step(actions[0])
-        reward_and_flags = (step.rewards, step.terminated, step.truncated)  # W
+        small, large = map(self._measure_size, self._programs, self._exchanges)
+        program, group = self._programs[0], self._context.communicator
+        rollout, parameters = program.rollout, program.learner.updater.flat.parameters
+        reward_and_flags = (rollout.rewards[0], rollout.terminated[0], rollout.truncated[0])  # W
         return CostReadings(
-            simulate=simulate,
-            act=act,
-            train=train,
-            act_shared_s=act_shared.wall_s,
-            train_own_s=train_own.wall_s,
-            train_shared_s=train_shared.wall_s,
-            copy_bytes_per_s=self._copy_bytes_per_s(),
+            small=small,
+            large=large,
+            reduce_s=self._reduce_s(parameters) if group.world_size > 1 else 0.0,
+            num_gmis=group.world_size,
+            cores=self._context.identity.slice.num_threads,
+            num_envs=self._num_envs,
+            simulates_on_gpu=_on_device(program),
             memory_bytes=self._memory,
             sizes={
-                "state_bytes": step.obs.nbytes / num_envs,
-                "action_bytes": actions[0].nbytes / num_envs,
-                "reward_bytes": sum(each.nbytes for each in reward_and_flags) / num_envs,
-                "model_bytes": float(training.updater.flat.parameters.nbytes),
+                "state_bytes": rollout.last_obs.nbytes / rollout.num_envs,
+                "action_bytes": rollout.actions[0].nbytes / rollout.num_envs,
+                "reward_bytes": sum(each.nbytes for each in reward_and_flags) / rollout.num_envs,
+                "model_bytes": float(parameters.nbytes),
             },
-            num_steps=spec.rollout_length,
-            num_envs=num_envs,
         )
 
-    def _act(self, obs: torch.Tensor, steps: int) -> None:
-        noise = torch.randn(len(obs), self._outputs, device=self._device)
-        agent = Agent(self._agent.policy)  # with states for as many environments as these
-        for _ in range(steps):
-            agent.act(obs, noise)
+    def _measure_size(self, program: DpOnlyProgram, exchange: _StepExchange) -> SizeReading:
+        self._context.communicator.barrier()
+        metrics = program.iterate().metrics
+        times, spread = CollectTimes(simulate_s=metrics["simulate_s"]), 0.0
+        if not _on_device(program):  # else a rollout is one graph, which is not timed by phase
+            stepwise = _TimedSteps(program.simulator)
+            noise = torch.randn_like(program.rollout.outputs)
+            times = collect(stepwise, program.agent, program.rollout, noise)
+            first, median, third = statistics.quantiles(stepwise.seconds)
+            spread = (third - first) / (_QUARTILES * median)
+        self._context.communicator.barrier()
+        return SizeReading(
+            rollout_s=metrics["simulate_s"] + metrics["act_s"],
+            simulate_s=times.simulate_s,
+            act_s=times.act_s,
+            update_s=metrics["update_s"],
+            step_spread=spread,
+            exchange_s=exchange.seconds(),
+        )
 
-    def _orders(self, num_envs: int) -> torch.Tensor:
-        spec = self._spec.learning
-        return minibatch_orders(
-            seed=self._spec.seed,
-            first_env_index=0,
-            num_envs=num_envs,
-            iteration=0,
-            num_steps=spec.rollout_length,
-            num_epochs=spec.num_epochs,
-            num_minibatches=spec.num_minibatches,
-            sequence_length=self._program.rollout.sequence_length,
-        ).to(self._device)
-
-    def _timed(self, work: Callable[[], Any]) -> Timing:
-        """Time an operation; on a GPU until the device has finished. [unverified on GPU]"""
-        on_gpu = self._device.type == "cuda"
-        wall, cpu = time.perf_counter(), time.process_time()
-        work()
-        if on_gpu:
-            torch.cuda.synchronize(self._device)
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        return Timing(wall_s=wall, busy=torch.cuda.utilization(self._device) / 100 if on_gpu else cpu / wall)
-
-    def _copy_bytes_per_s(self) -> float:
-        """BW: bandwidth of a copy from this slice's memory to the host and back to a slice's."""
-        here = torch.ones(COPIED_BYTES // 4, device=self._device)
-        between, there = torch.empty(COPIED_BYTES // 4), torch.empty_like(here)
-
-        def copy() -> None:
-            between.copy_(here)
-            there.copy_(between)
-
-        copy()
-        return COPIED_BYTES / self._timed(copy).wall_s
+    def _reduce_s(self, parameters: Tensor) -> float:
+        """Seconds of one reduction of a tensor like the gradients, between all GMIs."""
+        group = self._context.communicator
+        gradients = group.buffer(parameters.numel(), parameters.dtype)
+        group.all_reduce(gradients)
+        group.barrier()
+        started = time.perf_counter()
+        for _ in range(REDUCTIONS):
+            group.all_reduce(gradients.zero_())
+        return (time.perf_counter() - started) / REDUCTIONS
 
     def _memory_in_use(self) -> int:
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_reserved(self._device))
+        if self._context.device.type == "cuda":
+            return int(torch.cuda.max_memory_reserved(self._context.device))
         return resident_bytes()
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
@@ -254,31 +253,113 @@ class CostProgram:
         raise NotImplementedError("a profile has no state")
 
     def close(self) -> None:
-        """Release the simulators."""
-        self._program.close()
+        """Release the simulators, and disconnect."""
+        for exchange in self._exchanges:
+            exchange.close()
+        for program in self._programs:
+            program.close()
 
 
-def _existing_env_factory(env: VecEnv) -> EnvFactory:
-    """A factory that returns the existing environments."""
-
-    def make(*, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:
-        return env
-
-    return make
+def _on_device(program: DpOnlyProgram) -> bool:
+    """Whether simulations and policy are on one GPU (rayagi.algorithms.device_rollouts)."""
+    return program.rollout.final_obs is not None
 
 
-def _repeated(batch: OnPolicyBatch, num_steps: int) -> OnPolicyBatch:
-    """The batch with every environment repeated ``SHARED`` times."""
+class _Prefixed:
+    """A directory whose keys have a prefix, so that one channel is opened twice."""
 
-    def repeated(value: torch.Tensor) -> torch.Tensor:
-        by_step = value.view(num_steps, -1, *value.shape[1:])
-        return by_step.repeat(1, SHARED, *[1] * (value.dim() - 1)).flatten(0, 1)
+    def __init__(self, directory: Directory, prefix: str) -> None:
+        self._directory, self._prefix = directory, prefix
 
-    names = (field.name for field in fields(batch))
-    larger: dict[str, Any] = dict(
-        zip(names, map(repeated, batch.fields()), strict=False)
-    )  # all but the memory
-    if batch.memory is not None:
-        states, done = batch.memory.states, batch.memory.done
-        larger["memory"] = RolloutMemory(states.repeat(1, SHARED, 1), done.repeat(1, SHARED))
-    return OnPolicyBatch(**larger)
+    def announce(self, key: str, value: str) -> None:
+        self._directory.announce(self._prefix + key, value)
+
+    def announced(self, prefix: str) -> dict[str, str]:
+        found = self._directory.announced(self._prefix + prefix)
+        return {key.removeprefix(self._prefix): value for key, value in found.items()}
+
+
+class _TimedSteps:
+    """A simulator that records the duration of every step."""
+
+    def __init__(self, simulator: LocalSimulator | RemoteSimulators) -> None:
+        self._simulator = simulator
+        self.seconds: list[float] = []
+
+    @property
+    def obs(self) -> Tensor:
+        return self._simulator.obs
+
+    def step(self, actions: Tensor) -> StepResult:
+        started = time.perf_counter()
+        result = self._simulator.step(actions)
+        self.seconds.append(time.perf_counter() - started)
+        return result
+
+
+class _StillSimulator:
+    """A simulator without physics: every step returns the same result at once."""
+
+    def __init__(self, num_envs: int, obs_dim: int) -> None:
+        self.obs = torch.zeros(num_envs, obs_dim)
+        none = torch.zeros(num_envs, dtype=torch.bool)
+        self._result = StepResult(
+            obs=self.obs,
+            rewards=torch.zeros(num_envs),
+            terminated=none,
+            truncated=none,
+            final_ids=torch.empty(0, dtype=torch.int64),
+            final_obs=torch.empty(0, obs_dim),
+        )
+
+    def step(self, actions: Tensor) -> StepResult:
+        return self._result
+
+
+class _StepExchange:
+    """Step exchange of e_at and dp_mp between GMI 0, as the agent, and all others, as simulators without physics."""
+
+    def __init__(self, make_env: EnvFactory, context: GmiContext, num_envs: int, spec: RunSpec) -> None:
+        self._index, self._iteration = context.identity.index, 0
+        self._agent: RemoteSimulators | None = None
+        self._server: StepServer | None = None
+        others = context.communicator.world_size - 1
+        if not others:
+            return
+        kinds = (("agent",), *[("simulator",)] * others)
+        assignment = RoleAssignment(kinds, (0, *[num_envs] * others))
+        limit_s = spec.gmi.collective_timeout_s
+        context = replace(context, directory=_Prefixed(context.directory, f"{num_envs}/"))
+        if self._index == 0:
+            self._agent = connect_simulators(make_env, context, assignment, limit_s)
+            info = self._agent.info
+            self._actions = torch.zeros(num_envs * others, *info.action.shape)
+            if info.action.is_discrete:
+                self._actions = self._actions.long()
+            return
+        sample = make_env(num_envs=1, first_env_index=0, seed=0, num_threads=1)
+        sample.close()
+        still = _StillSimulator(num_envs, sample.info.obs_dim)
+        self._server = connect_step_server(still, sample.info, context, assignment, limit_s)
+
+    def seconds(self) -> float:
+        """Seconds of one exchange; 0 with a single GMI."""
+        self._iteration += 1
+        spent = 0.0
+        if self._agent is not None:
+            self._agent.begin(self._iteration)
+            started = time.perf_counter()
+            for _ in range(EXCHANGES):
+                self._agent.step(self._actions)
+            spent = (time.perf_counter() - started) / EXCHANGES
+        if self._server is not None:
+            self._server.begin(self._iteration)
+            for _ in range(EXCHANGES):
+                self._server.step()
+        return spent
+
+    def close(self) -> None:
+        """Disconnect."""
+        for end in (self._agent, self._server):
+            if end is not None:
+                end.close()

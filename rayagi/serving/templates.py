@@ -27,34 +27,22 @@ from rayagi.serving.latency import Latencies
 from rayagi.serving.program import RowSink, ServingJob, ServingProgram, ServingResult
 from rayagi.serving.simulating import ServingAgent, SimulatingProgram
 
-TIE = 1.02
-"""Templates whose predictions differ by less count as equally fast: unit costs are not more accurate."""
-
 
 def chosen_template(
     spec: RunSpec, asked: str, *, machine: Callable[[], Machine], log: Callable[[str], None]
 ) -> str:
-    """The requested template; for ``auto``, the fastest by the placement model (GMI-DRL, eq. 2), with the reason logged.
-
-    Of several equally fast ones, the one that moves the fewest bytes between GMIs.
+    """The requested template; for ``auto``, the throughput model's choice, with its reason and error logged.
 
     Raises:
+        PlanError: no serving template fits, or the machine has too few cores to measure unit costs.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
     if asked != "auto":
         return asked
     # Imported here: only auto measures.
-    from placement.templates import choose, explain
-    from rayagi.coordinator.profiling import cached_unit_costs
+    from rayagi.coordinator import template_choice
 
-    costs = cached_unit_costs(spec, machine(), log=log)
-    estimates = choose(costs, "serving")
-    log(explain(estimates, costs))
-    close = [each for each in estimates if each.steps_per_s * TIE >= estimates[0].steps_per_s]
-    chosen = min(close, key=lambda each: each.communication_bytes)
-    if len(close) > 1:
-        log(f"{len(close)} of them are within {TIE - 1:.0%}: {chosen.template.name}, which moves the least.")
-    return chosen.template.name
+    return template_choice.chosen(spec, machine(), log=log, serving=True)
 
 
 def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:

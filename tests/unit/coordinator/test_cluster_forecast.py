@@ -2,59 +2,106 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from placement.errors import PlanError
-from placement.templates import UnitCosts
-from rayagi.coordinator.cluster_forecast import best_forecast, cluster_of, forecast, sizes_up_to, table
+from rayagi.coordinator.cluster_forecast import (
+    CONTEXT_BYTES,
+    cluster_of,
+    forecast,
+    forecasts,
+    most_gmis_per_gpu,
+    refuse_gpu_engine,
+    sizes_up_to,
+    table,
+)
+from rayagi.coordinator.throughput_model import RoleCost, UnitCosts
+
+
+def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
+    return RoleCost(device="cores", fixed_s=fixed_s, per_env_s=per_env_s)
+
 
 COSTS = UnitCosts(
-    simulate_s=1.0, act_s=0.1, train_s=0.3,
-    simulator_share=0.5, agent_share=0.5, trainer_share=0.5, resource="compute",
-    state_bytes=100.0, action_bytes=20.0, reward_bytes=6.0, model_bytes=1e6,
-    bandwidth=1e9, alpha=0.5, beta=0.5, num_steps=10, num_envs=100,
+    rollout=on_cores(0.0, 1.1e-3), simulate=on_cores(0.0, 1e-3), act=on_cores(0.01, 0.0), update=on_cores(0.3, 0.0),
+    message_s=1e-4, bandwidth=1e9, reduce_s=1e-3, step_spread=0.0,
+    state_bytes=100.0, action_bytes=20.0, reward_bytes=6.0, model_bytes=1e6, gmi_bytes=1e9, env_bytes=1e6,
+    num_steps=10, num_updates=10, num_envs=(100, 400),
 )  # fmt: skip
+GPU = dataclasses.replace(
+    COSTS,
+    act=RoleCost(device="gpu", fixed_s=0.01, per_env_s=1e-5),
+    update=RoleCost(device="gpu", fixed_s=0.3, per_env_s=2e-3),
+)
 
 
 def test_one_gmi_on_one_gpu_with_its_cores():
-    # 14 cores simulate in 1 / 14 s; networks between 0.4 s and nothing; nobody to reduce with; 1000 steps.
-    found = forecast(COSTS, cluster_of(1, 1, "H100"), 1, updates=32, measured_sms=None)
-    assert found.reduce_s == {"host": 0.0, "links": 0.0, "network": 0.0}
-    assert found.low_steps_per_s == pytest.approx(1000 / (1 / 14 + 0.4))
+    # A GMI's cores are divided once: 100 environments x 10 steps x 1 ms on 14 cores; networks on them, or for nothing.
+    found = forecast(COSTS, cluster_of(1, 1, "H100"), 1, 100, measured_sms=None)
+    assert found.low_steps_per_s == pytest.approx(1000 / (1.1 / 14 + 0.3))
     assert found.high_steps_per_s == pytest.approx(14000)
-    assert found.binding == "simulation on the cores"
+    assert found.bound_by == "simulate"
+    # Two GMIs with 7 cores each simulate twice as many environments, in twice the time: cores limit them together.
+    two = forecast(COSTS, cluster_of(1, 1, "H100"), 2, 100, measured_sms=None)
+    assert two.high_steps_per_s == pytest.approx(2000 / (1 / 7 + 0.01))
 
 
-def test_reduction_by_link():
-    # 16 nodes x 8 GPUs x 2 GMIs, 10 updates of 1 MB: host 2 * 1e6 / (2 * 1e9) = 1 ms; links 2 * 7 / 8 * 1e6 / 450e9;
-    # network 2 * 15 / 16 * 1e6 / 50e9 = 37.5 us and 30 hops of 10 us.
-    found = forecast(COSTS, cluster_of(16, 8, "H100"), 2, updates=10, measured_sms=None)
-    assert found.reduce_s["host"] == pytest.approx(10e-3)
-    assert found.reduce_s["links"] == pytest.approx(10 * 1.75e6 / 450e9)
-    assert found.reduce_s["network"] == pytest.approx(10 * (37.5e-6 + 300e-6))
+def test_a_reduction_has_bytes_and_hops_by_link():
+    # 16 nodes x 8 GPUs x 2 GMIs, 10 reductions of 1 MB: 1 ms between two GMIs as measured; links 2 * 7 / 8 * 1e6 / 450e9
+    # and 14 hops of 10 us; network 2 * 15 / 16 * 1e6 / 50e9 = 37.5 us and 30 hops.
+    found = forecast(COSTS, cluster_of(16, 8, "H100"), 2, 100, measured_sms=None)
+    assert found.parts_s["reduction in the host"] == pytest.approx(10e-3)
+    assert found.parts_s["GPU links"] == pytest.approx(10 * (1.75e6 / 450e9 + 140e-6))
+    assert found.parts_s["network"] == pytest.approx(10 * (37.5e-6 + 300e-6))
 
 
-def test_a_measured_gpu_gives_one_number_scaled_by_its_sms():
-    # 54 of 108 SMs' worth each with two GMIs: 0.4 * 66 * 2 / 132 = 0.4
-    found = forecast(COSTS, cluster_of(1, 1, "H100"), 2, updates=1, measured_sms=66)
-    assert found.networks_s == pytest.approx(0.4)
+def test_gmis_fill_a_measured_gpu_until_it_saturates():
+    """300 ms of a small update, and 2 ms per environment once the GPU is full, on 132 SMs as measured."""
+    cluster = cluster_of(1, 1, "H100")
+    updates = [forecast(GPU, cluster, cut, 100, measured_sms=132).parts_s["update"] for cut in (1, 2, 4)]
+    # 100 x 2 ms = 200 ms of the whole GPU, 400 of a half, 800 of a quarter.
+    assert updates == pytest.approx([0.3, 0.4, 0.8])
+    found = forecast(GPU, cluster, 2, 100, measured_sms=66)
+    # Measured on half as many SMs, the same work takes half the time here.
+    assert found.parts_s["update"] == pytest.approx(0.3)
     assert found.low_steps_per_s == found.high_steps_per_s
 
 
-def test_slow_reduction_binds():
-    slow = UnitCosts(**{name: getattr(COSTS, name) for name in COSTS.__slots__} | {"bandwidth": 1e6})
-    assert (
-        forecast(slow, cluster_of(1, 1, "H100"), 2, updates=32, measured_sms=None).binding
-        == "reduction through the host"
-    )
-    assert best_forecast(slow, cluster_of(1, 1, "H100"), updates=32, measured_sms=None).gmis_per_gpu == 1
+def test_memory_limits_the_environments_and_the_gmis():
+    # 1 GB and 1 MB for each of 30,000 environments, and a context: 31.5 GB of a V100's 34.4
+    cluster = cluster_of(1, 1, "V100", 64)
+    assert most_gmis_per_gpu(GPU, cluster, 30_000, measured_sms=80) == 1
+    assert most_gmis_per_gpu(GPU, cluster, 10_000, measured_sms=80) == 2
+    with pytest.raises(PlanError, match="Use fewer environments"):
+        most_gmis_per_gpu(GPU, cluster, 40_000, measured_sms=80)
+    # Without a GPU measured, only what the networks certainly hold; then the cores limit.
+    assert most_gmis_per_gpu(COSTS, cluster, 100, measured_sms=None) == 10
+    assert most_gmis_per_gpu(COSTS, cluster_of(1, 2, "V100", 6), 100, measured_sms=None) == 3
+    assert CONTEXT_BYTES > 0
 
 
-def test_sizes_double_up_to_the_cluster():
+def test_an_engine_on_the_gpu_is_not_forecast_from_cores():
+    with pytest.raises(PlanError, match="its speed there is not known"):
+        refuse_gpu_engine("Ant", "mujoco_warp")
+    refuse_gpu_engine("Ant", "mujoco_cpu")
+
+
+def test_sizes_double_up_to_the_cluster_and_then_gmis_are_added():
     assert [each.nodes for each in sizes_up_to(cluster_of(12, 8, "A100-40"))] == [1, 2, 4, 8, 12]
     assert [each.nodes for each in sizes_up_to(cluster_of(1, 8, "A100-40"))] == [1]
+    found = forecasts(COSTS, cluster_of(4, 1, "A100-40", 3), 100, measured_sms=None)
+    assert [(each.cluster.nodes, each.gmis_per_gpu) for each in found] == [
+        (1, 1),
+        (2, 1),
+        (4, 1),
+        (4, 2),
+        (4, 3),
+    ]
+    assert len(table(found).splitlines()) == len(found) + 1
 
 
 def test_what_cannot_be_forecast_is_said():
@@ -64,13 +111,12 @@ def test_what_cannot_be_forecast_is_said():
         cluster_of(129, 8, "H100")
 
 
-@given(nodes=st.integers(1, 128), gpus=st.integers(1, 8), updates=st.integers(1, 64))
-def test_more_nodes_are_faster_and_never_better_than_linear(nodes, gpus, updates):
+@given(nodes=st.integers(1, 128), gpus=st.integers(1, 8), cut=st.integers(1, 4))
+def test_more_nodes_are_faster_and_never_better_than_linear(nodes, gpus, cut):
     found = [
-        best_forecast(COSTS, cluster, updates=updates, measured_sms=None)
+        forecast(COSTS, cluster, cut, 100, measured_sms=None)
         for cluster in sizes_up_to(cluster_of(nodes, gpus, "H100"))
     ]
     for each in found:
         assert 0 < each.low_steps_per_s <= each.high_steps_per_s
         assert each.low_steps_per_s <= found[0].low_steps_per_s * each.cluster.nodes * (1 + 1e-9)
-    assert len(table(found).splitlines()) == len(found) + 1

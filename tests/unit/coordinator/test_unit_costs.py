@@ -1,104 +1,171 @@
-"""Unit costs: arithmetic by hand, and consistency of a real profile."""
+"""Unit costs: the fit by hand, and real profiles of two GMIs in threads and of one."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import threading
 
 import pytest
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
+from actors.rendezvous_actor import RendezvousActor
 from placement.types import Slice
-from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.appo import APPO
+from rayagi.algorithms.ppo import PPO, PPOSpec
+from rayagi.algorithms.trpo import TRPO
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
-from rayagi.coordinator.unit_costs import CostProgram, CostReadings, Timing, unit_costs
+from rayagi.coordinator.throughput_model import Worker
+from rayagi.coordinator.unit_costs import CostProgram, CostReadings, SizeReading, unit_costs
 from tests.fakes.point import ACTION_DIM, OBS_DIM, make_point
+from tests.unit.collectives.thread_group import ThreadGroup
 
-GIB = 2**30
+ONE_CORE = Worker(roles=(), cores=1)
 
 
-def reading(**changes):
+def size(**changes):
+    base = SizeReading(rollout_s=0.0, simulate_s=0.0, act_s=0.0, update_s=0.0, step_spread=0.1)
+    return dataclasses.replace(base, **changes)
+
+
+def reading(small, large, **changes):
     base = CostReadings(
-        simulate=Timing(wall_s=0.6, busy=0.99), act=Timing(wall_s=0.1, busy=0.97), train=Timing(wall_s=0.2, busy=1.9),
-        act_shared_s=0.2, train_own_s=0.16, train_shared_s=0.32, copy_bytes_per_s=5e9,
-        memory_bytes={"simulator": GIB, "agent": GIB // 2, "trainer": GIB // 2},
-        sizes={"state_bytes": 12.0, "action_bytes": 8.0, "reward_bytes": 6.0, "model_bytes": 4096.0},
-        num_steps=4, num_envs=8,
+        small=small, large=large, reduce_s=0.003, num_gmis=2, cores=1, num_envs=(8, 32), simulates_on_gpu=False,
+        memory_bytes=(1000, 1640),
+        sizes={"state_bytes": 10.0, "action_bytes": 4.0, "reward_bytes": 6.0, "model_bytes": 4096.0},
     )  # fmt: skip
     return dataclasses.replace(base, **changes)
 
 
-def test_shares_are_of_cores_that_are_kept_busy():
-    found = unit_costs([reading()], cores=4, memory_bytes=16 * GIB, on_gpu=False)
-    # one core, one core, two cores of four; memory 1 / 16 at most
-    assert found.resource == "compute"
-    assert (found.simulator_share, found.agent_share, found.trainer_share) == (0.25, 0.25, 0.5)
+# A core: 0.2 + 0.05 N seconds; two cores: the large size in 0.2 + 1.6 x 0.75, so half of it is parallel.
+SHARED = reading(size(update_s=0.6, exchange_s=0.013), size(update_s=1.8, exchange_s=0.022))
+ALONE = reading(size(update_s=0.5), size(update_s=1.4), num_gmis=1, cores=2)
 
 
-def test_alpha_and_beta_are_what_a_fourfold_batch_costs_each():
-    found = unit_costs([reading()], cores=4, memory_bytes=16 * GIB, on_gpu=False)
-    # 0.2 s for four simulators against 4 x 0.1 s; 0.32 against 4 x 0.16
-    assert (found.alpha, found.beta) == (pytest.approx(0.5), pytest.approx(0.5))
+def fitted(shared=(SHARED,), alone=(ALONE,), **options):
+    return unit_costs(shared, alone, **{"num_steps": 4, "num_updates": 8, "on_gpu": False} | options)
 
 
-def test_memory_is_the_dominant_resource_where_it_is_scarcer():
-    found = unit_costs([reading()], cores=4, memory_bytes=int(1.25 * GIB), on_gpu=False)
-    assert found.resource == "memory"
-    assert (found.simulator_share, found.agent_share) == (pytest.approx(0.8), pytest.approx(0.4))
+def test_two_sizes_and_two_widths_give_a_role_s_cost():
+    found = fitted().update
+    assert (found.device, found.fixed_s, found.per_env_s) == (
+        "cores",
+        pytest.approx(0.2),
+        pytest.approx(0.05),
+    )
+    assert found.parallel == pytest.approx(0.5)
+
+
+def test_an_exchange_is_two_messages_and_their_bytes():
+    found = fitted()
+    # 13 and 22 ms for 8 and 32 rows of 30 bytes: 0.375 ms a row, and 10 ms for two messages.
+    assert found.bandwidth == pytest.approx(30 / 0.375e-3)
+    assert found.message_s == pytest.approx(5e-3)
+    assert found.reduce_s == pytest.approx(0.003)
+
+
+def test_reductions_and_exchanges_of_four_gmis_are_scaled_to_two():
+    four = reading(
+        size(update_s=0.6, exchange_s=0.029), size(update_s=1.8, exchange_s=0.056), num_gmis=4, reduce_s=0.003
+    )
+    found = fitted(shared=(four,))
+    # 3 x 24 more rows in 27 ms; four messages in 20 ms. 2 (n - 1) / n: 1.5 for four GMIs, 1 for two.
+    assert found.bandwidth == pytest.approx(30 / 0.375e-3)
+    assert found.message_s == pytest.approx(5e-3)
+    assert found.reduce_s == pytest.approx(0.002)
+
+
+def test_memory_per_environment_is_what_the_second_size_added():
+    found = fitted()
+    # 640 bytes for 32 environments; the first size had 8.
+    assert (found.env_bytes, found.gmi_bytes) == (20.0, 840.0)
+
+
+def test_a_gpu_s_small_batch_is_latency_and_its_large_one_fills_it():
+    found = fitted(alone=(dataclasses.replace(ALONE, simulates_on_gpu=True),), on_gpu=True)
+    assert (found.update.device, found.simulate.device) == ("gpu", "gpu")
+    assert (found.update.fixed_s, found.update.per_env_s) == (0.5, pytest.approx(1.4 / 32))
+    on_host = fitted(on_gpu=True)
+    assert (on_host.simulate.device, on_host.act.device) == ("cores", "gpu")
 
 
 def test_the_first_round_warms_up_and_the_median_of_the_others_counts():
-    slow = reading(simulate=Timing(wall_s=9.0, busy=1.0))
-    rounds = [slow, *(reading(simulate=Timing(wall_s=wall, busy=1.0)) for wall in (0.5, 0.7, 0.6))]
-    assert unit_costs(rounds, cores=2, memory_bytes=GIB * 8, on_gpu=False).simulate_s == pytest.approx(0.6)
+    slow = reading(size(update_s=9.0), size(update_s=90.0))
+    rounds = [slow, *(reading(size(update_s=each), size(update_s=3 * each)) for each in (0.5, 0.7, 0.6))]
+    assert fitted(shared=rounds).update.seconds(8, ONE_CORE) == pytest.approx(0.6)
 
 
-def test_a_gpu_s_utilisation_is_its_share():
-    found = unit_costs(
-        [reading(train=Timing(wall_s=0.2, busy=0.4))], cores=64, memory_bytes=80 * GIB, on_gpu=True
-    )
-    assert found.trainer_share == pytest.approx(0.4)
+def test_noise_gives_no_negative_costs():
+    backwards = reading(size(update_s=0.6, exchange_s=0.02), size(update_s=0.5, exchange_s=0.01))
+    found = fitted(shared=(backwards,))
+    assert found.update.per_env_s == 0.0
+    assert found.update.fixed_s == pytest.approx(0.6)
+    assert found.message_s > 0
+    assert math.isfinite(found.bandwidth)
 
 
-def test_no_readings_are_refused():
+def test_too_few_readings_are_refused():
     with pytest.raises(ValueError, match="no readings"):
-        unit_costs([], cores=1, memory_bytes=GIB, on_gpu=False)
+        fitted(shared=())
+    with pytest.raises(ValueError, match="two GMIs"):
+        fitted(shared=(ALONE,))
 
 
-def profiled(network):
-    """The readings of three iterations."""
-    spec = RunSpec(
-        env=EnvSpec(id="Point"),
-        gmi=GmiSpec(num_envs=8),
-        network=network,
-        learning=PPOSpec(rollout_length=4, num_epochs=2, num_minibatches=2),
+def profiled(spec, num_gmis):
+    """The readings of GMI 0 of so many, after three iterations."""
+    group, directory = ThreadGroup.on_one_device(num_gmis, timeout_s=30.0), RendezvousActor(num_gmis)
+    found = [None] * num_gmis
+
+    def member(index):
+        identity = GmiIdentity(
+            index=index, num_gmis=num_gmis, slice=Slice(node="n", backend="cpu"), roles=(), task="Point"
+        )
+        communicator = group.communicator(index)
+        program = CostProgram(
+            spec, make_point, GmiContext(identity, communicator, torch.device("cpu"), directory)
+        )
+        for _ in range(3):
+            program.iterate()
+        found[index] = program.state_dict()["shared"]["measured"]
+        program.close()
+
+    threads = [threading.Thread(target=member, args=(index,)) for index in range(num_gmis)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert None not in found
+    return found[0]
+
+
+def spec_of(algorithm, network):
+    learning = (
+        PPOSpec(rollout_length=4, num_epochs=2, num_minibatches=2)
+        if algorithm is PPO
+        else dataclasses.replace(algorithm.settings(**algorithm.preset), rollout_length=4)
     )
-    identity = GmiIdentity(index=0, num_gmis=1, slice=Slice(node="n", backend="cpu"), roles=(), task="Point")
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    program = CostProgram(spec, make_point, context)
-    for _ in range(3):
-        program.iterate()
-    readings = program.state_dict()["shared"]["measured"]
-    program.close()
-    return readings
+    return RunSpec(
+        algorithm=algorithm.name, env=EnvSpec(id="Point"), gmi=GmiSpec(num_envs=8), network=network, learning=learning
+    )  # fmt: skip
 
 
-def test_a_real_profile_knows_the_sizes_and_times_the_phases():
-    readings = profiled(NetworkSpec(hidden=(8,)))
-    found = unit_costs(readings, cores=2, memory_bytes=8 * GIB, on_gpu=False)
+@pytest.mark.parametrize("algorithm", [PPO, TRPO, APPO], ids=lambda each: each.name)
+def test_a_real_profile_knows_the_sizes_and_times_the_phases(algorithm):
+    spec = spec_of(algorithm, NetworkSpec(hidden=(8,)))
+    found = fitted(profiled(spec, 2), profiled(spec, 1))
     # float32 observations and actions; a float32 reward and two flags
     assert (found.state_bytes, found.action_bytes, found.reward_bytes) == (4 * OBS_DIM, 4 * ACTION_DIM, 6)
     # policy and value 3-8-2 and 3-8-1, two log standard deviations: 32 + 18 + 32 + 9 + 2 = 93, in a row of 512
     assert found.model_bytes == 4 * 512
-    assert (found.num_steps, found.num_envs) == (4, 8)
-    assert 0 < found.simulate_s < 5
-    assert found.bandwidth > 1e7
-    assert min(found.alpha, found.beta) > 0
+    assert found.num_envs == (8, 32)
+    assert min(found.message_s, found.reduce_s, found.bandwidth) > 0
+    for role in (found.rollout, found.simulate, found.act, found.update):
+        assert role.seconds(8, ONE_CORE) > 0
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_recurrent_model_is_profiled_by_whole_sequences(shared):
-    readings = profiled(NetworkSpec(hidden=(8,), core="gru", core_size=4, shared=shared))
-    found = unit_costs(readings, cores=2, memory_bytes=8 * GIB, on_gpu=False)
-    assert min(found.alpha, found.beta, found.train_s) > 0
+    spec = spec_of(PPO, NetworkSpec(hidden=(8,), core="gru", core_size=4, shared=shared))
+    found = fitted(profiled(spec, 2), profiled(spec, 1))
+    assert found.update.seconds(8, ONE_CORE) > 0

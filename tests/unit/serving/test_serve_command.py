@@ -185,28 +185,12 @@ def test_options_that_make_no_sense(serve, capsys):
             main(["serve", "runs/a", *options])
 
 
-def test_auto_takes_the_fastest_template_by_the_model_with_the_reason(serve, capsys, monkeypatch):
-    """Unit costs with expensive communication (the model picks dp_only), and with free communication."""
-    from placement.templates import UnitCosts
-    from rayagi.coordinator import profiling
+def test_auto_asks_the_throughput_model(serve, monkeypatch):
+    """The choice itself is tested in tests/unit/coordinator/test_template_choice.py."""
+    from rayagi.coordinator import template_choice
     from rayagi.serving.templates import chosen_template
 
-    costs = {
-        "simulate_s": 0.6, "act_s": 0.1, "train_s": 0.2, "simulator_share": 0.5, "agent_share": 0.05,
-        "trainer_share": 0.1, "resource": "compute", "state_bytes": 400.0, "action_bytes": 32.0, "reward_bytes": 6.0,
-        "model_bytes": 1e5, "alpha": 0.2, "beta": 0.3, "num_steps": 32, "num_envs": 64,
-    }  # fmt: skip
-    output = []
-    for bandwidth, expected in ((1e4, "dp_only"), (1e12, "mp_dp")):
-        known = UnitCosts(**costs, bandwidth=bandwidth)
-        monkeypatch.setattr(profiling, "cached_unit_costs", lambda spec, machine, log, known=known: known)
-        spec = SimpleNamespace()
-        assert chosen_template(spec, "auto", machine=local_machine, log=output.append) == expected
-        assert f"{expected} over" in output[0]
-        output.clear()
-    # An agent of its own is no larger than a shared one: mp_dp is ahead by nothing that could be measured.
-    known = UnitCosts(**{**costs, "alpha": 0.999, "simulator_share": 0.05}, bandwidth=1e12)
-    monkeypatch.setattr(profiling, "cached_unit_costs", lambda spec, machine, log: known)
-    assert chosen_template(SimpleNamespace(), "auto", machine=local_machine, log=output.append) == "dp_only"
-    assert "are within 2%: dp_only, which moves the least" in output[-1]
-    assert chosen_template(spec, "dp_mp", machine=local_machine, log=output.append) == "dp_mp"
+    monkeypatch.setattr(template_choice, "chosen", lambda spec, machine, log, serving: f"chosen {serving}")
+    spec = SimpleNamespace()
+    assert chosen_template(spec, "auto", machine=local_machine, log=print) == "chosen True"
+    assert chosen_template(spec, "dp_mp", machine=local_machine, log=print) == "dp_mp"

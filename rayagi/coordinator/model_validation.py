@@ -1,0 +1,116 @@
+"""Validation of the throughput model: its error and its ranking against measurements, recorded beside it.
+
+``python -m experiments.mapping.run --record`` measures and writes the record. Without one, or on another kind of device, the
+model forecasts and does not rank.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+
+RECORD = Path(__file__).with_name("model_validation.json")
+MIN_DIFFERENCE = 0.05
+"""Pairs whose measurements differ by less are not compared."""
+MIN_RIGHT = 0.9
+"""Part of the other pairs that the model must order right, to rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationCase:
+    """One measured layout. Cases of a group are alternatives: the same task and kind of work."""
+
+    group: str
+    name: str
+    predicted: float
+    """Environment steps per second."""
+    measured: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Validation:
+    """Comparison of predictions with measurements on the cores of one machine."""
+
+    date: str
+    cpu: str
+    cores: int
+    cases: int
+    pairs: int
+    """Pairs of a group that differ by more than ``MIN_DIFFERENCE``."""
+    right: int
+    """Those that the model orders as measured."""
+    median_error: float
+    """Of |predicted / measured - 1|."""
+    p90_error: float
+    """Nine of ten cases have at most this error."""
+
+    @property
+    def may_rank(self) -> bool:
+        """Whether enough pairs are ordered right."""
+        return self.pairs > 0 and self.right >= MIN_RIGHT * self.pairs
+
+    def text(self) -> str:
+        """The error and the ranking, as a sentence."""
+        return (
+            f"Error of the model: {self.median_error:.0%} in the median, {self.p90_error:.0%} at most in 9 of 10 of "
+            f"{self.cases} measured layouts; {self.right} of {self.pairs} pairs ordered right ({self.cores} cores of "
+            f"{self.cpu}, {self.date})."
+        )
+
+
+def validate(cases: Sequence[ValidationCase], *, date: str, cpu: str, cores: int) -> Validation:
+    """Compare predictions with measurements.
+
+    Raises:
+        ValueError: there are no cases.
+    """
+    if not cases:
+        raise ValueError("nothing was measured")
+    pairs = [
+        (one, other)
+        for one, other in combinations(cases, 2)
+        if one.group == other.group
+        and max(one.measured, other.measured) > (1 + MIN_DIFFERENCE) * min(one.measured, other.measured)
+    ]
+    right = sum((one.predicted > other.predicted) == (one.measured > other.measured) for one, other in pairs)
+    errors = sorted(abs(case.predicted / case.measured - 1) for case in cases)
+    return Validation(
+        date=date,
+        cpu=cpu,
+        cores=cores,
+        cases=len(cases),
+        pairs=len(pairs),
+        right=right,
+        median_error=statistics.median(errors),
+        p90_error=errors[-(-9 * len(errors) // 10) - 1],
+    )
+
+
+def save(validation: Validation, path: Path = RECORD) -> None:
+    """Write the record."""
+    path.write_text(json.dumps(asdict(validation), indent=1) + "\n")
+
+
+def load(path: Path = RECORD) -> Validation | None:
+    """The recorded validation; None if there is none."""
+    return Validation(**json.loads(path.read_text())) if path.exists() else None
+
+
+def ranks(validation: Validation | None, *, cores: int, on_gpu: bool) -> bool:
+    """Whether the model may rank layouts of a machine: it is validated there, and orders enough pairs right."""
+    return not on_gpu and validation is not None and cores <= validation.cores and validation.may_rank
+
+
+def validation_text(validation: Validation | None, *, cores: int, on_gpu: bool) -> str:
+    """What is known about the model's error on a machine, as a sentence or two."""
+    if on_gpu:
+        return "The model is not validated on any GPU: this is a forecast, and no ranking."
+    if validation is None:
+        return "The model is not validated on this version: this is a forecast, and no ranking."
+    if cores > validation.cores:
+        return f"The model is not validated on {cores} cores: this is a forecast, and no ranking. {validation.text()}"
+    return validation.text() + ("" if validation.may_rank else " That is too few: it does not rank.")

@@ -1,0 +1,78 @@
+"""Validation of the throughput model: pairs and errors by hand, and where it may rank."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from rayagi.coordinator.model_validation import (
+    Validation,
+    ValidationCase,
+    load,
+    ranks,
+    save,
+    validate,
+    validation_text,
+)
+
+
+def case(group: str, predicted: float, measured: float) -> ValidationCase:
+    return ValidationCase(group=group, name="", predicted=predicted, measured=measured)
+
+
+CASES = [
+    case("training", 100, 100),
+    case("training", 110, 104),  # 4 % over the first: not compared
+    case("training", 90, 120),  # 20 and 15 % over them, and predicted below: two wrong
+    case("serving", 10, 10),
+    case("serving", 30, 20),  # right
+]
+
+
+def test_pairs_of_a_group_that_differ_by_more_than_5_percent_are_compared():
+    found = validate(CASES, date="2026-11-25", cpu="A", cores=2)
+    assert (found.cases, found.pairs, found.right) == (5, 3, 1)
+    # Errors 0, 0.058, 0.25, 0, 0.5
+    assert found.median_error == pytest.approx(110 / 104 - 1)
+    assert found.p90_error == pytest.approx(0.5)
+    assert not found.may_rank
+    with pytest.raises(ValueError, match="nothing"):
+        validate([], date="", cpu="", cores=1)
+
+
+def test_nine_of_ten_pairs_are_needed_to_rank():
+    nine = Validation(date="d", cpu="A", cores=2, cases=5, pairs=10, right=9, median_error=0.1, p90_error=0.2)
+    assert nine.may_rank
+    assert not dataclasses.replace(nine, right=8).may_rank
+    assert not dataclasses.replace(nine, pairs=0, right=0).may_rank
+    assert ranks(nine, cores=2, on_gpu=False)
+    assert not ranks(nine, cores=4, on_gpu=False)
+    assert not ranks(nine, cores=2, on_gpu=True)
+    assert not ranks(None, cores=2, on_gpu=False)
+
+
+def test_the_error_stands_with_every_forecast():
+    nine = Validation(date="d", cpu="A", cores=2, cases=5, pairs=10, right=9, median_error=0.1, p90_error=0.2)
+    text = validation_text(nine, cores=2, on_gpu=False)
+    assert text == (
+        "Error of the model: 10% in the median, 20% at most in 9 of 10 of 5 measured layouts; 9 of 10 pairs ordered "
+        "right (2 cores of A, d)."
+    )
+    assert "not validated on any GPU" in validation_text(nine, cores=2, on_gpu=True)
+    assert "not validated on 4 cores" in validation_text(nine, cores=4, on_gpu=False)
+    assert "not validated on this version" in validation_text(None, cores=2, on_gpu=False)
+    few = dataclasses.replace(nine, right=8)
+    assert validation_text(few, cores=2, on_gpu=False).endswith("That is too few: it does not rank.")
+
+
+def test_the_record_is_written_and_read(tmp_path):
+    found = validate(CASES, date="2026-11-25", cpu="A", cores=2)
+    save(found, tmp_path / "record.json")
+    assert load(tmp_path / "record.json") == found
+    assert load(tmp_path / "none.json") is None
+
+
+def test_the_record_of_this_version_can_be_read():
+    found = load()
+    assert found is None or found.cases >= found.cores > 0

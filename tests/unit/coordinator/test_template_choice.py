@@ -1,0 +1,118 @@
+"""The choice of a template: the fastest where the model is validated, the default with the reason elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from placement.errors import PlanError
+from placement.inventory import load_machine
+from rayagi.cli.main import main
+from rayagi.config.presets import preset
+from rayagi.coordinator import model_validation, profiling, template_choice
+from rayagi.coordinator.model_validation import Validation
+from rayagi.coordinator.throughput_model import RoleCost, UnitCosts
+
+CPU2 = load_machine("tests/data/machines/cpu2.json")
+GOOD = Validation(
+    date="2026-11-25", cpu="A", cores=2, cases=20, pairs=100, right=95, median_error=0.06, p90_error=0.15
+)
+
+
+def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
+    return RoleCost(device="cores", fixed_s=fixed_s, per_env_s=per_env_s)
+
+
+COSTS = UnitCosts(
+    rollout=on_cores(0.0, 1e-4), simulate=on_cores(0.0, 1e-4), act=on_cores(1e-4, 0.0), update=on_cores(0.1, 1e-4),
+    message_s=1e-4, bandwidth=1e9, reduce_s=1e-4, step_spread=0.1,
+    state_bytes=100.0, action_bytes=20.0, reward_bytes=6.0, model_bytes=1e6, gmi_bytes=1e9, env_bytes=1e6,
+    num_steps=32, num_updates=16, num_envs=(32, 128),
+)  # fmt: skip
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Sets the unit costs, and the validation, of this machine."""
+
+    def set_both(costs, validation):
+        def cached(spec, machine, log):
+            assert costs is not None, "nothing is to be measured here"
+            return costs
+
+        monkeypatch.setattr(profiling, "cached_unit_costs", cached)
+        monkeypatch.setattr(template_choice, "load", lambda: validation)
+        monkeypatch.setattr(model_validation, "load", lambda: validation)
+
+    return set_both
+
+
+def chosen(spec, machine=CPU2, **options):
+    lines = []
+    return template_choice.chosen(spec, machine, log=lines.append, **options), lines
+
+
+def test_the_fastest_template_is_chosen_with_reason_and_error(measured):
+    measured(COSTS, GOOD)
+    name, (text,) = chosen(preset("Ant-v5"))
+    assert name == "dp_only"
+    assert "Template dp_only: predicted" in text
+    assert "Error of the model: 6% in the median" in text
+    # Reductions between two GMIs of a second each: one trainer of both collectors is faster.
+    measured(dataclasses.replace(COSTS, reduce_s=1.0), GOOD)
+    name, _ = chosen(preset("Ant-v5"))
+    assert name in ("ea_t", "e_at")
+
+
+def test_serving_and_asynchronous_algorithms_choose_among_their_own(measured):
+    # Acting costs 100 times a step of physics, whatever the batch: one agent for both simulators saves half of it.
+    measured(dataclasses.replace(COSTS, act=on_cores(0.1, 0.0)), GOOD)
+    assert chosen(preset("Ant-v5"), serving=True)[0] == "dp_only"  # agents on two cores act at the same time
+    measured(dataclasses.replace(COSTS, update=on_cores(0.5, 0.0), reduce_s=0.1), GOOD)
+    assert chosen(preset("Ant-v5", "appo"))[0] in ("decoupled", "dp_only")
+
+
+@pytest.mark.parametrize(
+    ("machine", "validation", "why"),
+    [
+        ("cpu2", None, "not validated on this version"),
+        ("cpu16", GOOD, "not validated on 16 cores"),
+        ("a100_80x8", GOOD, "not validated on any GPU"),
+        ("cpu2", dataclasses.replace(GOOD, right=80), "does not rank"),
+    ],
+)
+def test_what_is_not_validated_is_not_ranked_nor_measured(measured, machine, validation, why):
+    measured(None, validation)
+    name, (text,) = chosen(preset("Ant-v5"), load_machine(f"tests/data/machines/{machine}.json"))
+    assert name == "dp_only"
+    assert why in text
+
+
+def test_of_equally_fast_templates_the_default_is_taken(measured):
+    same = dataclasses.replace(
+        COSTS, step_spread=0.0, message_s=1e-9, bandwidth=1e15, act=on_cores(1e-9, 0.0)
+    )
+    measured(same, GOOD)
+    assert chosen(preset("Ant-v5"), serving=True)[0] == "dp_only"
+
+
+def test_templates_that_do_not_fit_are_left_out():
+    spec = preset("Ant-v5")
+    alone = dataclasses.replace(spec, gmi=dataclasses.replace(spec.gmi, num_gmis=1))
+    assert [plan.template for plan in template_choice.training_plans(alone, CPU2)] == ["dp_only"]
+    too_many = dataclasses.replace(spec, gmi=dataclasses.replace(spec.gmi, num_gmis=99))
+    with pytest.raises(PlanError, match="num_gmis=99"):
+        template_choice.training_plans(too_many, CPU2)
+
+
+def test_plan_explains_templates_and_forecasts_a_cluster(measured, capsys, monkeypatch):
+    measured(COSTS, GOOD)
+    monkeypatch.setattr("rayagi.cli.plan.machine_of_run", lambda: CPU2)
+    assert main(["plan", "Ant-v5", "--explain", "--nodes", "2", "--gpus-per-node", "8", "--gpu", "H100"]) == 0
+    printed = capsys.readouterr().out
+    assert "template  GMIs  steps/s" in printed
+    assert "a message takes 100 us" in printed
+    assert "The model is not validated on any GPU: this is a forecast, and no ranking." in printed
+    assert main(["plan", "rayagi/Ant-v0", "--nodes", "2", "--set", "env.engine=mujoco_warp"]) == 2
+    assert "its speed there is not known" in capsys.readouterr().err
