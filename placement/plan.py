@@ -100,9 +100,9 @@ class PlacementPlan:
     def bundle_order(self) -> list[int]:
         """GMIs in the order in which Ray has to reserve their bundles: those of one GPU one after the other.
 
-        Ray places each bundle on a used GPU if it fits there, else on a free one. In this order the GMIs of a GPU open at most
-        one free GPU, which has room for all of them, so every plan fits. In another order it may not: of 0.4 + 0.4 + 0.6 +
-        0.6 on two GPUs, the first two would take one GPU.
+        Ray places each bundle on a used GPU if it fits there, else on a free one. In this order the GMIs of a GPU open at
+        most one free GPU, which has room for all of them, so every plan fits. In another order it may not: of
+        0.4 + 0.4 + 0.6 + 0.6 on two GPUs, the first two would take one GPU.
         """
         first: dict[tuple[str, str], int] = {}
         for index, gmi_slice in enumerate(self.slices):

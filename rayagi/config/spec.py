@@ -65,7 +65,8 @@ class GmiSpec:
     """Cores and threads of one GMI. None: the node's cores divided evenly."""
     slices: tuple[float, ...] | None = None
     """Unequal GMIs: cores of each without a GPU, else its share of a GPU; GPUs and nodes are filled in this order
-    if they have room so, else in another. Environments are in proportion to the sizes, num_envs on average. None: equal GMIs."""
+    if they have room so, else in another. Environments are in proportion to the sizes, num_envs on average. None: equal
+    GMIs."""
     left_out: tuple[int, ...] = ()
     """GMIs of this plan that are not started, by index from 0. Their cores, shares or devices stay unused; the other GMIs
     keep theirs. For dp_only. Replanning sets it."""
