@@ -15,6 +15,8 @@ import grpc
 import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import services, worker
+from ray._private.grpc_utils import init_grpc_channel
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from placement.inventory import local_machine
 from placement.types import Machine
@@ -37,6 +39,16 @@ class ClusterUnreachableError(ConnectionError):
             f"no Ray cluster answers at {self.address} (from {self.source}): {self.problem}. "
             "Check that the cluster runs and that this machine reaches it, "
             "or unset RAY_ADDRESS to run on this machine alone"
+        )
+
+
+class ClusterTokenError(ClusterUnreachableError):
+    """A Ray cluster requires a token, and got none or another one."""
+
+    def __str__(self) -> str:
+        return (
+            f"the Ray cluster at {self.address} (from {self.source}) requires its token: set RAY_AUTH_MODE=token, and "
+            "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token to what `ray get-auth-token` prints on its head"
         )
 
 
@@ -65,7 +77,7 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
     Ray prints nothing meanwhile: what its processes report is in the exceptions of calls, and in its logs.
 
     Raises:
-        ClusterUnreachableError: no cluster responds at the address.
+        ClusterUnreachableError: no cluster responds at the address, or it requires another token.
         RayStartError: the local cluster did not start.
     """
     mine = _SHARED.enter(ray_address, dashboard=dashboard)
@@ -174,19 +186,22 @@ def _connect(address: str, source: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ClusterUnreachableError:
         raise
-    except (ConnectionError, RuntimeError, ValueError, SystemExit) as error:
+    except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:
         # Ray calls sys.exit if the server is no Ray head.
-        raise ClusterUnreachableError(address, source, _problem(error)) from error
+        failure = ClusterTokenError if _is_of_token(error) else ClusterUnreachableError
+        raise failure(address, source, _problem(error)) from error
+
+
+def _is_of_token(error: BaseException | None) -> bool:
+    """Whether a token is missing or wrong: Ray raises the authentication error itself, or quotes it in another exception."""
+    if error is None:
+        return False
+    named = "AuthenticationError" in repr(error) or "authentication token" in str(error).lower()
+    return named or _is_of_token(error.__cause__)
 
 
 def _problem(error: BaseException) -> str:
-    """Why the connection failed, in one line."""
-    link: BaseException | None = error
-    while link is not None:
-        # Ray raises the authentication error itself, or quotes it in another exception.
-        if "AuthenticationError" in repr(link) or "authentication token" in str(link).lower():
-            return "it requires a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's"
-        link = link.__cause__
+    """Why Ray failed, in one line."""
     return next(iter(str(error).strip().splitlines()), repr(error))
 
 
@@ -198,7 +213,9 @@ def _resolved(address: str) -> str:
 
 
 def _probe(target: str, address: str, source: str) -> None:
-    """Fail fast if no gRPC server listens: Ray itself retries for two minutes, then ends the process."""
+    """Fail fast if no gRPC server listens, or it refuses the token: Ray itself retries with a log line per second, for
+    20 s without a token and for two minutes without a server, after which it ends the process.
+    """
     host, _, port = target.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ClusterUnreachableError(address, source, "an address has the form host:port")
@@ -208,7 +225,7 @@ def _probe(target: str, address: str, source: str) -> None:
         raise ClusterUnreachableError(address, source, str(error)) from error
     if os.environ.get("RAY_USE_TLS", "0") == "1":  # a plain channel would never become ready
         return
-    with grpc.insecure_channel(target) as channel:
+    with init_grpc_channel(target) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=_PROBE_TIMEOUT_S)
         except grpc.FutureTimeoutError as error:
@@ -216,6 +233,13 @@ def _probe(target: str, address: str, source: str) -> None:
                 f"something listens there but does not speak Ray's protocol within {_PROBE_TIMEOUT_S:.0f} s"
             )
             raise ClusterUnreachableError(address, source, problem) from error
+        try:
+            gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(
+                gcs_service_pb2.CheckAliveRequest(), timeout=_PROBE_TIMEOUT_S
+            )
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise ClusterTokenError(address, source, error.details()) from error
 
 
 START_TIMEOUT_S = 120.0

@@ -37,6 +37,8 @@ def metrics_port():
         log_to_driver=False,
         _system_config={"metrics_report_interval_ms": 500},
     )
+    # The default of a new local Ray: GMIs export, and Prometheus reads, where everything else needs the token.
+    assert os.environ["RAY_AUTH_MODE"] == "token"
     yield ray.nodes()[0]["MetricsExportPort"]
     ray.shutdown()
 

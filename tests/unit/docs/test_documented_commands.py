@@ -13,7 +13,7 @@ from rayagi.config.spec import EnvSpec, RunSpec
 from tests.documents import PAGES, ROOT, SHELL, blocks, commands, run_page, runs, starts_ray
 
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/README.md"))
-NOT_OURS = {"curl", "export", "source", "tensorboard", "ray"}
+NOT_OURS = {"curl", "export", "prometheus", "ray", "source", "ssh", "tensorboard"}
 
 
 def each(pages):
