@@ -6,6 +6,7 @@ Merging follows Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -53,6 +54,16 @@ class Moments:
         """A copy."""
         return type(self)(count=self.count.clone(), mean=self.mean.clone(), m2=self.m2.clone())
 
+    def packed(self) -> Tensor:
+        """Count, mean and m2 as one vector, (1 + 2 * size,)."""
+        return torch.cat([self.count.reshape(1), self.mean.reshape(-1), self.m2.reshape(-1)])
+
+    @classmethod
+    def unpacked(cls, packed: Tensor, shape: Sequence[int]) -> Self:
+        """Inverse of ``packed``, for moments of vectors of this shape; views of ``packed``."""
+        mean, m2 = packed[1:].view(2, *shape)
+        return cls(count=packed[0], mean=mean, m2=m2)
+
     def variance(self) -> Tensor:
         """Population variance (*shape): m2 / count; zeros where nothing was counted."""
         return self.m2 / self.count.clamp(min=1.0)
@@ -77,13 +88,8 @@ def all_merge(moments: Moments, communicator: Communicator) -> Moments:
     Raises:
         CommunicatorError: another member is missing or too late.
     """
-    packed = torch.cat([moments.count.reshape(1), moments.mean.reshape(-1), moments.m2.reshape(-1)])
-    gathered = communicator.all_gather(packed)
-    size, shape = moments.mean.numel(), moments.mean.shape
-    parts = [
-        Moments(count=row[0], mean=row[1 : 1 + size].view(shape), m2=row[1 + size :].view(shape))
-        for row in gathered
-    ]
+    gathered = communicator.all_gather(moments.packed())
+    parts = [Moments.unpacked(row, moments.mean.shape) for row in gathered]
     union = parts[0]
     for part in parts[1:]:
         union = merged(union, part)

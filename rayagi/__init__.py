@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from rayagi.config.spec import RunSpec as RunSpec
     from rayagi.coordinator.session import Session as Session
 
+    A3C: type[GmiAlgorithm]
     APPO: type[GmiAlgorithm]
+    IMPALA: type[GmiAlgorithm]
     PPO: type[GmiAlgorithm]
     TRPO: type[GmiAlgorithm]
+    A3CConfig: type[GmiConfig]
     AppoConfig: type[GmiConfig]
+    ImpalaConfig: type[GmiConfig]
     PPOConfig: type[GmiConfig]
     TRPOConfig: type[GmiConfig]
 

@@ -37,8 +37,40 @@ ASYNCHRONOUS_NAMES = {
 }
 """The same for the fields of AsynchronousSpec."""
 
+ONE_PASS_NAMES = {
+    **{
+        name: leaf
+        for name, leaf in RLLIB_NAMES.items()
+        if leaf not in ("num_epochs", "num_minibatches", "target_kl", "adam_eps")
+    },
+    "decay": "rms_decay",
+    "epsilon": "rms_eps",
+}
+"""The same for the fields of OnePassSpec."""
+
+INSTEAD_OF_RLLIBS_PIPELINE = (
+    (
+        r"train_batch_size|_train_batch_size_per_learner",
+        "use training(rollout_length=, rollouts_per_update=)",
+    ),
+    (r"num_learners", "use gmi(num_learners=)"),
+    (r"broadcast_interval", "every update is published; use training(max_lag=)"),
+    (r"vtrace_clip_pg_rho_threshold", "one bound serves both: training(vtrace_clip_rho_threshold=)"),
+    (
+        r"learner_queue_.*|simple_queue_.*|.*_manager|max_requests_in_flight.*",
+        "use training(max_lag=, on_stale=)",
+    ),
+    (r"_separate_vf_optimizer|_lr_vf", "one optimiser steps both networks: training(lr=)"),
+    (r".*use_env_runner_state_server", "parameters travel through shared memory"),
+)
+"""Settings of RLlib's asynchronous algorithms, and what to use instead, as ``RllibFace.instead``."""
+
 RLLIB_ACTIONS: dict[str, Any] = {"normalize_actions": False, "clip_actions": True}
 """RLlib's action settings, at the only values that rayagi supports: every engine clips actions to the action space."""
+
+
+ONE_PASS_FIXED: dict[str, Any] = {**RLLIB_ACTIONS, "opt_type": "rmsprop"}
+"""The same for algorithms with one step per rollout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

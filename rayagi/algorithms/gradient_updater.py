@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import CDLL
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,6 +88,22 @@ class FlatAdam:
             tensor.copy_(saved[name]) if saved else tensor.zero_()
 
 
+class FlatOptimiser(Protocol):
+    """Steps a flat vector of parameters."""
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Set the learning rate of later steps."""
+
+    def step(self) -> None:
+        """One step on the flat gradients."""
+
+    def state_dict(self) -> StateDict:
+        """State, without settings."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state in place."""
+
+
 SpecT = TypeVar("SpecT", bound=LearningSpec)
 
 
@@ -121,16 +137,23 @@ class GradientUpdater(Generic[SpecT]):
         self.model, self.spec, self.communicator = model, spec, communicator
         program = _agreed_program(model, communicator)
         self.flat = FlatParameters(model, communicator.buffer)
-        self.optimiser = FlatAdam(self.flat, learning_rate=spec.learning_rate, eps=spec.adam_eps)
-        self._optimizer_step = None if program is None else self._compile_optimizer_step(program)
+        self.optimiser = self._make_optimiser()
+        self._optimizer_step = (
+            self._compile_optimizer_step(program, self.optimiser)
+            if program is not None and isinstance(self.optimiser, FlatAdam)
+            else None
+        )
         self.learning_rate = spec.learning_rate
         self.total_env_steps = total_env_steps
         self.sync_s = 0.0
         """Seconds in gradient reduction during the last update, including waiting for other trainers."""
         communicator.broadcast(self.flat.parameters.data)
 
-    def _compile_optimizer_step(self, program: CDLL) -> CompiledOptimizerStep:
-        flat, optimiser = self.flat, self.optimiser
+    def _make_optimiser(self) -> FlatOptimiser:
+        return FlatAdam(self.flat, learning_rate=self.spec.learning_rate, eps=self.spec.adam_eps)
+
+    def _compile_optimizer_step(self, program: CDLL, optimiser: FlatAdam) -> CompiledOptimizerStep:
+        flat = self.flat
         state = OptimizerState(
             parameters=flat.parameters.detach(),
             gradients=flat.gradients,

@@ -58,8 +58,7 @@ class ObservationNormaliser:
 
     def update(self, batch: Moments) -> None:
         """Merge the moments of a rollout's raw observations into the running ones. ``batch`` covers all GMIs."""
-        self.moments = merged(self.moments, batch)
-        self._refresh()
+        self.set_moments(merged(self.moments, batch))
 
     def _refresh(self) -> None:
         # In place: a captured CUDA graph reads these tensors by address.
@@ -74,7 +73,11 @@ class ObservationNormaliser:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore count, mean and M2."""
-        self.moments = moments_from_state(state)
+        self.set_moments(moments_from_state(state))
+
+    def set_moments(self, moments: Moments) -> None:
+        """Replace the statistics."""
+        self.moments = moments
         self._refresh()
 
 
@@ -101,14 +104,15 @@ class RewardScaler:
 
     def update(self, batch: Moments) -> None:
         """Merge a rollout's moments into the running ones. ``batch`` covers all GMIs."""
-        self._put(merged(self.moments, batch.to(self.running.device)))
+        self.set_moments(merged(self.moments, batch.to(self.running.device)))
 
     def load(self, moments: Moments, running: Tensor | None) -> None:
         """Restore saved moments and running returns; without ``running``, the returns start at zero."""
-        self._put(moments)
+        self.set_moments(moments)
         self.running.zero_() if running is None else self.running.copy_(running)
 
-    def _put(self, moments: Moments) -> None:
+    def set_moments(self, moments: Moments) -> None:
+        """Replace the statistics, in place."""
         for name, values in moments_state(moments).items():
             getattr(self.moments, name).copy_(values)
 

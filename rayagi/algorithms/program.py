@@ -86,6 +86,7 @@ class DpOnlyProgram:
         """
         started = time.perf_counter()
         iteration = self.trainer.iteration
+        self.learner.refresh()
         times = self.collection.collect(iteration)
         check_finite(self.rollout, iteration + 1)
         metrics = self.trainer.update(self.rollout)
@@ -113,6 +114,7 @@ class DpOnlyProgram:
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in separate environments."""
+        self.learner.refresh()
         return evaluate_in_new_envs(
             self._make_env, self.agent.policy, num_episodes, seed=seed, num_threads=self._num_threads
         )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from rayagi.algorithms.a3c import A3C
 from rayagi.algorithms.appo import APPO
 from rayagi.algorithms.definition import AlgorithmDefinition
+from rayagi.algorithms.impala import IMPALA
 from rayagi.algorithms.ppo import PPO
 from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, TRPO, APPO)
+    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C)
 }
 """Definitions by name; the first is the default."""
 

@@ -26,7 +26,12 @@ from actors.rollout import Rollout
 from collectives.communicator import Communicator
 from collectives.statistics import Moments, all_merge
 from rayagi.algorithms.gradient_updater import GradientUpdater, SpecT
-from rayagi.algorithms.normalisers import RewardScaler, moments_from_state, moments_state
+from rayagi.algorithms.normalisers import (
+    ObservationNormaliser,
+    RewardScaler,
+    moments_from_state,
+    moments_state,
+)
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec
@@ -85,7 +90,7 @@ class RolloutLearner(ABC, Generic[SpecT]):
         # After the update: every minibatch must see the observations as the acting policy normalised them.
         if self.policy.normaliser is not None:
             batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
-            self.policy.normaliser.update(self._merge(batch))
+            self._count(self.policy.normaliser, batch)
         return metrics
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
@@ -174,6 +179,18 @@ class RolloutLearner(ABC, Generic[SpecT]):
             found.append(model.step_values(final, unrolled.ends[step][ids.to(final.device)]))
         return torch.cat(found)
 
+    def _log_probs(self, obs: Tensor, actions: Tensor, memory: RolloutMemory | None) -> Tensor:
+        """log pi(a|s) of the current policy, (T * N,).
+
+        From the states that acting left before each sequence, as in the minibatches: their first ratios are one.
+        """
+        model = self.policy.model
+        if memory is None:
+            return model.head.log_prob(model.outputs(obs), actions)
+        order = memory.order()
+        ordered = model.head.log_prob(model.outputs(obs[order], memory.of(order)), actions[order])
+        return torch.empty_like(ordered).index_copy(0, order, ordered)
+
     def _memory(self, rollout: Rollout) -> RolloutMemory | None:
         """The states that a recurrent policy had in this rollout."""
         if rollout.states is None:
@@ -191,7 +208,7 @@ class RolloutLearner(ABC, Generic[SpecT]):
                 batch = self.reward_scaler.observe(rewards, rollout.terminated | rollout.truncated)
             else:
                 batch = Moments.from_batch(rollout.running_returns.reshape(-1))
-            self.reward_scaler.update(self._merge(batch))
+            self._count(self.reward_scaler, batch)
             rewards = self.reward_scaler(rewards)
         return rewards.to(self.policy.device)
 
@@ -207,12 +224,19 @@ class RolloutLearner(ABC, Generic[SpecT]):
         # (A - mean(A)) / (std(A) + eps).
         return (advantages - moments.mean) / (moments.variance().sqrt() + 1e-8)
 
+    def _count(self, statistics: ObservationNormaliser | RewardScaler, batch: Moments) -> None:
+        """Add the moments of a rollout to running statistics, those of all trainers."""
+        statistics.update(self._merge(batch))
+
     def _merge(self, moments: Moments) -> Moments:
         """Merge moments over all trainers: all get the same result."""
         started = time.perf_counter()
         merged = all_merge(moments, self.communicator)
         self.sync_s += time.perf_counter() - started
         return merged
+
+    def refresh(self) -> None:
+        """Take over what other trainers changed since the last update: nothing, where all step alike."""
 
     def shared_state(self) -> StateDict:
         """Updater state, environment steps, observation and return statistics."""

@@ -63,3 +63,12 @@ def vtrace(
         correction = deltas[t] + follows[t] * traces[t] * correction
         corrections[t] = correction
     return advantages, values + corrections
+
+
+def importance_metrics(log_ratios: Tensor, rho_bar: float | None) -> dict[str, float]:
+    """Mean of the ratios pi / mu and, where V-trace truncates them at ``rho_bar``, the share that it truncates."""
+    ratios = log_ratios.exp()
+    found = {"importance_ratio": float(ratios.mean())}
+    if rho_bar is not None:
+        found["importance_truncated"] = float((ratios > rho_bar).float().mean())
+    return found

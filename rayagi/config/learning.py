@@ -108,6 +108,69 @@ class AsynchronousSpec(LearningSpec):
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class OnePassSpec(LearningSpec):
+    """Settings of algorithms that learn from each rollout once, by one step of RMSProp.
+
+    Without __slots__, so that a class may have another base with settings too.
+    """
+
+    num_epochs: int = 1
+    """Always 1: each rollout is learned from once."""
+    num_minibatches: int = 1
+    """Always 1: one step on all samples."""
+    gae_lambda: float = 1.0
+    """Decay of the trace: lambda of GAE, and of V-trace; 1, the papers': n-step returns."""
+    normalize_advantages: bool = False
+    """An option that the papers do not have: mean 0 and standard deviation 1 over the rollouts of all trainers."""
+    rms_decay: float = 0.99
+    """Decay of RMSProp's mean of squared gradients."""
+    rms_eps: float = 1e-5
+    """Epsilon of RMSProp's denominator, inside the root."""
+
+    def one_pass_rules(self, section: str) -> Iterator[ConfigError]:
+        """Rules of one step per rollout, beside those of every algorithm."""
+        yield from positive(f"{section}.rms_eps", self.rms_eps)
+        if not 0 <= self.rms_decay < 1:
+            yield ConfigError(f"{section}.rms_decay", self.rms_decay, "must be at least 0 and less than 1")
+        for name, instead in (
+            ("num_epochs", "use algorithm 'appo' for several passes"),
+            ("num_minibatches", "use a shorter rollout_length or fewer environments for smaller steps"),
+        ):
+            if getattr(self, name) != 1:
+                reason = "must be 1: each rollout is one step"
+                yield ConfigError(f"{section}.{name}", getattr(self, name), reason, instead)
+        if self.lr_schedule == "kl_adaptive":
+            reason = "is for several steps on a rollout"
+            yield ConfigError(
+                f"{section}.lr_schedule", self.lr_schedule, reason, "use 'constant' or 'linear'"
+            )
+        for name, instead in (("adam_eps", f"use {section}.rms_eps"), ("target_kl", "leave it out")):
+            if getattr(self, name) != getattr(LearningSpec(), name):
+                reason = "means nothing here: the optimiser is RMSProp, with a fixed or linear step size"
+                yield ConfigError(f"{section}.{name}", getattr(self, name), reason, instead)
+
+
+ONE_PASS_PRESET = {
+    "rollout_length": 20,
+    "num_epochs": 1,
+    "num_minibatches": 1,
+    "lr_schedule": "constant",
+    "target_kl": LearningSpec().target_kl,
+    "learning_rate": 7e-4,
+}
+"""Settings of these algorithms on every task."""
+
+
+def trace_bounds(section: str, rho_bar: float, c_bar: float) -> Iterator[ConfigError]:
+    """Rules of V-trace's bounds."""
+    for name, bound in (("rho_bar", rho_bar), ("c_bar", c_bar)):
+        yield from positive(f"{section}.{name}", bound)
+    if c_bar > rho_bar:
+        reason = f"must be at most {section}.rho_bar = {rho_bar} (Espeholt et al. 2018, §4.1)"
+        yield ConfigError(f"{section}.c_bar", c_bar, reason)
+
+
 def at_least_one(path: str, value: int | str | None) -> Iterator[ConfigError]:
     """Rule: an integer, if given, is at least 1."""
     if isinstance(value, int) and value < 1:

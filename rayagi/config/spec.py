@@ -174,7 +174,10 @@ class RunSpec:
     def __post_init__(self) -> None:
         """Convert a plain LearningSpec to the algorithm's class."""
         if type(self.learning) is LearningSpec and self.algorithm in DEFINITIONS:
-            common = {each.name: getattr(self.learning, each.name) for each in fields(LearningSpec)}
+            # An algorithm's class may have other defaults.
+            given = {each.name: getattr(self.learning, each.name) for each in fields(LearningSpec)}
+            usual = LearningSpec()
+            common = {name: value for name, value in given.items() if value != getattr(usual, name)}
             object.__setattr__(self, "learning", DEFINITIONS[self.algorithm].settings(**common))
 
     @property

@@ -14,7 +14,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module import MultiRLModule
 
 from placement.errors import PlanError
-from rayagi import APPO, PPO, AppoConfig, PPOConfig
+from rayagi import A3C, APPO, IMPALA, PPO, A3CConfig, AppoConfig, ImpalaConfig, PPOConfig
 from rayagi.cli.main import main
 from rayagi.config.errors import ConfigError
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
@@ -60,13 +60,12 @@ class Seen(RLlibCallback):
 
 
 def small_config(cls=PPOConfig):
+    epochs = {} if cls in (ImpalaConfig, A3CConfig) else {"num_minibatches": 4, "num_epochs": 2}
     return (
         cls()
         .environment("InvertedPendulum-v5")
         .gmi(num_gmis=1, num_envs=NUM_ENVS, threads_per_gmi=1)
-        .training(
-            lr=1e-3, lr_schedule="constant", rollout_length=ROLLOUT_LENGTH, num_minibatches=4, num_epochs=2
-        )
+        .training(lr=1e-3, lr_schedule="constant", rollout_length=ROLLOUT_LENGTH, **epochs)
         .rl_module(model_config={"fcnet_hiddens": [16, 16]})
         .evaluation(evaluation_interval=2, evaluation_duration=3)
         .debugging(seed=3)
@@ -243,7 +242,10 @@ def weights(module):
     return torch.cat([value.reshape(-1) for value in module.state_dict().values()])
 
 
-@pytest.mark.parametrize(("cls", "algorithm"), [(AppoConfig, APPO)])
+@pytest.mark.parametrize(
+    ("cls", "algorithm"),
+    [(AppoConfig, APPO), (ImpalaConfig, IMPALA), (A3CConfig, A3C)],
+)
 def test_the_asynchronous_algorithms_are_rllibs_algorithms_too(tmp_path, cls, algorithm):
     algo = small_config(cls).gmi(template="dp_only").build_algo()  # in step: the synchronous learner
     try:
@@ -255,8 +257,11 @@ def test_the_asynchronous_algorithms_are_rllibs_algorithms_too(tmp_path, cls, al
     finally:
         algo.stop()
     assert result["num_env_steps_sampled_lifetime"] == STEPS
-    assert result["rayagi"]["importance_ratio"] == pytest.approx(1.0, abs=1e-4)
-    assert "importance_truncated" in result["rayagi"]
+    if algorithm is A3C:
+        assert result["rayagi"]["policy_lag_max"] == 0.0  # one GMI
+    else:
+        assert result["rayagi"]["importance_ratio"] == pytest.approx(1.0, abs=1e-4)
+        assert "importance_truncated" in result["rayagi"]
     restored = Algorithm.from_checkpoint(path)
     try:
         assert type(restored) is algorithm

@@ -37,7 +37,7 @@ def program(device, spec=SPEC):
     return DpOnlyFactory(spec, make_point)(context)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "appo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "appo", "impala", "a3c"])
 def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu(algorithm):
     settings = DEFINITIONS[algorithm].settings(rollout_length=8, num_minibatches=2, num_epochs=1)
     spec = replace(SPEC, algorithm=algorithm, learning=settings)

@@ -17,7 +17,7 @@ from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.gradient_updater import GradientUpdater
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.algorithms.rollout_learner import RolloutLearner
-from rayagi.algorithms.vtrace import vtrace
+from rayagi.algorithms.vtrace import importance_metrics, vtrace
 from rayagi.models.recurrent import RolloutMemory, Sequences
 
 
@@ -114,7 +114,9 @@ class AppoLearner(RolloutLearner[AppoSpec]):
         metrics = updater.end_update(
             MEASURED, rows, last_epoch=orders.shape[1], iteration=number, what="APPO update"
         )
-        return {**metrics, "explained_variance": fits[0], **self._importance(samples)}
+        bound = self.spec.rho_bar if self.spec.vtrace else None
+        importance = importance_metrics(samples.start - samples.behaviour, bound)
+        return {**metrics, "explained_variance": fits[0], **importance}
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Samples:
@@ -166,20 +168,3 @@ class AppoLearner(RolloutLearner[AppoSpec]):
             weights = torch.ones_like(samples.start)
         weighted = self._normalised(advantages).reshape(-1) * weights
         return Estimates(weighted, targets.reshape(-1)), float(explained_variance(values, targets))
-
-    def _log_probs(self, obs: Tensor, actions: Tensor, memory: RolloutMemory | None) -> Tensor:
-        """From the states that acting left before each sequence, as in the minibatches: their first ratios are one."""
-        model = self.policy.model
-        if memory is None:
-            return model.head.log_prob(model.outputs(obs), actions)
-        order = memory.order()
-        ordered = model.head.log_prob(model.outputs(obs[order], memory.of(order)), actions[order])
-        return torch.empty_like(ordered).index_copy(0, order, ordered)
-
-    def _importance(self, samples: Samples) -> dict[str, float]:
-        """Importance ratios of the policy before this update to the behaviour policy: mean, and fraction truncated."""
-        ratios = (samples.start - samples.behaviour).exp()
-        found = {"importance_ratio": float(ratios.mean())}
-        if self.spec.vtrace:
-            found["importance_truncated"] = float((ratios > self.spec.rho_bar).float().mean())
-        return found

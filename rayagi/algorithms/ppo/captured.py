@@ -10,6 +10,7 @@ from torch import Tensor
 
 from actors.rollout import Rollout
 from rayagi.algorithms.device_noise import minibatch_orders
+from rayagi.algorithms.gradient_updater import FlatAdam
 from rayagi.algorithms.graphs import Replay
 from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner, PPOUpdater
 
@@ -38,7 +39,7 @@ class CapturedPPOLearner(PPOLearner):
     def _make_updater(self, total_env_steps: int | None, weight: float) -> PPOUpdater:
         updater = super()._make_updater(total_env_steps, weight)
         if self.policy.device.type == "cuda":
-            updater.optimiser.make_capturable()
+            _adam_of(updater).make_capturable()
         return updater
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
@@ -74,7 +75,7 @@ class CapturedPPOLearner(PPOLearner):
 
     def _held(self) -> list[Tensor]:
         """Tensors that ``run`` reads and changes: parameters, Adam's moments, return statistics."""
-        held: list[Tensor] = [self.updater.flat.parameters, *self.updater.optimiser.tensors().values()]
+        held: list[Tensor] = [self.updater.flat.parameters, *_adam_of(self.updater).tensors().values()]
         if self.reward_scaler is not None:
             moments = self.reward_scaler.moments
             held += [self.reward_scaler.running, moments.count, moments.mean, moments.m2]
@@ -87,3 +88,9 @@ class CapturedPPOLearner(PPOLearner):
     def _put_back(self, saved: Sequence[Tensor]) -> None:
         for held, value in zip(self._held(), saved, strict=True):
             held.copy_(value)
+
+
+def _adam_of(updater: PPOUpdater) -> FlatAdam:
+    """The optimiser of PPO."""
+    assert isinstance(updater.optimiser, FlatAdam)
+    return updater.optimiser

@@ -107,9 +107,16 @@ def collected(settings):
     return one, other
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "appo"])
-def test_a_received_rollout_gives_the_same_update_as_a_local_one(algorithm):
-    here, there = collected(spec(algorithm, **{**ONE_PASS, "num_epochs": 2}))
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [
+        ("ppo", {**ONE_PASS, "num_epochs": 2}),
+        ("appo", {**ONE_PASS, "num_epochs": 2}),
+        ("impala", {"rollout_length": 8}),
+    ],
+)
+def test_a_received_rollout_gives_the_same_update_as_a_local_one(algorithm, settings):
+    here, there = collected(spec(algorithm, **settings))
     expected = here.learner.learn(here.rollout, 0)
     found = there.learner.learn(elsewhere(there), 0)
     assert torch.allclose(weights(here), weights(there), rtol=0, atol=1e-6)

@@ -13,6 +13,7 @@ from placement.role_layout import make_role_layout
 from placement.types import Slice
 from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.collector_learner import CollectorLearnerFactory
+from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
@@ -32,6 +33,14 @@ APPO = replace(
     gmi=replace(SPEC.gmi, template="decoupled"),
     learning=AppoSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3, max_lag=0),
 )
+IMPALA = replace(
+    APPO, algorithm="impala", learning=ImpalaSpec(rollout_length=8, learning_rate=1e-3, max_lag=0)
+)
+
+
+def spec_for(algorithm):
+    """A decoupled run at lag 0."""
+    return {"appo": APPO, "impala": IMPALA}[algorithm]
 
 
 def identities(spec, num_collectors, num_learners):
@@ -117,7 +126,11 @@ def dp_only(spec, number):
 
 @pytest.mark.parametrize("num_learners", [1, 2])
 @pytest.mark.parametrize("core", ["none", "lstm"])
-@pytest.mark.parametrize("spec", [SPEC, APPO], ids=["ea_t with ppo", "decoupled with appo at lag 0"])
+@pytest.mark.parametrize(
+    "spec",
+    [SPEC, APPO, IMPALA],
+    ids=["ea_t with ppo", "decoupled with appo at lag 0", "decoupled with impala at lag 0"],
+)
 def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners, core):
     spec = replace(spec, network=replace(spec.network, core=core, core_size=6))
     expected, reference = dp_only(spec, 6)

@@ -11,8 +11,14 @@ from rayagi.config.rllib_classes import CONFIGS as CLASSES
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
 from rayagi.config.spec import GmiSpec
 
-AppoConfig = CLASSES["appo"]
-CONFIGS = [AppoConfig]
+AppoConfig, ImpalaConfig, A3CConfig = (CLASSES[name] for name in ("appo", "impala", "a3c"))
+CONFIGS = [AppoConfig, ImpalaConfig, A3CConfig]
+ALWAYS = {
+    AppoConfig: set(),
+    ImpalaConfig: {"num_epochs", "num_minibatches", "target_kl", "adam_eps"},
+    A3CConfig: {"num_epochs", "num_minibatches", "target_kl", "adam_eps"},
+}
+"""Fields with one possible value, which RLlib's face leaves out."""
 
 
 def refusal(built):
@@ -26,7 +32,10 @@ def test_unset_values_come_from_the_preset_of_task_and_algorithm(cls):
     for env in ("Ant-v5", "CartPole-v1", "Humanoid-v4"):
         spec = cls().environment(env).to_run_spec()
         assert spec == preset(env, cls.algorithm)
-        assert (spec.algorithm, spec.gmi.template) == (cls.algorithm, "decoupled")
+        assert (spec.algorithm, spec.gmi.template) == (
+            cls.algorithm,
+            "dp_only" if cls is A3CConfig else "decoupled",
+        )
 
 
 def test_every_field_of_the_section_can_be_set_by_rllibs_names():
@@ -113,6 +122,11 @@ def test_every_field_of_the_section_can_be_set_by_rllibs_names():
             "train_batch_size",
             "rollouts_per_update",
         ),
+        (ImpalaConfig, lambda c: c.training(opt_type="adam"), "opt_type = 'adam'", "leave it out"),
+        (ImpalaConfig, lambda c: c.training(momentum=0.5), "momentum", "leave it at 0.0"),
+        (ImpalaConfig, lambda c: c.training(vtrace=False), "vtrace", "AppoConfig"),
+        (ImpalaConfig, lambda c: c.training(num_epochs=2), "num_epochs", "leave it at 1"),
+        (ImpalaConfig, lambda c: c.training(minibatch_size=64), "minibatch_size", "leave it at None"),
         (AppoConfig, lambda c: c.training(minibatch_size=64), "minibatch_size", "num_minibatches"),
         (AppoConfig, lambda c: c.training(broadcast_interval=3), "broadcast_interval", "max_lag"),
         (AppoConfig, lambda c: c.training(learner_queue_size=9), "learner_queue_size", "max_lag"),
@@ -131,6 +145,16 @@ def test_an_error_names_the_setting_and_the_alternative(cls, build, names, inste
     message = refusal(build(cls().environment("Ant-v5")))
     assert names in message
     assert instead in message
+
+
+def test_impala_has_rllibs_names_of_rmsprop():
+    spec = (
+        ImpalaConfig()
+        .environment("Ant-v5")
+        .training(decay=0.9, epsilon=0.1, opt_type="rmsprop")
+        .to_run_spec()
+    )
+    assert (spec.learning.rms_decay, spec.learning.rms_eps) == (0.9, 0.1)
 
 
 def test_an_argument_that_neither_rllib_nor_rayagi_has_is_refused():
@@ -157,14 +181,13 @@ def test_the_table_of_settings_agrees_with_the_config_and_the_spec(cls):
     settings, attributes = AlgorithmSettings(definition=DEFINITIONS[cls.algorithm]), vars(cls())
     assert set(settings.paths) <= set(attributes)
     assert {name for name, value in attributes.items() if value is PRESET} == set(settings.unset)
-    for leaf in settings.definition.rllib.names.values():
-        assert hasattr(AppoSpec(), leaf)
-    assert set(settings.definition.rllib.names.values()) == set(AppoSpec.__dataclass_fields__)
+    fields = set(settings.definition.settings.__dataclass_fields__)
+    assert set(settings.definition.rllib.names.values()) == fields - ALWAYS[cls]
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_the_config_keeps_its_meaning_through_everything_that_rllib_and_tune_do_to_it(cls):
-    built = cls().environment("Ant-v5").gmi(num_gmis=2, num_envs=8).training(lr=1e-3, max_lag=3)
+    built = cls().environment("Ant-v5").gmi(num_gmis=2, num_envs=8).training(lr=1e-3, gamma=0.9)
     spec = built.to_run_spec()
     assert built.copy().to_run_spec() == spec
     assert copy.deepcopy(built).to_run_spec() == spec
@@ -177,7 +200,13 @@ def test_an_algorithm_and_its_config_name_each_other():
     import rayagi
     from rayagi.algorithm import ALGORITHMS
 
-    assert ALGORITHMS == {"ppo": rayagi.PPO, "trpo": rayagi.TRPO, "appo": rayagi.APPO}
+    assert ALGORITHMS == {
+        "ppo": rayagi.PPO,
+        "trpo": rayagi.TRPO,
+        "appo": rayagi.APPO,
+        "impala": rayagi.IMPALA,
+        "a3c": rayagi.A3C,
+    }
     for algorithm, cls in ALGORITHMS.items():
         config = cls.get_default_config()
         assert (config.algorithm, config.algo_class) == (algorithm, cls)

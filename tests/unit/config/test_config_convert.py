@@ -137,7 +137,11 @@ def test_a_name_that_several_algorithms_have_means_the_runs_own():
 @pytest.mark.parametrize(
     ("algorithm", "setting", "message"),
     [
-        ("ppo", "max_lag=2", "appo.max_lag: is a setting of appo; leave it out"),
+        (
+            "ppo",
+            "max_lag=2",
+            "max_lag: is a setting of several sections; write appo.max_lag or impala.max_lag",
+        ),
         ("ppo", "appo.gamma=0.5", "appo.gamma: is a setting of appo; write ppo.gamma"),
         ("appo", "ppo.gamma=0.5", "ppo.gamma: is a setting of ppo; write appo.gamma"),
         ("appo", "ppo={gamma: 0.5}", "ppo: is a setting of ppo; write appo"),

@@ -44,7 +44,7 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["gmi.left_out=[1]", "gmi.template=ea_t"], "gmi.left_out", "is for dp_only"),
         (["gmi.left_out=[1]", "gmi.num_envs=auto"], "gmi.left_out", "not of a search"),
         (["gmi.template=program"], "gmi.template", "use 'dp_only' to train"),
-        (["gmi.template=decoupled"], "gmi.template", "or algorithm 'appo'"),
+        (["gmi.template=decoupled"], "gmi.template", "or algorithm 'appo' or 'impala'"),
         (["gmi.num_learners=0", "gmi.template=ea_t"], "gmi.num_learners", "at least 1"),
         (["gmi.num_learners=1"], "gmi.num_learners", "means nothing on dp_only"),
         (["gmi.replan=true", "gmi.template=ea_t"], "gmi.replan", "is for dp_only"),
@@ -115,6 +115,16 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
         ),
         ("appo", ["lr_schedule=linear"], "appo.lr_schedule", "total_env_steps"),
         ("appo", ["vtrace=false", "on_stale=correct"], "appo.on_stale", "use 'wait' or 'drop'"),
+        ("impala", ["max_lag=-1"], "impala.max_lag", "0: the synchronous learner"),
+        ("impala", ["c_bar=1.1"], "impala.c_bar", "at most impala.rho_bar = 1.0"),
+        ("impala", ["num_epochs=4"], "impala.num_epochs", "use algorithm 'appo' for several passes"),
+        ("impala", ["num_minibatches=2"], "impala.num_minibatches", "use a shorter rollout_length"),
+        ("impala", ["lr_schedule=kl_adaptive"], "impala.lr_schedule", "use 'constant' or 'linear'"),
+        ("impala", ["adam_eps=1e-3"], "impala.adam_eps", "use impala.rms_eps"),
+        ("a3c", ["target_kl=0.5"], "a3c.target_kl", "the optimiser is RMSProp"),
+        ("a3c", ["rms_decay=1"], "a3c.rms_decay", "less than 1"),
+        ("a3c", ["rms_eps=0"], "a3c.rms_eps", "greater than 0"),
+        ("a3c", ["gmi.template=decoupled"], "gmi.template", "use 'dp_only', or algorithm 'appo' or 'impala'"),
     ],
 )
 def test_the_asynchronous_algorithms_rules_name_their_section(algorithm, settings, path, message):
@@ -126,7 +136,8 @@ def test_the_asynchronous_algorithms_rules_name_their_section(algorithm, setting
 
 def test_an_algorithm_starts_from_its_usual_template():
     assert preset("Ant-v5").gmi.template == "dp_only"
-    for algorithm in ("appo",):
+    assert preset("Ant-v5", "a3c").gmi.template == "dp_only"
+    for algorithm in ("appo", "impala"):
         assert list(broken_rules(preset("Ant-v5", algorithm))) == []
         assert preset("Ant-v5", algorithm).gmi.template == "decoupled"
         checked(with_settings(preset("Ant-v5", algorithm), ["template=dp_only"]))

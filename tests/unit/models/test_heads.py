@@ -209,9 +209,9 @@ def test_a_policy_learns_to_do_what_it_is_shown(head, algorithm):
 
 
 @HEADS
-@pytest.mark.parametrize("algorithm", ["appo"])
+@pytest.mark.parametrize("algorithm", ["appo", "impala"])
 def test_asynchronous_algorithms_have_the_heads_too(head, algorithm):
-    spec = replace(spec_of(head), algorithm=algorithm, learning=decoupled.APPO.learning)
+    spec = replace(spec_of(head), algorithm=algorithm, learning=decoupled.spec_for(algorithm).learning)
     spec = replace(spec, gmi=decoupled.APPO.gmi)
     make_env = make_env_factory(ECHO, kwargs=dict(spec.env.kwargs))
 

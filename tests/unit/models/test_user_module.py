@@ -223,9 +223,9 @@ def test_it_is_saved_restored_and_evaluated(name):
 
 
 @BOTH
-@pytest.mark.parametrize("algorithm", ["appo"])
+@pytest.mark.parametrize("algorithm", ["appo", "impala"])
 def test_asynchronous_algorithms_train_it_on_another_gmi_s_rollouts(name, algorithm):
-    spec = replace(decoupled.APPO, algorithm=algorithm, network=named(name))
+    spec = replace(decoupled.spec_for(algorithm), network=named(name))
 
     def parameters(program):
         for _ in range(3):

@@ -1,0 +1,93 @@
+"""Tensors in memory that the members of a group on one host map: each reads and writes at any time, without messages."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from collectives.communicator import Communicator
+from collectives.experience import file_layout
+from collectives.experience.errors import ChannelError
+from collectives.experience.file_layout import SharedFile
+from collectives.rendezvous import host_identity
+from collectives.transports.shm.memory import CACHE_LINE_BYTES
+
+SHARED_TENSORS_MAGIC = 0x3130544853594152
+_NAME = "shared-tensors"
+
+
+class SharedTensors:
+    """Named flat tensors, zero at first. Nothing orders the members' writes but ``lock``.
+
+    ::
+
+        shared = SharedTensors(communicator, {"parameters": (1000, torch.float32)})
+        shared["parameters"].add_(step)   # at once in every member
+    """
+
+    def __init__(self, communicator: Communicator, sizes: Mapping[str, tuple[int, torch.dtype]]) -> None:
+        """Collective: every member passes the same sizes (elements, dtype).
+
+        Raises:
+            ChannelError: members are on several hosts, there is not enough memory, or this host is not supported.
+        """
+        _refuse_several_hosts(communicator)
+        offsets = [CACHE_LINE_BYTES]  # behind the magic number
+        for numel, dtype in sizes.values():
+            offsets.append(offsets[-1] + -(-numel * dtype.itemsize // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)
+        self._file = _common_file(communicator, offsets[-1])
+        self._tensors = {
+            name: torch.frombuffer(self._file.bytes, dtype=dtype, count=numel, offset=offset)
+            for (name, (numel, dtype)), offset in zip(sizes.items(), offsets, strict=False)
+        }
+        # An open file description of its own: locks of two members exclude each other, also within one process.
+        self._lock = os.open(self._file.endpoint.partition("#")[0], os.O_RDWR | os.O_CLOEXEC)
+        communicator.barrier()  # until all have mapped it, rank 0 keeps it open
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The tensor of this name, (elements,)."""
+        return self._tensors[name]
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Exclude the other members' ``lock``. A member that ends meanwhile leaves it open: the kernel holds it."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            os.close(self._lock)
+
+
+def _common_file(communicator: Communicator, size: int) -> SharedFile:
+    """Rank 0's file, mapped by every member."""
+    own = None
+    if communicator.rank == 0:
+        own = SharedFile.create(_NAME, size)
+        own.words[file_layout.MAGIC] = SHARED_TENSORS_MAGIC
+    word = torch.tensor([0, 0] if own is None else divmod(file_layout.word_of(own.endpoint), 2**32))
+    communicator.broadcast(word)
+    if own is not None:
+        return own
+    endpoint = file_layout.endpoint_in(int(word[0]) * 2**32 + int(word[1]))
+    return SharedFile.open(_NAME, endpoint, SHARED_TENSORS_MAGIC)
+
+
+def _refuse_several_hosts(communicator: Communicator) -> None:
+    digest = hashlib.sha256(host_identity().encode()).digest()
+    hosts = communicator.all_gather(torch.tensor([int.from_bytes(digest[:7])])).unique()
+    if len(hosts) > 1:
+        raise ChannelError(
+            _NAME,
+            f"its members are on {len(hosts)} hosts, which share no memory: use GMIs of one host, or an algorithm that "
+            "sends experience or gradients (impala, appo, ppo)",
+        )

@@ -1,0 +1,94 @@
+"""Tensors that the members of a group map: written at once by each, and a lock that a killed member does not keep."""
+
+import multiprocessing
+import os
+import signal
+import threading
+
+import torch
+
+from collectives import shared_tensors
+from collectives.experience.errors import ChannelError
+from collectives.shared_tensors import SharedTensors
+from collectives.solo import SoloCommunicator
+from tests.unit.collectives.thread_group import ThreadGroup
+
+SIZES = {"a": (3, torch.float32), "b": (1, torch.float64), "c": (2, torch.int64)}
+
+
+def members(number, work):
+    group, results = ThreadGroup.on_one_device(number, timeout_s=30.0), [None] * number
+
+    def member(rank):
+        communicator = group.communicator(rank)
+        try:
+            results[rank] = work(communicator, SharedTensors(communicator, SIZES))
+        except ChannelError as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=member, args=(rank,), name=f"member{rank}") for rank in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_what_a_member_writes_all_read():
+    def work(communicator, shared):
+        assert all((shared[name] == 0).all() for name in SIZES)
+        communicator.barrier()
+        shared["c"][communicator.rank % 2] = 1 + communicator.rank
+        if communicator.rank == 2:
+            shared["a"].copy_(torch.tensor([1.0, 2.0, 3.0]))
+            shared["b"].fill_(-1.0)
+        communicator.barrier()
+        return shared["a"].tolist(), float(shared["b"]), int(shared["c"][1])
+
+    assert members(3, work) == [([1.0, 2.0, 3.0], -1.0, 2)] * 3
+
+
+def test_a_lock_excludes_the_other_members():
+    def work(communicator, shared):
+        for _ in range(200):
+            with shared.lock():
+                before = int(shared["c"][0])
+                shared["c"][1] = communicator.rank
+                shared["c"][0] = before + 1
+                assert shared["c"][1] == communicator.rank
+        communicator.barrier()
+        return int(shared["c"][0])
+
+    assert members(3, work) == [600] * 3
+
+
+def test_a_killed_member_keeps_no_lock():
+    shared = SharedTensors(SoloCommunicator(), SIZES)
+    context = multiprocessing.get_context("fork")
+    locked = context.Event()
+
+    def take_and_die():
+        other = os.open(shared._file.endpoint.partition("#")[0], os.O_RDWR)
+        os.dup2(other, shared._lock)  # an open file description of its own
+        os.close(other)
+        with shared.lock():
+            shared["c"][0] = 7
+            locked.set()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = context.Process(target=take_and_die)
+    process.start()
+    assert locked.wait(30)
+    with shared.lock():  # returns: the kernel took the lock back
+        assert int(shared["c"][0]) == 7
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_members_on_several_hosts_are_refused_on_all_of_them(monkeypatch):
+    monkeypatch.setattr(shared_tensors, "host_identity", lambda: threading.current_thread().name)
+    errors = members(2, lambda communicator, shared: None)
+    assert [str(error) for error in errors] == [
+        "channel 'shared-tensors': its members are on 2 hosts, which share no memory: use GMIs of one host, or an algorithm "
+        "that sends experience or gradients (impala, appo, ppo)"
+    ] * 2
