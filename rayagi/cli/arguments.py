@@ -23,6 +23,16 @@ def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.
     return parser
 
 
+def add_trust(parser: Any) -> None:
+    """The option ``--trust-modules`` of a command that opens a run folder."""
+    parser.add_argument(
+        "--trust-modules",
+        action="store_true",
+        help="import what a run folder names (task, network) from wherever it is; default: from the current folder only, "
+        "but not from run folders or installed packages",
+    )
+
+
 def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Wrap a parser so that argparse shows its error message."""
 

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate; returns the exit code."""
     if arguments.video is not None:
         _check_video(arguments.video)
-    saved = saved_policy(arguments.run, arguments.checkpoint)
+    saved = saved_policy(arguments.run, arguments.checkpoint, trust_modules=arguments.trust_modules)
     for reason in saved.damaged:
         say(f"{reason}; using {saved.checkpoint}.")
     spec, agent = saved.spec, Agent(saved.policy)

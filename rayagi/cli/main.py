@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import os
 import sys
@@ -9,11 +10,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
-from rayagi.cli.failures import FAILED, INTERRUPTED, explain
+from rayagi.cli.failures import FAILED, INTERRUPTED, UsageError, explain
 from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
+from rayagi.config.trusted_modules import in_run_folder
 
 _COMMANDS = {
     "train": "rayagi.cli.train",
@@ -38,6 +41,10 @@ _LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels")
 """Commands that succeed even if the reader of their output, such as `head`, closes early."""
 
 
+_WITH_RAY = ("train", "search", "serve", "comm bench")
+"""Commands that start Ray's processes."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -46,9 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     try:
-        # As with `python -m rayagi`: MODULE:ID finds modules in the working folder. Ray passes the path to the GMIs.
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
+        _set_import_path(arguments)
         command: Callable[..., int] = import_module(_COMMANDS[arguments.command]).run
         code = command(arguments)
         if arguments.command in _LISTINGS:
@@ -62,6 +67,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             silence(sys.stdout)
             return 0
         return _report(error, debug=arguments.debug)
+
+
+def _set_import_path(arguments: argparse.Namespace) -> None:
+    """MODULE:ID finds modules in the working folder, as with `python -m rayagi`; Ray passes the path to the GMIs.
+
+    A run folder may be somebody else's: its files must not take the place of modules that commands import.
+
+    Raises:
+        UsageError: the command starts Ray in a run folder; Ray's processes import from their working folder.
+    """
+    folder = os.getcwd()
+    if getattr(arguments, "trust_modules", False) or not in_run_folder(Path(folder)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+        return
+    if arguments.command in _WITH_RAY:
+        raise UsageError(
+            f"{folder} is in a run folder, whose files Ray's processes would import; start it elsewhere"
+        )
+    sys.path[:] = [
+        entry for entry in sys.path if not Path(entry).resolve().is_relative_to(Path(folder).resolve())
+    ]
 
 
 def _report(error: Exception, *, debug: bool) -> int:

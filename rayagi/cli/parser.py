@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.cli.arguments import add_command, count_argument, duration_argument, seed_argument
+from rayagi.cli.arguments import add_command, add_trust, count_argument, duration_argument, seed_argument
 from rayagi.cli.channels_parser import add_channels
 from rayagi.cli.comm_parser import add_comm
 from rayagi.cli.serving_parser import add_serving
@@ -127,6 +127,7 @@ def _add_train(commands: Any) -> None:
     folder.add_argument("--out", type=Path, help="folder of run folders (default runs)")
     folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")
     folder.add_argument("--resume", type=Path, metavar="RUN", help="continue this run folder")
+    add_trust(folder)
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -136,6 +137,7 @@ def _add_evaluate(commands: Any) -> None:
     )
     parser = add_command(commands, "evaluate", "run episodes with a trained policy, without noise", examples)
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    add_trust(parser)
     parser.add_argument(
         "--episodes", type=count_argument, default=10, metavar="N", help="episodes (default 10)"
     )

@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.port is None and arguments.unix is None:
         raise UsageError("where should it listen? Give --port P, --unix PATH, or both")
     given = None if arguments.token_file is None else _read_token(arguments.token_file)
-    policy = ServedPolicy(arguments.run, arguments.checkpoint)
+    policy = ServedPolicy(arguments.run, arguments.checkpoint, trust_modules=arguments.trust_modules)
     for reason in policy.saved.damaged:
         say(f"{reason}; using {policy.saved.checkpoint}.")
     info = policy.info()

@@ -46,7 +46,7 @@ class _Target:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve; returns the exit code."""
-    saved = saved_policy(arguments.run, arguments.checkpoint)
+    saved = saved_policy(arguments.run, arguments.checkpoint, trust_modules=arguments.trust_modules)
     for reason in saved.damaged:
         say(f"{reason}; using {saved.checkpoint}.")
     spec = _spec(saved.spec, arguments)

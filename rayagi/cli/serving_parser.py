@@ -6,7 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any, get_args
 
-from rayagi.cli.arguments import add_command, bytes_argument, count_argument, duration_argument, seed_argument
+from rayagi.cli.arguments import (
+    add_command,
+    add_trust,
+    bytes_argument,
+    count_argument,
+    duration_argument,
+    seed_argument,
+)
 from rayagi.config.spec import Backend
 
 _SERVE_EXAMPLES = """\
@@ -56,6 +63,7 @@ def _add_serve(commands: Any) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     _add_checkpoint(parser)
+    add_trust(parser)
     parser.add_argument(
         "--template",
         choices=("dp_only", "dp_mp", "mp_dp", "auto"),
@@ -114,6 +122,7 @@ def _add_policy_server(commands: Any) -> None:
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
     _add_checkpoint(parser)
+    add_trust(parser)
     parser.add_argument("--follow", action="store_true", help="use newer checkpoints as they are saved")
     where = parser.add_argument_group("addresses: at least one")
     where.add_argument("--port", type=_port, metavar="P", help="HTTP; 0: any free port, which is printed")

@@ -42,7 +42,12 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     if arguments.task is None and arguments.config is None:
         raise UsageError("which task? e.g. rayagi train Ant-v5; `rayagi envs` lists all")
     if arguments.config is not None:
-        spec = load_config_file(arguments.config, arguments.task, arguments.algorithm)
+        spec = load_config_file(
+            arguments.config,
+            arguments.task,
+            arguments.algorithm,
+            trust_modules=getattr(arguments, "trust_modules", False),
+        )
     else:
         spec = preset(arguments.task, arguments.algorithm or "ppo")
     gmi = {

@@ -22,7 +22,7 @@ from rayagi.cli.settings import (
     spec_from,
     with_num_gmis,
 )
-from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
+from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
@@ -85,7 +85,7 @@ def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
 
 def _reopened(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, Checkpoint | None]:
     folder = open_run(arguments.resume)
-    spec = resumed_spec(run_spec_from_dict(folder.read_config()), arguments)
+    spec = resumed_spec(folder.read_spec(trust_modules=arguments.trust_modules), arguments)
     for table in (folder.progress_csv, folder.evaluations_csv):
         read_rows(table)  # raises for one that was damaged, before Ray starts
     folder.lock()

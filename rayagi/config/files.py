@@ -18,12 +18,19 @@ from rayagi.config.former import with_present_names
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
+from rayagi.config.trusted_modules import in_run_folder, refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
 
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def load_config_file(path: str | Path, env_id: str | None = None, algorithm: str | None = None) -> RunSpec:
+def load_config_file(
+    path: str | Path,
+    env_id: str | None = None,
+    algorithm: str | None = None,
+    *,
+    trust_modules: bool = False,
+) -> RunSpec:
     """Read a run's configuration, checked.
 
     A YAML file holds any part of a RunSpec (``ppo: {learning_rate: 1e-4}``), which updates the preset of task and
@@ -34,6 +41,7 @@ def load_config_file(path: str | Path, env_id: str | None = None, algorithm: str
         path: a .yaml, .yml or .py file
         env_id: the task, if the file does not set it
         algorithm: the algorithm, if a YAML file does not set it; default ppo
+        trust_modules: whether a YAML file of a run folder may name code outside of the working project
 
     Raises:
         ConfigError: no such file, another suffix, a file that raises (with its line), an unknown key, a wrong
@@ -49,7 +57,10 @@ def load_config_file(path: str | Path, env_id: str | None = None, algorithm: str
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), NO_VALUE, f"cannot be read ({error})") from error
     python = file.suffix == ".py"
-    spec = _from_python(file, source, env_id) if python else _from_yaml(file, source, env_id, algorithm)
+    if python:
+        spec = _from_python(file, source, env_id)
+    else:
+        spec = _from_yaml(file, source, env_id, algorithm, trusted=trust_modules or not in_run_folder(file))
     for name, what, value, asked in (
         ("env.id", "task", spec.env.id, env_id),
         ("algorithm", "algorithm", spec.algorithm, algorithm),
@@ -60,7 +71,9 @@ def load_config_file(path: str | Path, env_id: str | None = None, algorithm: str
     return spec
 
 
-def _from_yaml(file: Path, source: str, env_id: str | None, algorithm: str | None) -> RunSpec:
+def _from_yaml(
+    file: Path, source: str, env_id: str | None, algorithm: str | None, *, trusted: bool
+) -> RunSpec:
     try:
         data = parse_yaml(source)
     except yaml.YAMLError as error:
@@ -70,6 +83,8 @@ def _from_yaml(file: Path, source: str, env_id: str | None, algorithm: str | Non
         data = with_present_names(data)
     try:
         given = run_spec_from_dict(data)  # reject non-mappings and unknown keys before anything else
+        if not trusted:
+            refuse_untrusted_modules(given, file)
         if "id" in _section(data, "env"):
             env_id = given.env.id
         elif env_id is None:

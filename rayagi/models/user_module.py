@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from actors.protocols import EnvInfo
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import NetworkSpec
+from rayagi.config.trusted_modules import network_file
 from rayagi.models.heads import Head, StateGaussianHead, make_head
 from rayagi.models.module_checks import error_text, module_error, refuse_behaviour, refuse_parameters
 from rayagi.models.recurrent import SequenceNetwork, Sequences, Unrolled
@@ -177,21 +177,21 @@ def imported_class(reference: str) -> type[Any]:
 
 def _file_module(reference: str, place: str) -> ModuleType:
     """Run a Python file as a module. It can import modules from its own folder, as a script can."""
-    found = [file for folder in ("", *sys.path) if (file := Path(folder, place).resolve()).is_file()]
-    if not found:
+    file = network_file(place)
+    if file is None:
         raise ConfigError(
             "network.module",
             reference,
             f"there is no file {place} in {os.getcwd()}, nor in a folder of Python's path",
             "run this where it is, give its whole path, or set PYTHONPATH",
         )
-    name = f"rayagi_network_{found[0].stem}"
-    spec = importlib.util.spec_from_file_location(name, found[0])
+    name = f"rayagi_network_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    folder = str(found[0].parent)
+    folder = str(file.parent)
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)

@@ -22,7 +22,11 @@ from typing import Any, Literal
 
 import yaml
 
+from rayagi.config.convert import run_spec_from_dict
+from rayagi.config.errors import ConfigError
 from rayagi.config.former import with_present_names
+from rayagi.config.spec import RunSpec
+from rayagi.config.trusted_modules import refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
@@ -143,6 +147,25 @@ class RunFolder:
         if not isinstance(config, dict):
             raise RunFolderError(str(self.path), "config.yaml is not a mapping")
         return dict(with_present_names(config))
+
+    def read_spec(self, *, trust_modules: bool) -> RunSpec:
+        """The settings of config.yaml.
+
+        Args:
+            trust_modules: whether it may name code outside of the working project (rayagi.config.trusted_modules)
+
+        Raises:
+            RunFolderError: as ``read_config``.
+            ConfigError: a setting is invalid, or names code that is not trusted.
+        """
+        spec = run_spec_from_dict(self.read_config())
+        file = self.path / "config.yaml"
+        try:
+            if not trust_modules:
+                refuse_untrusted_modules(spec, file)
+        except ConfigError as error:
+            raise error.at(f"{file}: {error.path}") from error
+        return spec
 
 
 def create_run(out: Path, task: str, *, seed: int, rayagi_version: str, name: str | None = None) -> RunFolder:

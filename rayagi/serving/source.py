@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from actors.protocols import EnvInfo
-from rayagi.config.convert import run_spec_from_dict
 from rayagi.config.spec import RunSpec
 from rayagi.envs import env_info
 from rayagi.models.policy import NetworkPolicy, load_policy
@@ -47,12 +46,13 @@ class SavedPolicy:
     """Damaged checkpoints that were skipped, with the reason."""
 
 
-def saved_policy(run: Path, which: str) -> SavedPolicy:
+def saved_policy(run: Path, which: str, *, trust_modules: bool = False) -> SavedPolicy:
     """Load a policy.
 
     Args:
         run: folder, or one of its checkpoints
         which: ``best``, ``last`` or a checkpoint's name, if ``run`` is a folder
+        trust_modules: whether the run may name code outside of the working project (rayagi.config.trusted_modules)
 
     Raises:
         RunFolderError, RunVersionError, ConfigError, EnvError: the folder, its settings or its task cannot be used here.
@@ -62,7 +62,7 @@ def saved_policy(run: Path, which: str) -> SavedPolicy:
     if run.absolute().parent.name == "checkpoints" and (run / "manifest.json").exists():
         run, which = run.absolute().parents[1], run.name
     folder = open_run(run)
-    spec = run_spec_from_dict(folder.read_config())
+    spec = folder.read_spec(trust_modules=trust_modules)
     checkpoint = folder.checkpoints.load(which, with_local=False)
     info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     shared = checkpoint.state["shared"]

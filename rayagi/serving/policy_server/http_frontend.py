@@ -15,11 +15,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
 from rayagi.serving.policy_server.requests import BodyFormat, Expected, RequestError
@@ -32,6 +34,21 @@ _FORMATS: dict[str, BodyFormat] = {
     "application/x-npy": "npy",
     "application/octet-stream": "raw",
 }
+
+LOGGER = logging.getLogger("rayagi.policy_server")
+"""aiohttp's log."""
+
+
+def _shorten_bad_requests(record: logging.LogRecord) -> bool:
+    """A filter: requests that are no HTTP, and lost connections, are one line without traceback."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError | web.RequestPayloadError | ConnectionError):
+        reason = " ".join(str(error).split())[:200]
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {reason}", (), None
+    return True
+
+
+LOGGER.addFilter(_shorten_bad_requests)
 
 
 class HttpFrontend:
@@ -82,6 +99,9 @@ class HttpFrontend:
                 f"the body did not arrive within {READ_S:.0f} s; expected {request.content_length} bytes",
                 status=408,
             ) from None
+        except web.RequestPayloadError as error:
+            reason = " ".join(str(error).split())
+            raise RequestError(f"the body cannot be decoded ({reason}); {self._expected.shapes()}") from None
         if len(body) > limit:
             raise RequestError(f"the body has more than {limit} bytes; {self._expected.shapes()}", status=413)
         return body

@@ -50,14 +50,14 @@ class GreedyPolicy:
 class ServedPolicy:
     """The policy that answers requests from now on."""
 
-    def __init__(self, run: Path, which: str) -> None:
+    def __init__(self, run: Path, which: str, *, trust_modules: bool = False) -> None:
         """Load the policy.
 
         Raises:
             RunError, ConfigError, EnvError: as ``saved_policy``.
         """
-        self._run, self._which = run, which
-        self.current = GreedyPolicy(saved_policy(run, which))
+        self._run, self._which, self._trust_modules = run, which, trust_modules
+        self.current = GreedyPolicy(self.read())
 
     @property
     def saved(self) -> SavedPolicy:
@@ -101,9 +101,9 @@ class ServedPolicy:
         """Load the current checkpoint. Slow; may run in another thread beside ``act``.
 
         Raises:
-            RunError: as ``saved_policy``; the current policy stays.
+            RunError, ConfigError, EnvError: as ``saved_policy``; the current policy stays.
         """
-        return saved_policy(self._run, self._which)
+        return saved_policy(self._run, self._which, trust_modules=self._trust_modules)
 
     def exchange(self, saved: SavedPolicy) -> None:
         """Use another policy from now on.

@@ -17,10 +17,11 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
+from rayagi.envs.errors import EnvError
 from rayagi.run.errors import RunError
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
-from rayagi.serving.policy_server.http_frontend import HttpFrontend
+from rayagi.serving.policy_server.http_frontend import LOGGER, HttpFrontend
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 from rayagi.serving.policy_server.socket_frontend import SocketFrontend
 
@@ -118,7 +119,7 @@ class PolicyServer:
             try:
                 saved = await asyncio.to_thread(self._policy.read)
                 self._policy.exchange(saved)
-            except (RunError, ValueError) as error:
+            except (RunError, EnvError, ValueError) as error:
                 self._log(f"kept {self._policy.saved.checkpoint}: {error}")
             else:
                 self._log(f"now {saved.checkpoint} ({saved.env_steps:,} environment steps)")
@@ -142,6 +143,7 @@ class PolicyServer:
         runner = web.AppRunner(
             frontend.app,
             access_log=None,
+            logger=LOGGER,
             handler_cancellation=True,
             handle_signals=False,
             shutdown_timeout=DRAIN_S,

@@ -176,6 +176,40 @@ def test_invalid_requests_are_rejected_and_the_server_continues(run, tmp_path):
         assert server.statistics.refused == 6 + 2 + 4 + 1
 
 
+HEAD = b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET / HTTP/9.9\r\n\r\n", 400),
+        (HEAD + b"Content-Length: -5\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcdeXX\r\n", 400),
+        (HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nabcde", 400),
+        (HEAD + b"Content-Length: 5\r\n\r\nabcde", 400),
+        (HEAD + b'Content-Length: 13\r\n\r\n{"obs": true}', 400),
+        (HEAD + b"Expect: nonsense\r\nContent-Length: 5\r\n\r\nabcde", 417),
+        (b"GET http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", 400),
+        (b"GET /info HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", 400),
+        (HEAD + b"Content-Length: 500\r\n\r\nabcde", None),  # and disconnects
+    ],
+)
+def test_bad_requests_leave_no_traceback_in_the_log(run, caplog, request_bytes, status):
+    with serving(run, port=0) as (server, url, _):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.settimeout(30)
+            client.sendall(request_bytes)
+            if status is not None:
+                assert client.recv(1000).split()[1] == str(status).encode()
+        assert asked(f"{url}/health")[0] == 200
+    assert [
+        record for record in caplog.records if record.exc_info or "Traceback" in record.getMessage()
+    ] == []
+    assert all(len(record.getMessage()) < 300 for record in caplog.records)
+
+
 def test_a_client_without_valid_frames_gets_an_error_and_is_disconnected(run, tmp_path):
     with serving(run, unix=tmp_path / "s") as (_, _, _), socket.socket(socket.AF_UNIX) as client:
         client.settimeout(30)

@@ -1,0 +1,86 @@
+"""Code that a run folder names: used only if it is the working project's, or if the user trusts it.
+
+The working project is the current folder, without run folders (of a ``run.json``), the subfolder that the run is in, and
+installed packages. So a folder from somebody else cannot bring the code that it names.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from rayagi.config.errors import ConfigError
+from rayagi.config.spec import RunSpec
+
+
+def refuse_untrusted_modules(spec: RunSpec, file: Path) -> None:
+    """Check what ``spec``, read from ``file`` of a run folder, would import or start. Imports nothing.
+
+    Raises:
+        ConfigError: the task's module, the network's module, or an interpreter is not the working project's.
+    """
+    module, python = spec.env.id.rpartition(":")[0], spec.env.kwargs.get("python")
+    if module:
+        _check("env.id", spec.env.id, f"module {module!r}", module_files(module), file)
+    if spec.network.module is not None:
+        place = spec.network.module.rpartition(":")[0]
+        found = network_file(place) if place.endswith(".py") else None
+        files = [found] if found else module_files(place)
+        _check("network.module", spec.network.module, f"module {place!r}", files, file)
+    if python is not None:
+        _check("env.kwargs.python", python, "program", None, file)
+
+
+def _check(setting: str, value: object, what: str, files: list[Path] | None, config: Path) -> None:
+    foreign = None if files is None else next((each for each in files if not _in_project(each, config)), None)
+    if files is None or foreign is not None:
+        where = f" ({foreign})" if foreign is not None else ""
+        raise ConfigError(
+            setting,
+            value,
+            f"names the {what}{where}, which is not in the working project, {Path.cwd()}, and would run its code",
+            "run this in the folder of your project that has it, or, if you trust that code, with --trust-modules",
+        )
+
+
+def _in_project(code: Path, config: Path) -> bool:
+    project, code, run = Path.cwd().resolve(), code.resolve(), config.resolve().parent
+    if not code.is_relative_to(project) or in_run_folder(code) or code.is_relative_to(run):
+        return False
+    if {"site-packages", "dist-packages"} & set(code.parts) or code.is_relative_to(_standard_library()):
+        return False
+    # What is in one subfolder with the run may have come with it.
+    together = project.joinpath(*run.relative_to(project).parts[:1]) if run.is_relative_to(project) else None
+    return together is None or not code.is_relative_to(together)
+
+
+def _standard_library() -> Path:
+    return Path(sysconfig.get_path("stdlib")).resolve()
+
+
+def in_run_folder(path: Path) -> bool:
+    """Whether a path is a run folder, or in one."""
+    path = path.resolve()
+    return any((folder / "run.json").exists() for folder in (path, *path.parents))
+
+
+def module_files(name: str) -> list[Path] | None:
+    """Files that importing a module would run, of its packages and its own. None: there is no such file."""
+    path: list[str] | None = None  # sys.path
+    files = []
+    for part in name.split("."):
+        found = PathFinder.find_spec(part, path) if part.isidentifier() else None
+        if found is None:
+            return None
+        if found.origin is not None:  # else a package without __init__.py
+            files.append(Path(found.origin))
+        path = list(found.submodule_search_locations or ())
+    return files
+
+
+def network_file(place: str) -> Path | None:
+    """The file that ``file.py`` names: in the working folder, then in the folders of Python's path."""
+    files = (Path(folder, place).resolve() for folder in ("", *sys.path))
+    return next((file for file in files if file.is_file()), None)
