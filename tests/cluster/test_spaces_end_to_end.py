@@ -47,6 +47,6 @@ def test_from_training_to_datasets_and_answers(tmp_path, monkeypatch, capsys, ob
     assert main(["export", "d", "for_rllib", "--to", "rllib"]) == 0, capsys.readouterr().err
     assert column("for_rllib", "actions", "eps_id", "t").tolist() == actions.tolist()
     policy = ServedPolicy(Path("runs/run"), "best")
-    answers, _ = policy.act(np.zeros((5, policy.info()["obs_dim"]), np.float32))
+    answers = policy.current.act(np.zeros((5, policy.info()["obs_dim"]), np.float32))
     assert answers.shape == (5, 3)
     assert tuple(json.loads(json.dumps(policy.info()))["action"]["choices"]) == options

@@ -49,7 +49,7 @@ def test_a_network_from_a_file_is_trained_evaluated_served_and_resumed(tmp_path,
     assert model["network.module.trunk.0.weight"].shape == (9, 3)
     obs = torch.tensor([[0.3, -0.2, 1.0]])
     policy = ServedPolicy(Path("runs/run"), "last")
-    answers, _ = policy.act(obs.numpy())
+    answers = policy.current.act(obs.numpy())
     assert answers.shape == (1, 1)
     assert np.isfinite(answers).all()
     assert main(["train", "--resume", "runs/run", "--iterations", "3"]) == 0, capsys.readouterr().err
