@@ -78,7 +78,7 @@ def assign_allocated_gpus(plan: PlacementPlan, gpu_ids: Sequence[Sequence[str]])
             was started with those in CUDA_VISIBLE_DEVICES
 
     Raises:
-        PlanError: a GMI got no GPU or an unknown one, or a GPU is oversubscribed.
+        PlanError: a GMI got no GPU, an unknown one or one that cannot be used, or a GPU is oversubscribed.
     """
     slices = [
         gmi_slice
@@ -115,6 +115,13 @@ def _allocated_gpu(plan: PlacementPlan, index: int, gmi_slice: Slice, ids: Seque
             f"Ray gave {', '.join(ids) or 'none'}, and the inventory has {known}",
             "Start Ray with GPUs that exist, and plan again",
         )
+    for unused in plan.unused:
+        if unused.uuid == found.uuid:
+            raise PlanError(
+                f"a GPU for GMI {index} on node {gmi_slice.node}",
+                f"Ray gave GPU {unused.index}, which cannot be used: {unused.reason}",
+                "Start Ray with CUDA_VISIBLE_DEVICES set to the other GPUs",
+            )
     return found
 
 

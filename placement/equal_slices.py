@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import floor
 
+from placement.backend_choice import UnusedGpu
+from placement.backends import get_backend
 from placement.errors import PlanError, counted
 from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
 from placement.unequal_slices import gpu_slices_of_node
@@ -55,15 +58,78 @@ def equal_core_slices(
     return slices, _explain_cores(machine, slices, called, asked=num_gmis is not None)
 
 
+def gpu_fractions(
+    machine: Machine, name: BackendName, shares: int, count: int | None, num_gmis: int | None
+) -> tuple[dict[str, tuple[float, ...]], tuple[UnusedGpu, ...]]:
+    """UUID of each GPU -> the fractions of it for its GMIs; and the GPUs that cannot be partitioned so.
+
+    Equal shares if any GPU can be partitioned into them. Else what is there already, such as idle MIG instances.
+
+    Args:
+        machine: inventory of the nodes, with at least one GPU
+        name: the backend
+        shares: number of equal shares
+        count: GMIs on each GPU; None: as many as there are shares already
+        num_gmis: GMIs in total, for which GPUs are filled in order; None: all shares
+
+    Raises:
+        PlanError: no GPU can be partitioned, and none has idle shares; the first GPU's reason.
+    """
+    backend = get_backend(name)
+    # Whole steps of Ray's fractions: 3 x 0.3333.
+    equal = (round(floor(1 / shares / FRACTION_STEP + 1e-9) * FRACTION_STEP, 4),) * shares
+    gpus = [(node, gpu) for node in machine.nodes for gpu in node.usable_gpus]
+    refusals: dict[str, PlanError] = {}
+    left = shares * len(gpus) if num_gmis is None else num_gmis
+    for node, gpu in gpus:
+        try:
+            if left > 0:
+                backend.predict_limits(node, gpu, equal[:left])
+            left -= shares
+        except PlanError as error:
+            refusals[gpu.uuid] = error
+    fractions = {gpu.uuid: equal for _, gpu in gpus if gpu.uuid not in refusals}
+    if not fractions:
+        idle = {gpu.uuid: backend.idle_shares(gpu)[:count] for _, gpu in gpus}
+        fractions = {uuid: found for uuid, found in idle.items() if len(found) >= (count or 1)}
+    if not fractions:
+        raise next(iter(refusals.values()))
+    unused = (
+        UnusedGpu(
+            node=node.name,
+            index=gpu.index,
+            uuid=gpu.uuid,
+            reason=refusals[gpu.uuid].limit,
+            hint=refusals[gpu.uuid].hint,
+        )
+        for node, gpu in gpus
+        if gpu.uuid not in fractions
+    )
+    return fractions, tuple(unused)
+
+
 def equal_gpu_slices(
-    machine: Machine, name: BackendName, count: int, shares: int, threads: int | None
+    machine: Machine,
+    name: BackendName,
+    fractions: Mapping[str, Sequence[float]],
+    count: int,
+    shares: int,
+    threads: int | None,
 ) -> tuple[list[Slice], str]:
-    """``count`` slices on GPUs with ``shares`` equal slices each, GPUs filled in order; and the reason as a clause.
+    """``count`` slices on GPUs, filled in order; and the reason as a clause.
+
+    Args:
+        machine: inventory of the nodes
+        name: the backend
+        fractions: UUID of each GPU -> fractions of it for its GMIs
+        count: number of GMIs
+        shares: GMIs per GPU as asked, for the reason
+        threads: cores of each; None: its node's cores divided evenly
 
     Raises:
         PlanError: there are too few GPUs, or too few CPU cores for the GMIs on them.
     """
-    fits = shares * machine.num_gpus
+    fits = sum(map(len, fractions.values()))
     if count > fits:
         needed = -(-count // machine.num_gpus)
         raise PlanError(
@@ -71,13 +137,19 @@ def equal_gpu_slices(
             f"{counted(machine.num_gpus, 'GPU')} with gmis_per_gpu={shares} gives {counted(fits, 'GMI')}",
             f"Set num_gmis={fits} or gmis_per_gpu={needed}",
         )
-    fraction = round(floor(1 / shares / FRACTION_STEP + 1e-9) * FRACTION_STEP, 4)
     slices: list[Slice] = []
     for node in machine.nodes:
-        placed = [(node, gpu, fraction) for gpu in node.usable_gpus for _ in range(shares)]
+        placed = [(node, gpu, share) for gpu in node.usable_gpus for share in fractions[gpu.uuid]]
         slices += gpu_slices_of_node(placed[: count - len(slices)], name, threads)
     used = len({gmi_slice.gpu_uuid for gmi_slice in slices})
-    return slices, f"{counted(shares, 'GMI')} per GPU on {used} of {counted(machine.num_gpus, 'GPU')}"
+    reason = f"{counted(shares, 'GMI')} per GPU on {used} of {counted(machine.num_gpus, 'GPU')}"
+    sizes = [gmi_slice.gpu_fraction for gmi_slice in slices]
+    if fits != shares * machine.num_gpus or len(set(sizes)) > 1:
+        reason = "on idle MIG instances"
+    if len(set(sizes)) > 1:
+        listed = ", ".join(f"{size:g}" for size in sizes)
+        reason += f"; gmi.slices = [{listed}] would share the environments in proportion to them"
+    return slices, reason
 
 
 def max_gmis_on_cores(machine: Machine, threads: int | None) -> int:

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import floor
 from typing import TypeVar
 
 from placement.errors import PlanError, counted
 from placement.mig_geometry import Geometry, Layout, PlacedProfile, Placement, geometry_of, layouts
-from placement.types import Gpu, MigInstance, core_ranges
+from placement.types import FRACTION_STEP, Gpu, MigInstance, core_ranges
 
 SizeRequest = float | str
 """A fraction of the GPU in (0, 1], or the name of a profile such as ``2g.10gb``."""
@@ -82,6 +83,22 @@ def choose_existing(gpu: Gpu, requests: Sequence[SizeRequest]) -> tuple[MigInsta
             "Request these sizes, or have an administrator repartition it",
         )
     return chosen
+
+
+def has_room(gpu: Gpu) -> bool:
+    """Whether any instance fits next to the existing ones of a GPU with a known geometry."""
+    return any(layouts(required_geometry(gpu), frozenset(known_placements(gpu))))
+
+
+def idle_shares(gpu: Gpu) -> tuple[float, ...]:
+    """The idle instances of a GPU with a known geometry as fractions of it, largest first.
+
+    By the scarcer of compute and memory, in whole steps of Ray's fractions.
+    """
+    geometry = required_geometry(gpu)
+    sizes = [_size_of(gpu, geometry, one) for one in gpu.mig_instances if not one.in_use]
+    shares = [floor(min(size.compute, size.memory) / FRACTION_STEP + 1e-9) for size in sizes]
+    return tuple(round(share * FRACTION_STEP, 4) for share in sorted(shares, reverse=True) if share)
 
 
 def required_geometry(gpu: Gpu) -> Geometry:

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from math import floor
 from typing import Any, Literal
 
-from placement.backend_choice import choose_backend
+from placement.backend_choice import UnusedGpu, choose_backend, without_gpus
 from placement.backends import get_backend
 from placement.backends.base import SliceLimits
 from placement.colocation import colocate_on_cores
-from placement.equal_slices import equal_core_slices, equal_gpu_slices, max_gmis_on_cores
+from placement.equal_slices import equal_core_slices, equal_gpu_slices, gpu_fractions, max_gmis_on_cores
 from placement.errors import PlanError, counted
 from placement.role_layout import (
     OVERLAPPED_TEMPLATES,
@@ -51,6 +51,8 @@ class PlacementPlan:
     """Requested sizes of unequal GMIs: cores, or shares of a GPU. Empty: GMIs are equal."""
     left_out: tuple[Slice, ...] = ()
     """Slices of the GMIs that were left out. No GMI of the plan uses them."""
+    unused: tuple[UnusedGpu, ...] = ()
+    """GPUs of the machine that cannot be used. No GMI of the plan may be given one."""
 
     @property
     def num_gmis(self) -> int:
@@ -79,7 +81,7 @@ class PlacementPlan:
                 limit = self._limits(gmi_slice).memory_bytes
                 if limit is not None:
                     return limit
-                return floor(gpu.memory_total_bytes * gmi_slice.gpu_fraction)
+                return floor(gpu.available_bytes * gmi_slice.gpu_fraction)
         return node.memory_total_bytes // sum(other.node == gmi_slice.node for other in self.slices)
 
     def _limits(self, gmi_slice: Slice) -> SliceLimits:
@@ -119,13 +121,14 @@ class PlacementPlan:
         return "STRICT_PACK" if len({gmi_slice.node for gmi_slice in self.slices}) == 1 else "PACK"
 
     def table(self) -> str:
-        """The plan as aligned plain text: one line per GMI, then the reason."""
+        """The plan as aligned plain text: one line per GMI, then the reason, then one line per GPU that cannot be used."""
         head = ("GMI", "node", "slice", "roles", "envs", "threads", "memory")
         lines = aligned([head, *(self._row(index) for index in range(self.num_gmis))])
         summary = counted(self.num_gmis, "GMI")
         if self.template != "program":
             summary += f", {counted(sum(self.envs), 'environment')}"
         lines.append(f"{self.template} on {self.backend}: {summary}. {self.reason}.")
+        lines += [gpu.text() for gpu in self.unused]
         return "\n".join(lines)
 
     def _row(self, index: int) -> tuple[str, ...]:
@@ -200,24 +203,33 @@ def make_plan(
         if value is not None and value < 1:
             raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
     layout = make_role_layout(template, serving=serving, num_agents=num_agents, num_learners=num_learners)
-    shares = gmis_per_gpu or -(-layout.min_gmis // max(1, machine.num_gpus))
-    if sizes:
-        shares = 2 if min(sizes) < 1 else 1
-    name, reason = choose_backend(machine, backend, roles=layout.roles, gmis_per_gpu=shares)
+    usable, unused = machine, list[UnusedGpu]()
+    while True:
+        shares = gmis_per_gpu or -(-layout.min_gmis // max(1, usable.num_gpus))
+        if sizes:
+            shares = 2 if min(sizes) < 1 else 1
+        name, reason, refused = choose_backend(usable, backend, roles=layout.roles, gmis_per_gpu=shares)
+        if not refused:
+            break
+        unused += refused
+        usable = without_gpus(usable, refused)
     if sizes:
         reject_conflicting_counts(counts, len(sizes), on_cores=name == "cpu")
         cut = (
-            unequal_core_slices(machine, sizes)
+            unequal_core_slices(usable, sizes)
             if name == "cpu"
-            else unequal_gpu_slices(machine, name, sizes, threads_per_gmi)
+            else unequal_gpu_slices(usable, name, sizes, threads_per_gmi)
         )
         slices, how = cut
         kinds = layout.assign_roles(len(slices))
     elif name == "cpu":
-        slices, kinds, how = _on_cores(machine, layout, num_gmis, gmis_per_gpu, threads_per_gmi)
+        slices, kinds, how = _on_cores(usable, layout, num_gmis, gmis_per_gpu, threads_per_gmi)
     else:
-        wanted = num_gmis or layout.usable_gmis(shares * machine.num_gpus)
-        slices, how = equal_gpu_slices(machine, name, wanted, shares, threads_per_gmi)
+        fractions, refused = gpu_fractions(usable, name, shares, gmis_per_gpu, num_gmis)
+        unused += refused
+        usable = without_gpus(usable, refused)
+        wanted = num_gmis or layout.usable_gmis(sum(map(len, fractions.values())))
+        slices, how = equal_gpu_slices(usable, name, fractions, wanted, shares, threads_per_gmi)
         kinds = layout.assign_roles(len(slices))
     sharing = get_backend(name)
     slices = [replace(gmi_slice, environment=sharing.environment(gmi_slice)) for gmi_slice in slices]
@@ -231,6 +243,7 @@ def make_plan(
         reason=f"{reason}; {how}",
         machine=machine,
         sizes=tuple(sizes or ()),
+        unused=tuple(unused),
     )
     if left_out:
         plan = _leave_out(plan, left_out)

@@ -107,13 +107,15 @@ def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
 
 @contextmanager
 def left_out_held(plan: PlacementPlan, timeout_s: float) -> Iterator[None]:
-    """Hold the shares of GPUs that a plan leaves out while it is reserved, so that Ray does not give them to its GMIs.
+    """Hold the shares of GPUs that a plan leaves out or cannot use while it is reserved, so that no GMI gets them from Ray.
 
     Ray gives a partly used GPU before a free one, and the free one with the lowest index. The GPUs of a node are therefore
     taken in order, of each the part that is left out and the rest; then the rests are released. Logs a warning if others use
     some of these GPUs, since Ray then gives other ones.
     """
     parts = {place: round(fsum(sizes), 4) for place, sizes in shares_per_gpu(plan.left_out).items()}
+    if any(gmi_slice.gpu_uuid is not None for gmi_slice in plan.slices):
+        parts |= {(gpu.node, gpu.uuid): 1.0 for gpu in plan.unused}
     held: list[Any] = []
     try:
         for name in dict.fromkeys(name for name, _ in parts):
@@ -122,7 +124,7 @@ def left_out_held(plan: PlacementPlan, timeout_s: float) -> Iterator[None]:
                 node, {uuid: part for (of, uuid), part in parts.items() if of == name}, held, timeout_s
             ):
                 _logger.warning(
-                    "GPUs of node %s are in use by others: Ray may give the run a share again that it left out",
+                    "GPUs of node %s are in use by others: Ray may give the run one that it left out",
                     name,
                 )
         yield

@@ -77,6 +77,13 @@ class Gpu:
     cores: tuple[int, ...] = ()
     """Cores of the host near the GPU; empty: not read."""
 
+    @property
+    def available_bytes(self) -> int:
+        """Memory for new processes: what is free; all of it if that was not read, or where instances divide it (MIG)."""
+        if self.memory_free_bytes is None or self.mig_enabled:
+            return self.memory_total_bytes
+        return self.memory_free_bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuLink:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from placement.backend_choice import UnusedGpu, without_gpus
 from placement.errors import PlanError
 from placement.plan import PlacementPlan, make_plan
 from placement.types import Machine
@@ -62,6 +65,19 @@ def serving_plan_of(
         num_envs=gmi.envs,
         threads_per_gmi=gmi.threads_per_gmi,
     )
+
+
+def usable_machine(spec: RunSpec, machine: Machine) -> tuple[Machine, tuple[UnusedGpu, ...]]:
+    """The machine without the GPUs that a plan with one GMI per GPU leaves out, and those GPUs.
+
+    Raises:
+        PlanError: no such plan is possible.
+    """
+    if not uses_gpus(spec, machine):
+        return machine, ()
+    gmi = replace(spec.gmi, num_gmis=None, gmis_per_gpu=1, num_envs=1, left_out=())
+    unused = plan_of(replace(spec, gmi=gmi), machine).unused
+    return without_gpus(machine, unused), unused
 
 
 def uses_gpus(spec: RunSpec, machine: Machine) -> bool:

@@ -66,6 +66,10 @@ class Backend(Protocol):
         """
         return tuple(SliceLimits() for _ in sizes)
 
+    def idle_shares(self, gpu: Gpu) -> tuple[float, ...]:
+        """Fractions of the GPU that exist as shares already and are idle, largest first. Default: none."""
+        return ()
+
     def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Create one share per size, on the GPU's own host. Rolls back on any failure.
 

@@ -16,7 +16,7 @@ from placement.backends.partitioned import PartitionedBackend
 from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger, exclusive_lock
 from placement.mig_geometry import PlacedProfile, geometry_of
-from placement.mig_planner import choose_existing, plan_instances, required_geometry
+from placement.mig_planner import choose_existing, has_room, idle_shares, plan_instances, required_geometry
 from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 
 
@@ -46,11 +46,17 @@ class MigBackend(PartitionedBackend):
                 reason=problem,
                 hint=f"Run {mode_commands(gpu, gpu.mig_enabled, gpu.mig_pending)}",
             )
-        if node.may_configure_mig:
-            return Availability(usable=True, reason=f"instances can be created on {gpu.uuid}")
         idle = [one.profile for one in gpu.mig_instances if not one.in_use]
+        if node.may_configure_mig and has_room(gpu):
+            return Availability(usable=True, reason=f"instances can be created on {gpu.uuid}")
         if idle:
             return Availability(usable=True, reason=f"idle instances exist: {', '.join(idle)}")
+        if node.may_configure_mig:
+            return Availability(
+                usable=False,
+                reason=f"the MIG instances on {gpu.uuid} are in use, and leave no room for another",
+                hint="Wait until one is idle, or have its owner destroy it",
+            )
         return Availability(
             usable=False,
             reason="this user may not create MIG instances, and no idle one exists",
@@ -77,6 +83,10 @@ class MigBackend(PartitionedBackend):
             SliceLimits(sm_count=one.profile.sm_count, memory_bytes=one.profile.size * slice_bytes)
             for one in placed
         )
+
+    def idle_shares(self, gpu: Gpu) -> tuple[float, ...]:
+        """The idle instances."""
+        return idle_shares(gpu)
 
     def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Create an instance per size, as close to it as MIG's profiles allow.

@@ -325,4 +325,4 @@ def sms_of(gpu: Gpu, size: float, chunk: int | None) -> int | None:
 
 def memory_of(gpu: Gpu, size: float) -> int:
     """Bytes of a share, in whole MiB, the unit of MPS's memory limit."""
-    return floor(gpu.memory_total_bytes * size) // MIB * MIB
+    return floor(gpu.available_bytes * size) // MIB * MIB

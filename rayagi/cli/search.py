@@ -12,6 +12,7 @@ from placement.text import aligned
 from rayagi.cli.output import complain, say
 from rayagi.cli.settings import machine_of_run, refuse_unmeasured, spec_from
 from rayagi.coordinator.searching import SearchResult, SearchSettings, search
+from rayagi.planning import usable_machine
 from rayagi.run.errors import disk_errors
 from rayagi.run.quantities import bytes_text, duration_text
 
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         folder=arguments.cache,
         again=arguments.again,
     )
+    for gpu in usable_machine(spec, machine)[1]:
+        log(gpu.text())
     log(f"Searching for the fastest configuration of {spec.env.id}. Ctrl-C keeps all measurements.")
     try:
         result = search(

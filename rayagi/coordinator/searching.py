@@ -36,7 +36,7 @@ from rayagi.coordinator.cached_probe import BudgetSpentError, CachedProbe, LazyR
 from rayagi.coordinator.probe import SessionProbe, plan_failure
 from rayagi.coordinator.profiling import noise_scale_of
 from rayagi.coordinator.search_store import SearchStore
-from rayagi.planning import uses_gpus
+from rayagi.planning import usable_machine, uses_gpus
 
 Objective = Literal["throughput", "time_to_return"]
 
@@ -139,6 +139,7 @@ def search(
 
     Raises:
         NothingMeasuredError: no candidate runs.
+        PlanError: not even one GMI per GPU can be planned.
         ClusterUnreachableError, ReservationError: no trial can be started.
         DiskError: measurements cannot be written.
     """
@@ -147,7 +148,8 @@ def search(
     if settings.again:
         store.clear()
     on_gpus = uses_gpus(spec, machine)
-    num_devices = machine.num_gpus if on_gpus else 1
+    usable, _ = usable_machine(spec, machine)
+    num_devices = usable.num_gpus if on_gpus else 1
     score: Score = throughput
     noise = None
     with ExitStack() as stack:
@@ -171,7 +173,7 @@ def search(
         complete=complete,
         on_gpus=on_gpus,
         num_devices=num_devices,
-        memory_bytes=device_memory_bytes(spec, machine),
+        memory_bytes=device_memory_bytes(spec, usable),
         duration_s=time.monotonic() - began,
         noise=noise,
         store=store.path,
@@ -185,7 +187,7 @@ def search(
 def device_memory_bytes(spec: RunSpec, machine: Machine) -> int:
     """Memory that the GMIs of one device share: the smallest GPU's, or the usable part of the host's."""
     if uses_gpus(spec, machine):
-        return min(gpu.memory_total_bytes for node in machine.nodes for gpu in node.usable_gpus)
+        return min(gpu.available_bytes for node in machine.nodes for gpu in node.usable_gpus)
     return int(HOST_MEMORY_SHARE * sum(node.memory_total_bytes for node in machine.nodes))
 
 
@@ -199,7 +201,8 @@ def _run_search(
 ) -> tuple[list[Trial], bool]:
     """Run Algorithm 1, then validate its best candidates; returns the trials, and False if the budget ended it."""
     on_gpus = uses_gpus(spec, machine)
-    num_devices = machine.num_gpus if on_gpus else 1
+    usable, _ = usable_machine(spec, machine)
+    num_devices = usable.num_gpus if on_gpus else 1
     trials: list[Trial] = []
 
     def screen(gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
@@ -209,7 +212,7 @@ def _run_search(
     steps = explore(
         screen,
         num_gpus=num_devices,
-        gpu_memory_bytes=device_memory_bytes(spec, machine),
+        gpu_memory_bytes=device_memory_bytes(spec, usable),
         early_stopping=_early_stopping(spec, machine, probe.compare),
         gmis_per_gpu=_gmis(spec, machine, settings),
         num_envs=_num_envs(on_gpus, settings),

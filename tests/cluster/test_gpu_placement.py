@@ -223,6 +223,33 @@ def test_ray_gives_the_other_gmis_the_gpus_that_they_had(machine, gmis_per_gpu, 
         release(reservation)
 
 
+def test_ray_gives_no_gmi_a_gpu_that_cannot_be_used(machine):
+    (node,) = machine.nodes
+    closed = tuple(
+        replace(gpu, compute_mode="prohibited" if gpu.index in (0, 2) else "default") for gpu in node.gpus
+    )
+    plan = make_plan(
+        replace(machine, nodes=(replace(node, gpus=closed),)),
+        backend="direct",
+        num_gmis=3,
+        threads_per_gmi=1,
+        num_envs=1,
+    )
+    with left_out_held(plan, 20.0):
+        reservation = reserve(plan, 20.0)
+    try:
+        given = [
+            ray.remote(Which)
+            .options(num_cpus=0, num_gpus=1, scheduling_strategy=scheduling(reservation, index))
+            .remote()
+            for index in range(3)
+        ]
+        ids = ray.get([actor.gpu_id.remote() for actor in given], timeout=60)
+        assert sorted(ids) == ["1", "3", "4"]
+    finally:
+        release(reservation)
+
+
 def test_what_building_raises_leaves_no_daemon(machine, monkeypatch):
     seen = {}
     session = Session(alone(), factory=Report(raise_in_build=True))

@@ -120,8 +120,15 @@ def test_every_recorded_machine_can_be_planned_for(name, backend, capsys):
 
 def test_a_machine_without_usable_backends_reports_it(capsys):
     file = str(MACHINES / "a100_80x4_in_use.json")
-    assert main(["plan", "Ant-v5", "--machine", file, "--num-envs", "64"]) == 2
-    assert "compute mode prohibited" in capsys.readouterr().err
+    assert main(["plan", "Ant-v5", "--machine", file, "--num-envs", "64", "--backend", "mig"]) == 2
+    assert "MIG mode is off" in capsys.readouterr().err
+
+
+def test_gpus_that_cannot_be_used_are_listed_with_the_plan(capsys):
+    file = str(MACHINES / "a100_80x4_in_use.json")
+    plan = printed(capsys, "plan", "Ant-v5", "--machine", file, "--num-envs", "64")
+    assert "dp_only on direct: 2 GMIs" in plan
+    assert plan.count("Without GPU ") == 2
 
 
 def test_a_file_that_cannot_be_written_is_bad_input(capsys, tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
@@ -69,6 +71,16 @@ def test_a_gpu_that_the_inventory_does_not_know_is_refused(given):
     machine = Machine(nodes=(node("a", range(2), 1, "ida"),), origin="ray")
     with pytest.raises(PlanError, match=r"a GPU for GMI 0 on node a: Ray gave (7|none), .* 0 \(GPU-a0\)"):
         assign_allocated_gpus(make_plan(machine, num_envs=1), [given])
+
+
+def test_a_gpu_that_cannot_be_used_is_refused():
+    read = node("a", range(8), 2, "ida")
+    closed = replace(read, gpus=(replace(read.gpus[0], compute_mode="prohibited"), read.gpus[1]))
+    plan = make_plan(Machine(nodes=(closed,), origin="ray"), num_envs=1)
+    assert [gmi_slice.gpu_uuid for gmi_slice in plan.slices] == ["GPU-a1"]
+    message = "Ray gave GPU 0, which cannot be used: GPU-a0 admits no process .* CUDA_VISIBLE_DEVICES"
+    with pytest.raises(PlanError, match=message):
+        assign_allocated_gpus(plan, [("0",)])
 
 
 def test_more_of_a_gpu_than_there_is_is_refused():

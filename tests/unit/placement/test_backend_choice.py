@@ -8,12 +8,13 @@ import pytest
 from placement.backend_choice import choose_backend
 from placement.errors import PlanError
 from placement.inventory import load_machine
-from placement.plan import make_plan
-from placement.types import Machine
+from placement.plan import make_plan, predict_limits
+from placement.types import Machine, MigInstance, Node
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 TRAINING = ("simulator", "agent", "trainer")
 SERVING = ("simulator", "agent")
+GIB = 2**30
 
 
 def machine(name: str) -> Machine:
@@ -41,7 +42,7 @@ def changed(name: str, *, node=None, **gpu) -> Machine:
         ("h100x8", TRAINING, 2, "mps", "mps for training"),
         ("rtx4090x1", SERVING, 2, "mps", "has no MIG"),
         ("a100_40x1_mig_cut", SERVING, 2, "mig", "its isolation pays"),
-        ("a100_40x1_mig_cut", TRAINING, 2, "mig", "the GPUs are in MIG mode; not mps, since"),
+        ("a100_40x1_mig_cut", TRAINING, 2, "mig", "GPUs are in MIG mode; not mps, since"),
         (
             "a100_40x1_mps_taken",
             TRAINING,
@@ -52,8 +53,8 @@ def changed(name: str, *, node=None, **gpu) -> Machine:
     ],
 )
 def test_auto_follows_the_papers_where_the_machine_allows(name, roles, per_gpu, backend, why):
-    chosen, reason = choose_backend(machine(name), "auto", roles=roles, gmis_per_gpu=per_gpu)
-    assert chosen == backend
+    chosen, reason, unused = choose_backend(machine(name), "auto", roles=roles, gmis_per_gpu=per_gpu)
+    assert (chosen, unused) == (backend, ())
     assert why in reason
 
 
@@ -103,3 +104,95 @@ def test_slices_of_every_gpu_backend_ask_ray_for_fractions(backend):
     assert {gmi_slice.backend for gmi_slice in plan.slices} == {backend}
     assert plan.bundles()[0]["GPU"] == 0.3333
     assert plan.slices[0].label() == f"{backend}[{plan.slices[0].gpu_uuid[:12]} x0.33]"
+
+
+@pytest.mark.parametrize(
+    ("request_", "backend", "memory_gib"),
+    [
+        ({}, "direct", [80, 78]),
+        ({"gmis_per_gpu": 2}, "mps", [40, 40, 39, 39]),
+        ({"backend": "mps"}, "mps", [80, 78]),
+    ],
+)
+def test_gpus_that_cannot_be_used_are_left_out_with_a_line_for_each(request_, backend, memory_gib):
+    plan = make_plan(machine("a100_80x4_in_use"), num_envs=1, **request_)
+    assert plan.backend == backend
+    # Of 80 GiB each: 80, 78 and 1 are free, and the last admits nobody.
+    assert [plan.memory_bytes(index) / GIB for index in range(plan.num_gmis)] == memory_gib
+    limits = predict_limits(plan.machine, plan.slices)
+    assert backend == "direct" or [limit.memory_bytes / GIB for limit in limits] == memory_gib
+    full, closed = plan.table().splitlines()[-2:]
+    assert full == (
+        "Without GPU 2 of in-use: others use its memory (process 5002), 1.0 of 80.0 GiB are free. "
+        "Wait until they have ended."
+    )
+    assert closed.startswith("Without GPU 3 of in-use: GPU-000c0003")
+    assert "admits no process" in closed
+    assert {gpu.index for gpu in plan.unused} == {2, 3}
+
+
+def mixed(**first) -> Machine:
+    """Eight GPUs, the first of which is different."""
+    found = machine("h100x8")
+    (node,) = found.nodes
+    return replace(found, nodes=(replace(node, gpus=(replace(node.gpus[0], **first), *node.gpus[1:])),))
+
+
+def test_the_backend_that_the_most_gpus_allow_is_taken():
+    # Direct could use all eight: nothing is left out for MPS.
+    plan = make_plan(mixed(mps_running=True), num_envs=1, gmis_per_gpu=2)
+    assert (plan.backend, plan.num_gmis, plan.unused) == ("direct", 16, ())
+    # Only its instances could use the first one, and MPS seven.
+    plan = make_plan(mixed(mig_enabled=True), num_envs=1, gmis_per_gpu=2)
+    assert (plan.backend, plan.num_gmis) == ("mps", 14)
+    assert [(gpu.index, "is in MIG mode" in gpu.reason) for gpu in plan.unused] == [(0, True)]
+    assert len({gmi_slice.gpu_uuid for gmi_slice in plan.slices}) == 7
+    # A backend that was asked for takes what allows it; sizes and numbers are of the others.
+    plan = make_plan(mixed(compute_mode="prohibited"), num_envs=1, backend="direct", sizes=[0.6, 0.4] * 7)
+    assert [gpu.index for gpu in plan.unused] == [0]
+    with pytest.raises(PlanError, match="7 GPUs with gmis_per_gpu=1 gives 7 GMIs"):
+        make_plan(mixed(compute_mode="prohibited"), num_envs=1, num_gmis=8)
+
+
+def test_memory_in_use_counts_only_outside_of_mig_mode_and_from_a_tenth_on():
+    tenth = machine("h100x8").nodes[0].gpus[0].memory_total_bytes // 10
+    assert make_plan(mixed(memory_free_bytes=tenth + 1), num_envs=1).unused == ()
+    assert [gpu.index for gpu in make_plan(mixed(memory_free_bytes=tenth - 1), num_envs=1).unused] == [0]
+    alone = changed("h100x1", memory_free_bytes=0)
+    with pytest.raises(PlanError, match=r"backend='auto': not direct, since others use its memory, 0.0 of"):
+        make_plan(alone, num_envs=1)
+
+
+def test_idle_instances_of_a_gpu_that_is_cut_already_are_used():
+    cut = machine("a100_40x1_mig_cut")
+    plan = make_plan(cut, num_envs=8)
+    # 2g has 2/7 of the SMs and 2/8 of the memory, 1g 1/7 and 1/8.
+    assert [gmi_slice.gpu_fraction for gmi_slice in plan.slices] == [0.25, 0.125]
+    assert [plan.memory_bytes(index) / GIB for index in range(2)] == [10, 5]
+    assert plan.envs == (8, 8)
+    assert "gmi.slices = [0.25, 0.125] would share the environments in proportion" in plan.reason
+    assert [make_plan(cut, num_envs=8, gmis_per_gpu=count).num_gmis for count in (1, 2)] == [1, 2]
+    with pytest.raises(PlanError, match=r"of its 3 MIG instances, free are 1 x 2g.10gb \+ 1 x 1g.5gb"):
+        make_plan(cut, num_envs=8, gmis_per_gpu=3)
+    # With the permission too, where no even share fits next to the instances.
+    allowed = changed("a100_40x1_mig_cut", node={"may_configure_mig": True})
+    assert [gmi_slice.gpu_fraction for gmi_slice in make_plan(allowed, num_envs=8).slices] == [0.25, 0.125]
+
+
+def test_a_gpu_whose_instances_are_all_in_use_is_left_out():
+    gpus = changed("a100_40x1_mig_cut", node={"may_configure_mig": True}).nodes[0].gpus
+    busy = tuple(replace(one, in_use=True) for one in gpus[0].mig_instances[:2])
+    whole = MigInstance(uuid="MIG-9", profile="7g.40gb", start=0, size=8, memory_bytes=40 * GIB, in_use=True)
+    empty = replace(gpus[0], uuid="GPU-empty", index=1, mig_instances=())
+    full = replace(gpus[0], uuid="GPU-full", index=2, mig_instances=(whole,))
+    node = Node(
+        name="n", cores=tuple(range(8)), memory_total_bytes=2**34, may_configure_mig=True,
+        gpus=(replace(gpus[0], mig_instances=busy), empty, full),
+    )  # fmt: skip
+    plan = make_plan(Machine(nodes=(node,), origin="test"), num_envs=1, gmis_per_gpu=2, backend="mig")
+    assert {gmi_slice.gpu_uuid for gmi_slice in plan.slices} == {"GPU-empty"}
+    # Beside 3g and 2g one 1g fits; beside 7g nothing.
+    assert {gpu.index: gpu.reason for gpu in plan.unused} == {
+        0: "it holds at most 1 MIG instance with memory slices 0-5 taken",
+        2: "the MIG instances on GPU-full are in use, and leave no room for another",
+    }

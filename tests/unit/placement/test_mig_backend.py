@@ -427,7 +427,7 @@ def test_a_plan_that_mig_cannot_partition_is_refused_before_anything_starts():
         make_plan(cut_machine(), backend="mig", gmis_per_gpu=8, num_envs=8)
     already_cut = load_machine(MACHINES / "a100_40x1_mig_cut.json")
     with pytest.raises(PlanError, match=r"of its 3 MIG instances, free are 1 x 2g.10gb \+ 1 x 1g.5gb"):
-        make_plan(already_cut, backend="mig", gmis_per_gpu=2, num_envs=8)
+        make_plan(already_cut, backend="mig", gmis_per_gpu=3, num_envs=8)
 
 
 def test_a_plan_uses_what_exists_where_it_may_not_create():

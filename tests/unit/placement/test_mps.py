@@ -358,7 +358,7 @@ sizes = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=12).filter(lambda fo
 
 @given(sizes, st.integers(8, 200), st.sampled_from([(7, 0), (8, 0), (9, 0)]), st.integers(2**30, 2**38))
 def test_shares_together_never_exceed_the_gpu(found, sms, capability, memory):
-    whole = SimpleNamespace(uuid="G", sm_count=sms, compute_capability=capability, memory_total_bytes=memory)
+    whole = SimpleNamespace(uuid="G", sm_count=sms, compute_capability=capability, available_bytes=memory)
     daemon = SimpleNamespace(pipe="/p", add_partition=lambda uuid, chunks: f"{uuid}/{chunks}")
     chunk = sms_per_chunk(whole)
     shares = [mps._capped_share(whole, size, daemon) for size in found]
