@@ -36,7 +36,7 @@ def test_images_are_trained_on_evaluated_and_filmed(tmp_path, monkeypatch, capsy
     # 20 steps of at most sqrt(2) * 2 m.
     assert returns
     assert all(-57 < value < 0 for value in returns)
-    assert main(["evaluate", "runs/run", "--episodes", "3", "--video", "film.mp4"]) == 0, (
+    assert main(["evaluate", "runs/run", "--trust-modules", "--episodes", "3", "--video", "film.mp4"]) == 0, (
         capsys.readouterr().err
     )
     assert "film.mp4: 20 frames" in capsys.readouterr().out

@@ -38,15 +38,27 @@ def test_from_training_to_datasets_and_answers(tmp_path, monkeypatch, capsys, ob
     monkeypatch.chdir(tmp_path)
     kwargs = f"env.kwargs={{obs: {obs}, action: {action}}}"
     assert main(["train", ECHO, "--gmis", gmis, "--name", "run", "--set", kwargs, *SMALL]) == 0
-    assert main(["evaluate", "runs/run", "--episodes", "4"]) == 0
-    served = ["serve", "runs/run", "--out", "d", "--backend", "cpu", "--gmis", "1", "--num-envs", "4"]
+    assert main(["evaluate", "runs/run", "--episodes", "4", "--trust-modules"]) == 0
+    served = [
+        "serve",
+        "runs/run",
+        "--trust-modules",
+        "--out",
+        "d",
+        "--backend",
+        "cpu",
+        "--gmis",
+        "1",
+        "--num-envs",
+        "4",
+    ]
     assert main([*served, "--steps", "128"]) == 0, capsys.readouterr().err
     actions = column("d/data", "action", "episode", "step")
     assert actions.shape == (128, 3)
     assert (actions.max(0) < options).all()
     assert main(["export", "d", "for_rllib", "--to", "rllib"]) == 0, capsys.readouterr().err
     assert column("for_rllib", "actions", "eps_id", "t").tolist() == actions.tolist()
-    policy = ServedPolicy(Path("runs/run"), "best")
+    policy = ServedPolicy(Path("runs/run"), "best", trust_modules=True)
     answers = policy.current.act(np.zeros((5, policy.info()["obs_dim"]), np.float32))
     assert answers.shape == (5, 3)
     assert tuple(json.loads(json.dumps(policy.info()))["action"]["choices"]) == options
