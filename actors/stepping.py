@@ -54,10 +54,11 @@ def step_schema(info: EnvInfo) -> ExperienceSchema:
     )
 
 
-def action_schema(info: EnvInfo) -> ExperienceSchema:
-    """Schema of an agent's messages; a row is one environment's action."""
+def action_schema(info: EnvInfo, *, log_probs: bool = False) -> ExperienceSchema:
+    """Schema of an agent's messages; a row is one environment's action, and its log probability with ``log_probs``."""
     dtype = torch.int64 if info.action.is_discrete else torch.float32
-    return ExperienceSchema("actions", (Field(name="actions", dtype=dtype, shape=info.action.shape),))
+    actions = Field(name="actions", dtype=dtype, shape=info.action.shape)
+    return ExperienceSchema("actions", (actions, *([Field(name="log_probs")] if log_probs else [])))
 
 
 class StepServer:
@@ -67,7 +68,15 @@ class StepServer:
     """
 
     def __init__(
-        self, simulator: StepSource, info: EnvInfo, num_envs: int, *, place: int, agent: str, limit_s: float
+        self,
+        simulator: StepSource,
+        info: EnvInfo,
+        num_envs: int,
+        *,
+        place: int,
+        agent: str,
+        limit_s: float,
+        log_probs: bool = False,
     ) -> None:
         """Open it; ``attach`` it before use.
 
@@ -78,13 +87,16 @@ class StepServer:
             place: number of this simulator among the agent's, from 0
             agent: the agent's name, for errors
             limit_s: time limit for the agent's actions
+            log_probs: whether the agent sends the log probabilities of its actions
         """
         self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
-        self._partner_inbox = PartnerInbox(action_schema(info), [agent])
+        self._partner_inbox = PartnerInbox(action_schema(info, log_probs=log_probs), [agent])
         self._ring = ProducerRing(step_schema(info), rows=num_envs, slots=_SLOTS, producer=place)
-        (field,) = self._partner_inbox.consumer_endpoint.schema.fields
+        field, *_ = self._partner_inbox.consumer_endpoint.schema.fields
         self._actions = torch.zeros((num_envs, *field.shape), dtype=field.dtype)
+        self.log_probs = torch.zeros(num_envs) if log_probs else None
+        """Of the actions of the current step, (N,)."""
         self._iteration = self._steps = 0
 
     @property
@@ -122,6 +134,8 @@ class StepServer:
         with self._partner_inbox.take((0,), awaited, limit_s) as batch:
             check_iteration(batch, self._partner_inbox.names[0], self._iteration)
             self._actions.copy_(batch["actions"])
+            if self.log_probs is not None:
+                self.log_probs.copy_(batch["log_probs"])
         begun = time.perf_counter()
         result = self.simulator.step(self._actions)
         ended = time.perf_counter()
@@ -158,6 +172,7 @@ class RemoteSimulators:
         simulators: Sequence[str],
         limit_s: float,
         resumes_episodes: bool = True,
+        log_probs: bool = False,
     ) -> None:
         """Open it; ``attach`` it before use.
 
@@ -167,13 +182,14 @@ class RemoteSimulators:
             simulators: their names, for errors
             limit_s: time limit for a step of all of them
             resumes_episodes: whether restoring a saved state continues its episodes
+            log_probs: whether ``step`` sends the log probabilities of its actions
         """
         self.info, self.num_envs, self.resumes_episodes = info, sum(num_envs), resumes_episodes
         self._limit_s = limit_s
         self._partner_inbox = PartnerInbox(step_schema(info), simulators)
         self._rings = [
             # One ring per simulator: a ring with several consumers would reroute a lost consumer's batches to another.
-            ProducerRing(action_schema(info), rows=count, slots=_SLOTS)
+            ProducerRing(action_schema(info, log_probs=log_probs), rows=count, slots=_SLOTS)
             for count in num_envs
         ]
         total = self.num_envs
@@ -219,8 +235,8 @@ class RemoteSimulators:
             self._parts[batch.producer]["obs"].copy_(batch["obs"])
         self.exchange_s = time.perf_counter() - started
 
-    def step(self, actions: Tensor) -> StepResult:
-        """Step every environment; ``actions`` on the host, (N, dim) or (N,).
+    def step(self, actions: Tensor, log_probs: Tensor | None = None) -> StepResult:
+        """Step every environment; ``actions`` on the host, (N, dim) or (N,), and their ``log_probs`` (N,) if they are sent.
 
         Raises:
             PartnerLostError: a simulator is lost.
@@ -231,6 +247,8 @@ class RemoteSimulators:
         for ring, span in zip(self._rings, self._spans, strict=True):
             reservation = ring.reserve(timeout_s=self._limit_s)
             reservation["actions"].copy_(actions[span])
+            if log_probs is not None:
+                reservation["log_probs"].copy_(log_probs[span])
             reservation.commit(version=self._iteration)
         finals: dict[int, tuple[Tensor, Tensor]] = {}
         for batch in self._one_batch_per_simulator(

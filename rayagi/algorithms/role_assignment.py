@@ -69,7 +69,13 @@ class RoleAssignment:
 
 
 def connect_step_server(
-    simulator: StepSource, info: EnvInfo, context: GmiContext, assignment: RoleAssignment, limit_s: float
+    simulator: StepSource,
+    info: EnvInfo,
+    context: GmiContext,
+    assignment: RoleAssignment,
+    limit_s: float,
+    *,
+    log_probs: bool = False,
 ) -> StepServer:
     """Make this GMI's step server and connect it to its agent. Both ends call it at the same time.
 
@@ -86,6 +92,7 @@ def connect_step_server(
         place=assignment.simulators_of(agent).index(index),
         agent=names[agent],
         limit_s=limit_s,
+        log_probs=log_probs,
     )
     exchange_endpoints(
         context.directory,
@@ -100,7 +107,12 @@ def connect_step_server(
 
 
 def connect_simulators(
-    make_env: EnvFactory, context: GmiContext, assignment: RoleAssignment, limit_s: float
+    make_env: EnvFactory,
+    context: GmiContext,
+    assignment: RoleAssignment,
+    limit_s: float,
+    *,
+    log_probs: bool = False,
 ) -> RemoteSimulators:
     """Connect this GMI's agent to its simulators. All ends call it at the same time.
 
@@ -120,6 +132,7 @@ def connect_simulators(
         simulators=tuple(names.values()),
         limit_s=limit_s,
         resumes_episodes=sample.resumes_episodes,
+        log_probs=log_probs,
     )
     exchange_endpoints(
         context.directory,

@@ -30,6 +30,8 @@ class Head(nn.Module, ABC):
     gumbel_noise: ClassVar[bool]
     mode_noise: ClassVar[float] = 0.0
     """Noise for which ``sample`` gives the mode."""
+    bounded: ClassVar[bool] = False
+    """Whether the environment's actions are within their range without clipping."""
     num_outputs: int
     """Outputs of the policy network."""
 
@@ -144,6 +146,7 @@ class SquashedGaussianHead(GaussianHead):
     log p(a) = log N(u) - sum over dimensions of log |da/du|, with da/du = scale (1 - tanh^2 u).
     """
 
+    bounded = True
     centre: Tensor
     scale: Tensor
     points: Tensor

@@ -10,10 +10,13 @@
 | policy_version | int64 | number of updates of the policy |
 | obs | fixed-size list of float32 | the observation that the action is for |
 | action | fixed-size list of float32 or int64, or int64 | the action, clipped to its range |
+| log_prob | float32 | log probability, or density, of the action under the policy's distribution |
 | reward | float32 | |
 | terminated | bool | the task ended on this step |
 | truncated | bool | the time limit ended the episode on this step |
 | final_obs | list of float32, or null | the observation after this step, where no row of the episode follows |
+
+Files of before log_prob have none: readers see nulls, ``Episode`` NaN.
 
 So the observation after a row is the ``obs`` of the row (episode, step + 1), or the row's own ``final_obs``.
 """
@@ -71,6 +74,7 @@ class ColumnLayout:
             ("truncated", pa.bool_()),
         ]
         fields = [pa.field(name, kind, nullable=False) for name, kind in columns]
+        fields.append(pa.field("log_prob", pa.float32(), nullable=True))
         fields.append(pa.field("final_obs", pa.list_(pa.float32()), nullable=True))
         metadata = {"layout": LAYOUT_VERSION, **self.to_dict(), **about}
         return pa.schema(fields, metadata={_METADATA_KEY: json.dumps(metadata).encode()})
@@ -82,6 +86,7 @@ class ColumnLayout:
         fields = (
             Field(name="obs", shape=(num_steps, self.obs_dim)),
             Field(name="action", dtype=dtype, shape=shape),
+            Field(name="log_prob", shape=(num_steps,)),
             Field(name="reward", shape=(num_steps,)),
             Field(name="terminated", dtype=torch.bool, shape=(num_steps,)),
             Field(name="truncated", dtype=torch.bool, shape=(num_steps,)),
@@ -113,6 +118,8 @@ class Block(NamedTuple):
     """(N, L, obs_dim)"""
     action: NDArray[Any]
     """(N, L, dim) float32 or int64, or (N, L) int64"""
+    log_prob: NDArray[np.float32]
+    """(N, L)"""
     reward: NDArray[np.float32]
     """(N, L)"""
     terminated: NDArray[np.bool_]
@@ -230,6 +237,7 @@ def record_batch(
         pa.array(block.reward.reshape(-1)),
         pa.array(block.terminated.reshape(-1)),
         pa.array(block.truncated.reshape(-1)),
+        pa.array(block.log_prob.reshape(-1)),
         _some_vectors(final.reshape(rows, -1), shown.reshape(-1)),
     ]
     return pa.record_batch(columns, schema=schema)

@@ -35,6 +35,7 @@ _COLUMNS = (
     "policy_version",
     "obs",
     "action",
+    "log_prob",
     "reward",
     "terminated",
     "truncated",
@@ -55,6 +56,7 @@ class Episode:
         terminated: whether the task ended on the last step
         truncated: whether the time limit ended it on the last step; both are false where the recording ended
         policy_versions: number of updates of the policy                   (L,) int64
+        log_probs: of the actions under the policy; NaN in old files       (L,) float32
     """
 
     number: int
@@ -65,6 +67,7 @@ class Episode:
     terminated: bool
     truncated: bool
     policy_versions: NDArray[np.int64]
+    log_probs: NDArray[np.float32]
 
     @property
     def is_whole(self) -> bool:
@@ -108,8 +111,10 @@ class Dataset:
     def _of_one_writer(self, paths: list[Path]) -> Iterator[Episode]:
         running: dict[int, _Running] = {}
         kind = "parquet" if self.folder.description.format == "parquet" else "ipc"
+        schema = self.folder.description.layout.arrow({})
         for path in paths:
-            for batch in pyarrow.dataset.dataset(str(path), format=kind).to_batches(columns=list(_COLUMNS)):
+            file = pyarrow.dataset.dataset(str(path), format=kind, schema=schema)
+            for batch in file.to_batches(columns=list(_COLUMNS)):
                 for part in _runs_of(batch):
                     own = running.setdefault(part.number, _Running())
                     own.parts.append(part)
@@ -141,6 +146,7 @@ class _Part:
     actions: NDArray[Any]
     rewards: NDArray[np.float32]
     versions: NDArray[np.int64]
+    log_probs: NDArray[np.float32]
     terminated: bool
     truncated: bool
     final_obs: NDArray[np.float32] | None
@@ -177,6 +183,7 @@ class _Running:
             terminated=last.terminated,
             truncated=last.truncated,
             policy_versions=np.concatenate([part.versions for part in self.parts])[:steps],
+            log_probs=np.concatenate([part.log_probs for part in self.parts])[:steps],
         )
 
 
@@ -188,6 +195,7 @@ def _runs_of(batch: pa.RecordBatch) -> Iterator[_Part]:
     obs, actions = _matrix(batch.column("obs")), _matrix(batch.column("action"))
     terminated = batch.column("terminated").to_numpy(zero_copy_only=False)
     truncated = batch.column("truncated").to_numpy(zero_copy_only=False)
+    log_probs = batch.column("log_prob").to_numpy(zero_copy_only=False).astype(np.float32, copy=False)
     ends = [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]
     begin = 0
     for end in ends:
@@ -199,6 +207,7 @@ def _runs_of(batch: pa.RecordBatch) -> Iterator[_Part]:
             actions=actions[begin:end],
             rewards=batch.column("reward").to_numpy()[begin:end],
             versions=batch.column("policy_version").to_numpy()[begin:end],
+            log_probs=log_probs[begin:end],
             terminated=bool(terminated[end - 1]),
             truncated=bool(truncated[end - 1]),
             final_obs=None if last is None else np.array(last, dtype=np.float32),

@@ -5,7 +5,7 @@ The loop of a serving ``dp_only`` GMI::
     sink = open_sink(job, context, simulator)          rayagi.serving.recording
     for _ in range(num_steps):
         actions = act(simulator.obs)
-        sink.record_actions(simulator.obs, actions)
+        sink.record_actions(simulator.obs, actions, log_probs)
         sink.record_step(simulator.step(actions))
 
 In the other templates the GMI with the simulator records: it has the observations and receives the actions.
@@ -68,8 +68,8 @@ class RowSink(Protocol):
     wait_s: float
     """Seconds that the GMI has waited for a free slot so far."""
 
-    def record_actions(self, obs: Tensor, actions: Tensor) -> None:
-        """Copy a step's obs (N, obs_dim) float32 and actions (N, dim) float32 or (N,) int64, on the host.
+    def record_actions(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> None:
+        """Copy a step's obs (N, obs_dim) float32, actions (N, dim) float32 or (N,) int64, and log_probs (N,), on the host.
 
         Raises:
             DiskError: earlier steps could not be written.

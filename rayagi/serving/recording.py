@@ -43,7 +43,7 @@ class NoSink:
 
     wait_s = 0.0
 
-    def record_actions(self, obs: Tensor, actions: Tensor) -> None:
+    def record_actions(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> None:
         """Nothing."""
 
     def record_step(self, step: StepResult) -> None:
@@ -108,8 +108,8 @@ class ChannelSink:
         self._closed = False
         self.wait_s = 0.0
 
-    def record_actions(self, obs: Tensor, actions: Tensor) -> None:
-        """Copy observations and actions of a step, actions clipped to their range.
+    def record_actions(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> None:
+        """Copy observations, actions and their log probabilities of a step, actions clipped to their range.
 
         Raises:
             DiskError, WriterError: the writer failed, or is stuck.
@@ -120,6 +120,7 @@ class ChannelSink:
         views["obs"][self._filled].copy_(obs)
         # The simulator clips in the same way.
         views["action"][self._filled].copy_(actions if self._range is None else actions.clamp(*self._range))
+        views["log_prob"][self._filled].copy_(log_probs)
 
     def record_step(self, step: StepResult) -> None:
         """Copy a step's result, and commit the block if it is full."""
@@ -178,7 +179,7 @@ class ChannelSink:
                 break
         self.wait_s += time.monotonic() - begin
         if reservation.slot not in self._views:
-            steps = ("obs", "action", "reward", "terminated", "truncated", "final_obs")
+            steps = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "final_obs")
             self._views[reservation.slot] = {name: reservation[name].unbind(1) for name in steps}
         return reservation
 

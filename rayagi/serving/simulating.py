@@ -34,6 +34,9 @@ class ServingAgent:
         self._rollout = _one_row(policy.info, num_envs, policy.device)
         self._block, self._step = 0, _STEPS
         self._acting: Acting
+        action, clips = policy.action, not policy.model.head.bounded and policy.action.kind == "continuous"
+        bounds = (action.low, action.high)
+        self._range = [torch.tensor(bound, device=policy.device) for bound in bounds] if clips else None
 
     def act(self, obs: Tensor) -> Tensor:
         """Actions (N, dim) or (N,) for raw observations (N, obs_dim), on the host, valid until the next call."""
@@ -43,6 +46,18 @@ class ServingAgent:
             self._block += 1
         self._step = self._step % _STEPS + 1
         return self._acting(self._step - 1, obs)
+
+    @torch.inference_mode()
+    def log_probs(self) -> Tensor:
+        """log p(a | s) of the last actions under the policy's distribution, (N,) float32 on the host.
+
+        Of what the environment receives: of an action that is clipped to its range, the density at the limit; of a squashed
+        one, the density after the change of variables. Of the mode too, if the agent is greedy.
+        """
+        actions = self._rollout.actions[0]
+        if self._range is not None:
+            actions = actions.clamp(*self._range)
+        return self._policy.model.head.log_prob(self._rollout.outputs[0], actions).cpu()
 
     def reset(self, ids: Tensor) -> None:
         """Begin new episodes in these environments, (K,) int64: a recurrent policy forgets the old ones."""

@@ -83,7 +83,7 @@ class DpOnlyServing(SimulatingProgram):
                 started = clock()
                 actions = self.agent.act(simulator.obs)
                 acted = clock()
-                sink.record_actions(simulator.obs, actions)
+                sink.record_actions(simulator.obs, actions, self.agent.log_probs())
                 recorded = clock()
                 step = simulator.step(actions)
                 simulated = clock()
@@ -115,7 +115,11 @@ class SimulatorServing(SimulatingProgram):
         super().__init__(job, context, assignment.envs)
         self._recorded = _RecordingSimulator(self.simulator, self.sink)
         limit_s = job.spec.gmi.collective_timeout_s
-        self._server = connect_step_server(self._recorded, self.simulator.info, context, assignment, limit_s)
+        self._server = connect_step_server(
+            self._recorded, self.simulator.info, context, assignment, limit_s, log_probs=True
+        )
+        assert self._server.log_probs is not None
+        self._recorded.log_probs = self._server.log_probs
         self._requests = 0
 
     def serve(self, num_steps: int) -> ServingResult:
@@ -153,7 +157,8 @@ class AgentServing(ServingProgram):
     def __init__(self, job: ServingJob, context: GmiContext, assignment: RoleAssignment) -> None:
         spec = job.spec
         make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
-        self._simulators = connect_simulators(make_env, context, assignment, spec.gmi.collective_timeout_s)
+        limit_s = spec.gmi.collective_timeout_s
+        self._simulators = connect_simulators(make_env, context, assignment, limit_s, log_probs=True)
         policy = load_policy(job.shared, spec, self._simulators.info, context.device)
         self.agent = ServingAgent(
             job,
@@ -177,7 +182,7 @@ class AgentServing(ServingProgram):
                 started = clock()
                 actions = self.agent.act(simulators.obs)
                 result.act.add(clock() - started)
-                self.agent.reset(simulators.step(actions).final_ids)
+                self.agent.reset(simulators.step(actions, self.agent.log_probs()).final_ids)
         self._requests += 1
         result.wall_s = clock() - begin
         return result
@@ -196,6 +201,8 @@ class _RecordingSimulator:
     def __init__(self, simulator: LocalSimulator, sink: RowSink) -> None:
         self._simulator, self._sink = simulator, sink
         self.simulate = Latencies()
+        self.log_probs: Tensor
+        """Of the actions of the next ``step``; the step server fills it."""
 
     @property
     def obs(self) -> Tensor:
@@ -204,7 +211,7 @@ class _RecordingSimulator:
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment, and record it."""
-        self._sink.record_actions(self._simulator.obs, actions)
+        self._sink.record_actions(self._simulator.obs, actions, self.log_probs)
         started = time.perf_counter()
         result = self._simulator.step(actions)
         self.simulate.add(time.perf_counter() - started)

@@ -150,6 +150,7 @@ def block_of(batch: Batch) -> Block:
     return Block(
         obs=steps("obs"),
         action=steps("action"),
+        log_prob=steps("log_prob"),
         reward=steps("reward"),
         terminated=steps("terminated"),
         truncated=steps("truncated"),

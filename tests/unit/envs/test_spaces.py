@@ -174,6 +174,7 @@ def test_several_choices_go_into_a_dataset_s_columns_and_its_spaces():
     layout = ColumnLayout(obs_dim=2, action=ActionSpec(kind="multi_discrete", dim=3, choices=CHOICES))
     block = Block(
         obs=np.zeros((1, 2, 2), np.float32), action=np.array([[[0, 1, 3], [2, 0, 1]]]),
+        log_prob=np.zeros((1, 2), np.float32),
         reward=np.ones((1, 2), np.float32), terminated=np.zeros((1, 2), bool), truncated=np.zeros((1, 2), bool),
         final_obs=np.zeros((1, 2, 2), np.float32), last_obs=np.zeros((1, 2), np.float32), version=0,
     )  # fmt: skip

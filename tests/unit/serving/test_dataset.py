@@ -46,6 +46,7 @@ def block(terminated, truncated=None, *, obs=None, rewards=None, layout=CONTINUO
     return Block(
         obs=np.stack([counted, -counted], axis=-1) if obs is None else obs,
         action=counted.astype(np.int64) % 3 if layout.action.is_discrete else counted[..., None] / 10,
+        log_prob=-counted / 4,
         reward=np.ones((envs, steps), np.float32) if rewards is None else np.array(rewards, np.float32),
         terminated=ends,
         truncated=np.zeros_like(ends) if truncated is None else np.array(truncated, dtype=bool),
@@ -53,6 +54,18 @@ def block(terminated, truncated=None, *, obs=None, rewards=None, layout=CONTINUO
         last_obs=np.full((envs, 2), 99.0, np.float32),
         version=version,
     )
+
+
+def test_files_without_log_probabilities_are_read(tmp_path):
+    own = writer(tmp_path / "d")
+    own.take(block([[0, 1], [0, 0]]))
+    own.close()
+    (path,) = (tmp_path / "d" / "data").iterdir()
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(path).drop_columns(["log_prob"]), path)
+    for episode in open_dataset(tmp_path / "d").episodes():
+        assert np.isnan(episode.log_probs).all()
+        assert episode.log_probs.shape == episode.rewards.shape
+    assert open_dataset(tmp_path / "d").arrow().to_table()["log_prob"].null_count == 4
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "arrow"])
@@ -68,6 +81,7 @@ def test_rows_by_hand_as_pyarrow_reads_them(tmp_path, file_format):
         (0, 0, 0), (0, 1, 0), (2, 0, 0), (1, 0, 1), (1, 1, 1), (1, 2, 1),
     ]  # fmt: skip
     assert [row["obs"] for row in rows] == [[i, -i] for i in range(6)]
+    assert [row["log_prob"] for row in rows] == [-i / 4 for i in range(6)]
     assert [row["terminated"] for row in rows] == [False, True, False, False, False, False]
     assert [row["truncated"] for row in rows] == [False] * 5 + [True]
     assert [row["final_obs"] for row in rows] == [None, [50, 50], [99, 99], None, None, [50, 50]]
@@ -142,6 +156,7 @@ def test_any_blocks_and_files_give_the_same_episodes_back(tmp_path_factory, data
             Block(
                 obs=generator.standard_normal((*shape, 2), dtype=np.float32),
                 action=generator.standard_normal((*shape, 1), dtype=np.float32),
+                log_prob=generator.standard_normal(shape, dtype=np.float32),
                 reward=generator.standard_normal(shape, dtype=np.float32),
                 terminated=generator.random(shape) < 0.3,
                 truncated=generator.random(shape) < 0.2,

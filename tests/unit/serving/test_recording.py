@@ -68,7 +68,11 @@ def step(number, *, ends=()):
 
 def feed(own, numbers, ends=lambda number: ()):
     for number in numbers:
-        own.record_actions(torch.full((ENVS, 3), float(number)), torch.full((ENVS, 2), number / 10 - 1.05))
+        actions, log_probs = (
+            torch.full((ENVS, 2), number / 10 - 1.05),
+            torch.tensor([-number / 2, number / 4]),
+        )
+        own.record_actions(torch.full((ENVS, 3), float(number)), actions, log_probs)
         own.record_step(step(number, ends=ends(number)))
 
 
@@ -82,6 +86,7 @@ def test_every_step_is_written_once_in_order_with_what_came_after(tmp_path):
     assert episodes[0].rewards.tolist() == list(range(10))
     assert episodes[0].obs[:, 0].tolist() == list(range(11))
     assert episodes[0].policy_versions.tolist() == [5] * 10
+    assert episodes[0].log_probs.tolist() == [-number / 2 for number in range(10)]
     # What the simulator would use: clipped to the range.
     assert episodes[0].actions[:, 0] == pytest.approx(
         [-1.0, *(number / 10 - 1.05 for number in range(1, 10))]
@@ -125,7 +130,9 @@ def test_a_killed_writer_is_detected_and_named(tmp_path):
 def test_a_non_finite_value_ends_it_and_earlier_rows_are_kept(tmp_path):
     own = sink(tmp_path / "d")
     feed(own, range(2 * STEPS))
-    own.record_actions(torch.tensor([[0.0, 0.0, 0.0], [0.0, float("nan"), 0.0]]), torch.zeros(ENVS, 2))
+    own.record_actions(
+        torch.tensor([[0.0, 0.0, 0.0], [0.0, float("nan"), 0.0]]), torch.zeros(ENVS, 2), torch.zeros(ENVS)
+    )
     own.record_step(step(2 * STEPS))
     with pytest.raises(
         WriterError, match="an observation of environment 1 is NaN or infinite: check the envir"

@@ -44,10 +44,10 @@ class Rows:
     def __init__(self, fails_at=None):
         self.rows, self.fails_at, self.closed = [], fails_at, False
 
-    def record_actions(self, obs, actions):
+    def record_actions(self, obs, actions, log_probs):
         if len(self.rows) == self.fails_at:
             raise WriterError(0, "failed with a test")
-        self.rows.append([obs.clone(), actions.clone()])
+        self.rows.append([obs.clone(), actions.clone(), log_probs.clone()])
 
     def record_step(self, step):
         self.rows[-1] += [step.rewards.clone(), step.terminated.clone(), step.truncated.clone()]
