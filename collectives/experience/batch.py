@@ -6,6 +6,7 @@ import itertools
 import logging
 import sys
 import weakref
+from collections import deque
 from typing import Self
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from collectives import futex
 from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, SchemaError
 from collectives.experience.file_layout import RingLayout, SharedFile
+from collectives.experience.inheritance import abandoned_slots, unreleased_batches
 from collectives.experience.messages import MessageLayout, MessageLayouts
 from collectives.experience.schema import ExperienceSchema
 
@@ -34,23 +36,27 @@ class ProducerLink:
     """One producer ring, seen from a consumer: the consumer's side of its ``SpscQueue``."""
 
     def __init__(
-        self, layouts: MessageLayouts, endpoint: str, consumer_file: SharedFile, leaked: list[int]
+        self, layouts: MessageLayouts, ring_file: SharedFile, consumer_file: SharedFile, leaked: list[int]
     ) -> None:
-        """Map the producer ring and find the consumer's queue in it.
+        """Find the consumer's queue in a producer ring.
 
         Args:
             layouts: of the schema that the consumer expects
-            endpoint: of the producer ring
+            ring_file: of the producer
             consumer_file: of the consumer
             leaked: gets the sequence number of each batch that is released too early, or never
 
         Raises:
-            ChannelError: the ring no longer exists, or has detached this consumer.
+            ChannelError: the ring has detached this consumer.
             SchemaError: the producer sends another schema.
         """
-        self.channel, self.layouts, self.pid = layouts.schema.name, layouts, file_layout.pid_of(endpoint)
-        self.file = SharedFile.open(self.channel, endpoint, file_layout.RING_MAGIC)
-        self.words = words = self.file.words
+        self.channel, self.layouts, self.file = layouts.schema.name, layouts, ring_file
+        self.words = words = ring_file.words
+        self.pid, self.is_lost = words[file_layout.PID], False
+        self._abandoned: deque[int] = deque()
+        """Inherited slots that were not taken."""
+        self._inherited: set[int] = set()
+        """All inherited slots: a dead producer fills none again."""
         self.producer, self.origin = words[file_layout.PRODUCER], words[file_layout.ORIGIN]
         self.shape = RingLayout(
             slots=words[file_layout.SLOTS],
@@ -66,9 +72,11 @@ class ProducerLink:
 
     @property
     def has_more(self) -> bool:
-        """Whether the queue has slots that were not taken."""
+        """Whether it has batches that were not taken: posted, or inherited."""
+        words, queue_word = self.words, self._queue_word
         return (
-            self.words[self._queue_word + file_layout.TAIL] != self.words[self._queue_word + file_layout.HEAD]
+            bool(self._abandoned)
+            or words[queue_word + file_layout.TAIL] != words[queue_word + file_layout.HEAD]
         )
 
     @property
@@ -77,15 +85,33 @@ class ProducerLink:
         return bool(self.words[file_layout.CLOSED])
 
     def next_slot(self) -> int | None:
-        """Take the oldest slot from the queue; None if the queue is empty."""
+        """Take the oldest slot from the queue, then those that were inherited; None if there is none."""
         words, queue_word = self.words, self._queue_word
         head = words[queue_word + file_layout.HEAD]
         if words[queue_word + file_layout.TAIL] == head:
-            return None
+            return self._abandoned.popleft() if self._abandoned else None
         # The tail was loaded first: it publishes the entry, and the slot's header and body with it.
-        slot = words[queue_word + file_layout.QUEUE_AT + head % self.shape.slots]
+        entry = words[queue_word + file_layout.QUEUE_AT + head % self.shape.places]
         words[queue_word + file_layout.HEAD] = head + 1
-        return slot
+        return file_layout.slot_in(entry)
+
+    def inherit(self) -> bool:
+        """After the producer was killed: take what it left, unless another consumer does.
+
+        Returns:
+            whether every committed batch is released, by any consumer: nothing is left to inherit.
+        """
+        left = unreleased_batches(self.words, self.shape)
+        if left and self.file.try_lock():
+            # Those that this consumer took and still holds are unreleased, too: take each once.
+            new = [slot for slot in self.abandoned() if slot not in self._inherited]
+            self._inherited.update(new)
+            self._abandoned.extend(new)
+        return not left
+
+    def abandoned(self) -> list[int]:
+        """Slots that a killed producer committed, and that no live consumer has."""
+        return abandoned_slots(self.channel, self.words, self.shape, self.consumer)
 
     def release(self, slot: int, ticket: int) -> None:
         """Give a slot back, and wake the producer if it waits for one. Thread-safe."""

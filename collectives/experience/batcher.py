@@ -112,7 +112,8 @@ class Batcher(ClosesOnExit):
             raise ValueError(f"rows={rows}: at least 1")
         self.plan, self.rows = plan, rows
         self._identity = secrets.token_hex(8)
-        self._consumer_endpoints = [ConsumerEndpoint(group) for group in plan.groups]
+        leader = ConsumerEndpoint(plan.groups[0])
+        self._consumer_endpoints = [leader, *(ConsumerEndpoint(group, leader) for group in plan.groups[1:])]
         self._reassembler = Reassembler(self._consumer_endpoints)
         self._full = [index for index, group in enumerate(plan.groups) if group.name not in plan.ragged]
         self._ragged = [index for index, group in enumerate(plan.groups) if group.name in plan.ragged]

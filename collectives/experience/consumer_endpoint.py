@@ -11,6 +11,7 @@ from collectives import futex
 from collectives.closing import ClosesOnExit
 from collectives.experience import file_layout
 from collectives.experience.batch import Batch, ProducerLink
+from collectives.experience.descriptors import DescriptorInbox
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
 from collectives.experience.file_layout import SharedFile
 from collectives.experience.messages import MessageLayouts
@@ -37,13 +38,18 @@ class ConsumerEndpoint(ClosesOnExit):
 
     _closed = True
 
-    def __init__(self, schema: ExperienceSchema) -> None:
+    def __init__(self, schema: ExperienceSchema, leader: ConsumerEndpoint | None = None) -> None:
         """Create the shared-memory file.
+
+        Args:
+            schema: fields of the channel
+            leader: the consumer's endpoint of the first channel, if this one is of another channel of the same
+                producers. Of what a killed producer left, this one then takes only what is asked for by ``claim``
 
         Raises:
             ChannelError: there is not enough memory.
         """
-        self.schema = schema
+        self.schema, self._leader = schema, leader
         self._layouts = MessageLayouts(schema)
         message = self._layouts.schema_message()
         self._file = SharedFile.create(schema.name, file_layout.CONSUMER_SCHEMA_AT + len(message))
@@ -52,13 +58,17 @@ class ConsumerEndpoint(ClosesOnExit):
         )
         self._words = words = self._file.words
         words[file_layout.CONSUMER_PID], words[file_layout.CONSUMER_SCHEMA_BYTES] = os.getpid(), len(message)
+        self._inbox = DescriptorInbox()
+        words[file_layout.CONSUMER_TOKEN] = self._inbox.token
         words[file_layout.MAGIC] = file_layout.CONSUMER_MAGIC
+        self._left: list[ProducerLink] = []
+        """Links to killed producers, until all that they left is released."""
         self._links: list[ProducerLink] = []
         self._connect_requests = self._file.bytes[
             file_layout.CONNECT_REQUESTS_AT * file_layout.WORD : file_layout.CONSUMER_SCHEMA_AT
         ]
         self._last_requests = bytes(self._connect_requests)
-        self._accepted_requests = [0] * file_layout.MAX_PRODUCERS
+        self._has_connected = False
         self._processes = ProcessWatcher()
         self._checked_at = time.monotonic()
         self._next = 0
@@ -74,12 +84,21 @@ class ConsumerEndpoint(ClosesOnExit):
 
     @property
     def producers(self) -> tuple[int, ...]:
-        """Connected producers that are alive or have batches left; none once this endpoint is closed."""
+        """Connected producers that are alive, or have batches left that are not released.
+
+        None once this endpoint is closed.
+        """
         if not self._closed:
             self._accept_connections()
             self._all_producers_gone()
             self._reap_dead_peers()
-        return tuple(link.producer for link in self._links)
+        return tuple(link.producer for link in (*self._links, *self._left))
+
+    @property
+    def sending(self) -> set[int]:
+        """Producers that are alive, or have batches for this endpoint that it has not taken."""
+        with_more = [link for link in self._left if link.has_more]
+        return {link.producer for link in (*self._links, *with_more)}
 
     @property
     def leaks(self) -> int:
@@ -126,79 +145,119 @@ class ConsumerEndpoint(ClosesOnExit):
         if not self._closed:
             self._closed = True
             self._words[file_layout.CONSUMER_CLOSED] = 1
-            self._links = []
+            self._links, self._left = [], []
             self._processes.close()
+            self._inbox.close()
             self._file.close()
 
+    def claim(self, producer: int, origin: int, sequence: int) -> Batch | None:
+        """Take a batch that a killed producer left, for the consumer that has its part in the leader's channel.
+
+        None if there is none, or it was taken. Call it once for each batch.
+        """
+        for link in self._left:
+            if (link.producer, link.origin) == (producer, origin):
+                for slot in link.abandoned():
+                    if link.words[link.shape.slot_word(slot) + file_layout.SLOT_SEQUENCE] == sequence:
+                        return Batch(link, slot)
+        return None
+
     def _next_batch(self) -> Batch | None:
-        for offset in range(len(self._links)):
-            index = (self._next + offset) % len(self._links)
-            slot = self._links[index].next_slot()
+        links = self._links
+        for offset in range(len(links)):
+            index = (self._next + offset) % len(links)
+            slot = links[index].next_slot()
             if slot is not None:
                 self._next = index + 1
-                return Batch(self._links[index], slot)
+                return Batch(links[index], slot)
+        for link in self._left:
+            slot = link.next_slot()
+            if slot is not None:
+                return Batch(link, slot)
         return None
 
     def _accept_connections(self) -> None:
-        """Connect to producers whose connect request is new.
+        """Connect to new producers.
 
         Raises:
             SchemaError: a producer sends another schema. Its request is not tried again.
         """
-        # One copy of all request words, compared at once: this runs in every ``take``.
+        # One copy of all request words, compared at once: this runs in every ``take``. A producer sends its descriptor
+        # first and stores its word then.
         requests = bytes(self._connect_requests)
-        if requests == self._last_requests:
-            return
-        for producer, known in enumerate(self._accepted_requests):
-            connect_request = self._words[file_layout.CONNECT_REQUESTS_AT + producer]
-            if connect_request != known:
-                self._accepted_requests[producer] = connect_request
-                self._connect(producer, file_layout.endpoint_in(connect_request))
-        self._last_requests = requests
+        if requests != self._last_requests:
+            self._last_requests = requests
+            self._connect_received()
 
-    def _connect(self, producer: int, endpoint: str) -> None:
-        try:
-            link = ProducerLink(self._layouts, endpoint, self._file, self._leaked)
-        except SchemaError:
-            raise
-        except ChannelError as error:  # closed, or its process ended, before this consumer connected
-            if _has_ended(file_layout.pid_of(endpoint)):  # else it was closed on purpose
-                self._record_loss(producer, error.detail)
-            return
-        self._links.append(link)
-        self._processes.watch(link.pid)
+    def _connect_received(self) -> None:
+        refused = None
+        for descriptor in self._inbox.receive():
+            self._has_connected = True
+            try:
+                ring_file = SharedFile.receive(self.schema.name, descriptor, file_layout.RING_MAGIC)
+                if ring_file.words[file_layout.CLOSED]:  # before this consumer had connected: on purpose
+                    continue
+                link = ProducerLink(self._layouts, ring_file, self._file, self._leaked)
+            except SchemaError as error:
+                refused = error
+            except ChannelError as error:
+                _logger.warning("%s", error)
+            else:
+                self._links.append(link)
+                self._processes.watch(link.pid)
+        if refused is not None:  # the others are connected
+            raise refused
 
     def _all_producers_gone(self) -> bool:
         """Drop links to producers that are closed and drained. Returns whether none is left, after at least one."""
         for _ in range(2):  # one may have connected just before another closed
-            gone = [link for link in self._links if link.is_closed and not link.has_more]
-            self._drop_links(gone)
-            if self._links or not any(self._accepted_requests):
+            self._drop_links([link for link in self._links if link.is_closed and not link.has_more])
+            if self._links or self._left or not self._has_connected:
                 return False
             self._accept_connections()
         return not self._links
 
     def _reap_dead_peers(self) -> None:
-        """Drop links to producers whose process has ended, once their queue is empty, and report them as lost."""
+        """Report producers whose process has ended, once their queue is empty, and inherit what they left."""
         self._checked_at = time.monotonic()
+        self._connect_received()  # also those that were killed before they stored their connect request
         ended = self._processes.ended()
         gone = [link for link in self._links if link.pid in ended and not link.has_more]
         self._drop_links(gone)
-        for link in gone:
-            if not link.is_closed:
-                self._record_loss(link.producer, f"its process {link.pid} has ended")
+        self._left += [link for link in gone if not link.is_closed]
+        for link in list(self._left):
+            is_over = link.inherit() if self._leader is None else not self._leader._has_link_like(link)
+            if link.has_more:
+                continue
+            if not link.is_lost:
+                link.is_lost = True
+                self.lost.append(link.producer)
+                _logger.warning(
+                    "channel %r: producer %d was lost: its process %d has ended",
+                    self.schema.name,
+                    link.producer,
+                    link.pid,
+                )
+            if is_over:  # with the link the producer's memory goes
+                self._left.remove(link)
+
+    def _has_link_like(self, other: ProducerLink) -> bool:
+        """Whether it is connected to another channel's producer, or has not released all of what that left."""
+        self._connect_received()
+        return any(
+            (link.producer, link.origin) == (other.producer, other.origin)
+            for link in (*self._links, *self._left)
+        )
 
     def _drop_links(self, gone: list[ProducerLink]) -> None:
         if gone:
             self._links = [link for link in self._links if link not in gone]
             self._processes.watch_only(link.pid for link in self._links)
 
-    def _record_loss(self, producer: int, how: str) -> None:
-        self.lost.append(producer)
-        _logger.warning("channel %r: producer %d was lost: %s", self.schema.name, producer, how)
-
     def _timeout_detail(self) -> str:
-        names = ", ".join(f"producer {link.producer} (process {link.pid})" for link in self._links)
+        names = ", ".join(
+            f"producer {link.producer} (process {link.pid})" for link in (*self._links, *self._left)
+        )
         return f"no batch came from {names}" if names else "no producer has connected"
 
     def _check_open(self) -> None:
@@ -208,11 +267,3 @@ class ConsumerEndpoint(ClosesOnExit):
     def __del__(self) -> None:
         if not sys.is_finalizing():  # at exit producers detect the end of the process
             self.close()
-
-
-def _has_ended(pid: int) -> bool:
-    processes = ProcessWatcher([pid])
-    try:
-        return bool(processes.ended())
-    finally:
-        processes.close()

@@ -114,8 +114,9 @@ class Dispenser(ClosesOnExit):
             raise ValueError("nothing is open: call open() and write into its tensors first")
         self._check(ragged or {})
         self._fill_ragged(ragged or {}, timeout_s)
-        # Commit every group under the same number; nothing is posted before ``progress`` chooses the consumer.
-        for ring in self.rings:
+        # Commit every group under the same number, the first group last: its commit is the transfer's. Nothing is
+        # posted before ``progress`` chooses the consumer.
+        for ring in reversed(self.rings):
             self._sequence = self._reservations.pop(ring.schema.name).commit(version)
         self.progress()
         return self._sequence

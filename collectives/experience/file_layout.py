@@ -2,12 +2,21 @@
 
 The producer creates a ring file: header, one SPSC queue per consumer, slots. The consumer creates a file of one page: a
 doorbell and one connect request per producer. Every word has a single writer, except the two futex words (``FREED``,
-``DOORBELL``): any change wakes their sleeper, and no two writers store the same value there. The writer stores data first
-and then the word that publishes it; ``shared_words`` keeps that order on every processor (release / acquire).
+``DOORBELL``): any change wakes their sleeper, and no two writers store the same value there.
+
+Memory order: the writer stores data first and then the word that publishes it (a release), the reader loads that word first
+and then the data (an acquire); ``shared_words`` keeps this order on every processor. So a writer that is killed between two
+stores leaves a prefix of them, and each prefix has one meaning:
+
+- commit: fields and header of a slot, its ticket, then ``COMMITTED``. A batch exists if ``COMMITTED`` has its ticket.
+- post: the queue's entry, the slot's state, then ``TAIL``. A slot whose entry lies at ``TAIL`` was not posted.
+- release: the ticket in ``released``. A committed slot is in use unless it is free or some consumer released its ticket.
+- reuse: state free, later ticket 0, then state reserved: no old ticket is seen in a slot that is being filled.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from dataclasses import dataclass
@@ -23,12 +32,15 @@ from collectives.shared_words import shared_words, unsupported_reason
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned, preallocate
 
 FILE_PREFIX = "rayagi-channel:"
-RING_MAGIC = 0x3130584F42594152
-CONSUMER_MAGIC = 0x3130584E49594152
+RING_MAGIC = 0x3230584F42594152
+CONSUMER_MAGIC = 0x3230584E49594152
 MAX_CONSUMERS = 16
 """Attached to one producer ring at a time."""
 MAX_PRODUCERS = 256
 """Of one consumer: it has one connect-request word for each."""
+SLOT_BITS = 16
+"""Bits of a slot's number in a queue's entry; the others hold the batch's ticket."""
+MAX_SLOTS = 2**SLOT_BITS
 WORD = 8
 """Bytes."""
 LINE = CACHE_LINE_BYTES // WORD
@@ -39,8 +51,9 @@ MAGIC, PID, PRODUCER, ORIGIN, ROWS, SLOTS, STRIDE, SCHEMA_BYTES, CLOSED = range(
 COMMITTED, COMMITTED_ROWS, COMMITTED_BYTES, REPOSTED, NEWEST_VERSION, BLOCKED_NS, BLOCKED_SINCE_NS = range(
     2 * LINE, 2 * LINE + 7
 )
-"""Statistics since creation, written by the producer for ``inspection``. A batch's ticket is the value of ``COMMITTED``
-after its commit. ``BLOCKED_SINCE_NS`` is the monotonic time since when the producer waits for a slot; 0 if it does not."""
+"""Statistics since creation, written by the producer. A batch's ticket is the value of ``COMMITTED`` after its commit;
+storing it is the commit. The others are for ``inspection``. ``BLOCKED_SINCE_NS`` is the monotonic time since when the
+producer waits for a slot; 0 if it does not."""
 FREED = 4 * LINE
 """Futex word that consumers change after a release; a blocked producer sleeps on it."""
 CONSUMERS_AT = 6 * LINE
@@ -51,17 +64,19 @@ QUEUE_OWNER, TAIL = 0, 1
 HEAD, ATTACH_ACK = LINE, LINE + 1
 """Written by the consumer: number of slots taken so far; 1 once it has mapped the ring file."""
 QUEUE_AT = 2 * LINE
-"""Slot numbers, ``TAIL`` modulo the number of slots; written by the producer. Behind them, at ``RingLayout.released_at``:
-the ticket that the consumer released last, for each slot; written by the consumer."""
+"""Entries (``entry_of``), at ``TAIL`` modulo ``RingLayout.places``; written by the producer. Behind them, at
+``RingLayout.released_at``: the ticket that the consumer released last, for each slot; written by the consumer."""
 
 # Header of a slot, written by the producer. The ticket publishes the others: 0 while the slot is filled, and stored last.
 SLOT_TICKET, SLOT_SEQUENCE, SLOT_VERSION, SLOT_ROWS, SLOT_TIME_NS, SLOT_STATE = range(6)
 SLOT_HEADER_BYTES = CACHE_LINE_BYTES
 STATE_FREE, STATE_RESERVED, STATE_WAITING, STATE_POSTED = range(4)
-"""State of a slot, for ``inspection``; ``STATE_POSTED + queue`` once it was posted to a consumer."""
+"""State of a slot; ``STATE_POSTED + queue`` once it was posted to a consumer. Read by ``inspection``, and by consumers after
+the producer was killed."""
 
 # Header of a consumer's file. Written by the consumer, except the doorbell (futex word, every producer) and the requests.
-CONSUMER_PID, CONSUMER_CLOSED, CONSUMER_SCHEMA_BYTES, DOORBELL = 1, 2, 3, LINE
+CONSUMER_PID, CONSUMER_CLOSED, CONSUMER_SCHEMA_BYTES, CONSUMER_TOKEN, DOORBELL = 1, 2, 3, 4, LINE
+"""The token is the name of its ``DescriptorInbox``."""
 CONNECT_REQUESTS_AT = 2 * LINE
 """One word per producer, written by that producer: the endpoint of its ring (``word_of``), or 0."""
 CONSUMER_SCHEMA_AT = (CONNECT_REQUESTS_AT + MAX_PRODUCERS) * WORD
@@ -81,14 +96,19 @@ class RingLayout:
     schema_bytes: int
 
     @cached_property
+    def places(self) -> int:
+        """Entries of one queue: one more than slots, so that the place at ``TAIL`` never holds an entry that was posted."""
+        return self.slots + 1
+
+    @cached_property
     def released_at(self) -> int:
         """Word within a queue where the tickets of released batches begin, by slot."""
-        return QUEUE_AT + -(-self.slots // LINE) * LINE
+        return QUEUE_AT + -(-self.places // LINE) * LINE
 
     @cached_property
     def queue_words(self) -> int:
-        """Words of one queue. Slot numbers and released tickets have a word per slot each, in whole cache lines."""
-        return 2 * self.released_at - QUEUE_AT
+        """Words of one queue: entries, then released tickets, each in whole cache lines."""
+        return self.released_at + -(-self.slots // LINE) * LINE
 
     @cached_property
     def schema_at(self) -> int:
@@ -114,6 +134,16 @@ class RingLayout:
         return (self.slots_at + slot * self.slot_stride) // WORD
 
 
+def entry_of(slot: int, ticket: int) -> int:
+    """A queue's entry for the batch of this ticket in a slot."""
+    return ticket << SLOT_BITS | slot
+
+
+def slot_in(entry: int) -> int:
+    """The slot of a queue's entry."""
+    return entry & MAX_SLOTS - 1
+
+
 def slot_stride(message_bytes: int) -> int:
     """Bytes of a slot that holds a message of this size, which may begin anywhere in its first cache line."""
     lines = -(-message_bytes // CACHE_LINE_BYTES)
@@ -127,7 +157,7 @@ class SharedFile:
     """
 
     descriptor: int | None = None
-    """The one that other processes open through /proc; None in those processes. The mapping holds its own."""
+    """In the process that created it, or received it: other processes open it through /proc. The mapping holds its own."""
 
     def __init__(self, descriptor: int, endpoint: str) -> None:
         size = os.fstat(descriptor).st_size
@@ -190,12 +220,43 @@ class SharedFile:
             raise ChannelError(channel, f"{endpoint} is not a channel of this version of rayagi")
         return opened
 
+    @classmethod
+    def receive(cls, channel: str, descriptor: int, magic: int) -> Self:
+        """Map a file whose descriptor another process has sent; takes the descriptor over.
+
+        The file is opened once more, because a lock on a descriptor that was sent would be the sender's too.
+
+        Raises:
+            ChannelError: the file is of another kind.
+        """
+        path = f"/proc/self/fd/{descriptor}"
+        try:
+            if not os.readlink(path).startswith(f"/memfd:{FILE_PREFIX}"):
+                raise ChannelError(channel, "a process sent a file that is no channel")
+            own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        finally:
+            os.close(descriptor)
+        received = cls(own, path)
+        received.descriptor = own
+        if received.words[MAGIC] != magic:
+            raise ChannelError(channel, "a process sent a channel of another version of rayagi")
+        return received
+
+    def try_lock(self) -> bool:
+        """Lock the file, if no other process has; until ``close``, or until this process ends however."""
+        assert self.descriptor is not None
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
     def word_address(self, word: int) -> int:
         """Address of a word, for futex calls."""
         return self.address + word * WORD
 
     def close(self) -> None:
-        """Close the descriptor: no other process can open it any more. The mapping stays until nothing refers to it.
+        """Close the descriptor: no process can open it here any more. The mapping stays until nothing refers to it.
 
         Safe to call twice.
         """

@@ -85,11 +85,12 @@ class ProducerRing(ClosesOnExit):
         """
         if (
             min(rows, slots, slots if credit is None else credit) < 1
+            or slots > file_layout.MAX_SLOTS
             or not 0 <= producer < file_layout.MAX_PRODUCERS
         ):
             raise ValueError(
-                f"rows={rows}, slots={slots}, credit={credit} must be at least 1, and producer={producer} from 0 to "
-                f"{file_layout.MAX_PRODUCERS - 1}"
+                f"rows={rows}, slots={slots}, credit={credit} must be at least 1, slots at most {file_layout.MAX_SLOTS}, "
+                f"and producer={producer} from 0 to {file_layout.MAX_PRODUCERS - 1}"
             )
         self.schema, self.rows, self.slots, self.producer = schema, rows, slots, producer
         self._credit, self._routed = credit or slots, routed
@@ -146,9 +147,14 @@ class ProducerRing(ClosesOnExit):
             raise ChannelError(
                 self.schema.name, f"{file_layout.MAX_CONSUMERS} consumers are attached already"
             )
-        self._queues[free[0]] = queue = SpscQueue(self._file, self._shape, free[0], consumer_file)
+        queue = SpscQueue(self.schema.name, self._file, self._shape, free[0], consumer_file)
+        try:
+            queue.request_connection(self._file)
+        except ChannelError:
+            queue.detach()
+            raise
+        self._queues[free[0]] = queue
         self._processes.watch(queue.pid)
-        queue.request_connection(self.endpoint)
         self._update()
         return free[0]
 
@@ -209,7 +215,8 @@ class ProducerRing(ClosesOnExit):
         self._sequence = number
         words = self._words
         ticket = words[file_layout.COMMITTED] + 1
-        # The slot's header first, then the statistics; a consumer sees neither before the post below.
+        # The slot first, then ``COMMITTED``: this one store commits. Killed before it, this process has sent nothing;
+        # killed after it, a consumer that is attached reads the batch, posted or not.
         self._slots.commit(reservation.slot, ticket, number, version, reservation.num_rows)
         words[file_layout.COMMITTED] = ticket
         words[file_layout.COMMITTED_ROWS] += reservation.num_rows
@@ -350,7 +357,6 @@ class ProducerRing(ClosesOnExit):
 
     def _post(self, slot: int, queue: int) -> None:
         self._queues[queue].post(slot, self._slots.ticket(slot))
-        self._slots.set_state(slot, file_layout.STATE_POSTED + queue)
 
     def _wait_for_slot(self, timeout_s: float) -> None:
         begin_ns = self._words[file_layout.BLOCKED_SINCE_NS] = time.monotonic_ns()

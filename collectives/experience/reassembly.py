@@ -128,7 +128,7 @@ class Reassembler:
 
     def _take_from_each(self) -> bool:
         """Take at most one batch of each channel: batches that were taken are lost if this process dies."""
-        took = False
+        took = self._claim_parts()
         for group in range(len(self._consumer_endpoints)):
             with suppress(ChannelTimeoutError):
                 took = self._take(group, 0.0) or took
@@ -157,13 +157,28 @@ class Reassembler:
         batch = self._consumer_endpoints[group].take(timeout_s)
         if batch is None:
             return False
+        self._add(group, batch)
+        return True
+
+    def _claim_parts(self) -> bool:
+        """Take what killed producers had committed and not posted: parts of transfers whose first part is here."""
+        took = False
+        for key, parts in list(self._parts.items()):
+            for group, consumer_endpoint in enumerate(self._consumer_endpoints):
+                batch = consumer_endpoint.claim(*key) if 0 in parts and group not in parts else None
+                if batch is not None:
+                    self._add(group, batch)
+                    took = True
+        return took
+
+    def _add(self, group: int, batch: Batch) -> None:
         key = (batch.producer, batch.origin, batch.sequence)
         parts = self._parts.get(key, {})
         # A relay that was restarted delivers again: drop duplicates by producer, origin and sequence number.
         if group in parts or batch.sequence in self._recent_of(batch):
             self.repeated += 1
             batch.release()
-            return True
+            return
         parts[group] = batch
         self._parts[key] = parts
         if group == 0:
@@ -171,7 +186,6 @@ class Reassembler:
         self._since.setdefault(key, self._completed[batch.producer])
         if len(parts) == len(self._consumer_endpoints):
             self._complete_with(key)
-        return True
 
     def _complete_with(self, key: Key) -> None:
         parts = self._parts.pop(key)
@@ -206,7 +220,8 @@ class Reassembler:
 
     def _drop_orphans(self) -> None:
         """Drop transfers whose producer is no longer connected to a channel from which a part is missing."""
-        here = [set(consumer_endpoint.producers) for consumer_endpoint in self._consumer_endpoints]
+        self._claim_parts()
+        here = [consumer_endpoint.sending for consumer_endpoint in self._consumer_endpoints]
         self._drop(
             [
                 key

@@ -110,7 +110,7 @@ class Slots:
         return slot, self._views(slot, rows)
 
     def commit(self, slot: int, ticket: int, sequence: int, version: int, rows: int) -> None:
-        """Write the header of a filled slot; the ticket last, because it publishes the rest."""
+        """Write the header of a filled slot; the ticket last, because it publishes the rest to ``inspection``."""
         words, header = self._words, self._headers[slot]
         words[header + file_layout.SLOT_SEQUENCE] = sequence
         words[header + file_layout.SLOT_VERSION] = version
@@ -119,7 +119,7 @@ class Slots:
         words[header + file_layout.SLOT_TICKET] = ticket
 
     def set_state(self, slot: int, state: int) -> None:
-        """Write the state that ``inspection`` reads."""
+        """Write the state."""
         self._words[self._headers[slot] + file_layout.SLOT_STATE] = state
 
     def set_free(self, slots: Iterable[int]) -> None:

@@ -1,6 +1,6 @@
 """Single-producer single-consumer queue of slot numbers, seen from the producer.
 
-The producer writes owner, tail and slot numbers; the consumer writes head, attach ack and released tickets. See
+The producer writes owner, tail and entries; the consumer writes head, attach ack and released tickets. See
 ``file_layout``; the consumer's side is ``batch.ProducerLink``.
 """
 
@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collectives import futex
 from collectives.experience import file_layout
+from collectives.experience.descriptors import send_descriptor
 from collectives.experience.errors import ChannelError
 from collectives.experience.file_layout import RingLayout, SharedFile
 from collectives.experience.schema import ExperienceSchema
+from collectives.shared_words import SharedWords
 
 
 class SpscQueue:
     """One attached consumer, until its process has ended, or it is closed and has released everything."""
 
     def __init__(
-        self, ring_file: SharedFile, shape: RingLayout, number: int, consumer_file: SharedFile
+        self, channel: str, ring_file: SharedFile, shape: RingLayout, number: int, consumer_file: SharedFile
     ) -> None:
         """Assign this queue to the consumer, which finds it by the owner word."""
         self.pid, self.endpoint = file_layout.pid_of(consumer_file.endpoint), consumer_file.endpoint
+        self._channel = channel
         self.posted: dict[int, int] = {}
         """Ticket by slot, of slots that were posted and not released as far as is known."""
-        self._words, self._slots = ring_file.words, shape.slots
+        self._words, self._shape, self._number = ring_file.words, shape, number
         self._begin = begin = shape.queue_word(number)
         self._released = begin + shape.released_at
         self._consumer_file = consumer_file
@@ -44,10 +47,23 @@ class SpscQueue:
         """Whether the consumer has mapped the producer ring."""
         return bool(self._words[self._begin + file_layout.ATTACH_ACK])
 
-    def request_connection(self, ring_endpoint: str) -> None:
-        """Send the ring's endpoint to the consumer."""
+    def request_connection(self, ring_file: SharedFile) -> None:
+        """Send the ring's descriptor to the consumer, then set its connect request.
+
+        From then on the ring's memory outlives this process, even if the consumer does not run now.
+
+        Raises:
+            ChannelError: the consumer no longer exists.
+        """
+        assert ring_file.descriptor is not None
+        try:
+            send_descriptor(self._consumer_file.words[file_layout.CONSUMER_TOKEN], ring_file.descriptor)
+        except OSError as error:
+            raise ChannelError(
+                self._channel, f"cannot connect to {self.endpoint}: {error.strerror}"
+            ) from error
         self._consumer_file.words[file_layout.CONNECT_REQUESTS_AT + self._producer] = file_layout.word_of(
-            ring_endpoint
+            ring_file.endpoint
         )
         self.notify_consumer()
 
@@ -56,9 +72,11 @@ class SpscQueue:
         words, begin = self._words, self._begin
         self.posted[slot] = ticket
         tail = words[begin + file_layout.TAIL]
-        # The entry first, then the tail that publishes it. No entry is overwritten before it is taken: a ring has
-        # as many entries as slots, and a slot is posted once until it is released.
-        words[begin + file_layout.QUEUE_AT + tail % self._slots] = slot
+        # The entry first, then the state, then the tail that publishes the entry: if this process is killed in between,
+        # the entry at the tail tells that the slot was not posted. No entry is overwritten before it is taken: a queue
+        # has more entries than the ring has slots, and a slot is posted once until it is released.
+        words[begin + file_layout.QUEUE_AT + tail % self._shape.places] = file_layout.entry_of(slot, ticket)
+        words[self._shape.slot_word(slot) + file_layout.SLOT_STATE] = file_layout.STATE_POSTED + self._number
         words[begin + file_layout.TAIL] = tail + 1
         self.notify_consumer()
 
@@ -73,9 +91,9 @@ class SpscQueue:
 
     def untaken(self) -> list[int]:
         """Slots between head and tail: posted and not taken."""
-        begin, words = self._begin, self._words
-        places = range(words[begin + file_layout.HEAD], words[begin + file_layout.TAIL])
-        queued = [words[begin + file_layout.QUEUE_AT + place % self._slots] for place in places]
+        queued = [
+            file_layout.slot_in(entry) for entry in untaken_entries(self._words, self._shape, self._number)
+        ]
         return [slot for slot in queued if slot in self.posted]
 
     def notify_consumer(self) -> None:
@@ -90,6 +108,14 @@ class SpscQueue:
     def detach(self) -> None:
         """Free this queue for another consumer."""
         self._words[self._begin + file_layout.QUEUE_OWNER] = 0
+
+
+def untaken_entries(words: SharedWords, shape: RingLayout, number: int) -> list[int]:
+    """Entries of a queue between head and tail."""
+    begin = shape.queue_word(number)
+    # A consumer that takes one meanwhile advances the head only; entries below the tail are not overwritten.
+    places = range(words[begin + file_layout.HEAD], words[begin + file_layout.TAIL])
+    return [words[begin + file_layout.QUEUE_AT + place % shape.places] for place in places]
 
 
 def open_consumer_file(

@@ -168,7 +168,7 @@ def test_invalid_ring_sizes_are_refused(numbers):
 
 def test_a_ring_larger_than_memory_is_refused_in_terms_of_its_size():
     with pytest.raises(ChannelError, match=r"no \d+\.\d MiB for it .*: use fewer slots or smaller batches"):
-        ProducerRing(SCHEMA, rows=2**20, slots=2**20)
+        ProducerRing(SCHEMA, rows=2**20, slots=2**16)
 
 
 def test_two_producers_of_one_number_are_refused():
