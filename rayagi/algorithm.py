@@ -130,8 +130,8 @@ class GmiAlgorithm(Algorithm):
 
     @staticmethod
     def _resolved(spec: RunSpec) -> RunSpec:
-        """Replace "auto" by searched numbers. Inside Tune, ``default_resource_request`` has already searched."""
-        if not spec.gmi.wants_search:
+        """Replace "auto" by measured values. Inside Tune, ``default_resource_request`` has already measured."""
+        if spec.gmi.is_resolved:
             return spec
         machine = cluster_machine() if ray.is_initialized() else local_machine()
         return resolve_auto(spec, machine, log=_logger.info)
@@ -235,9 +235,11 @@ class GmiAlgorithm(Algorithm):
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The config with the number of GMIs in use, so that ``from_checkpoint`` keeps the batch on other machines."""
         config, gmi = self.config, self.config.to_run_spec().gmi
-        if gmi.wants_search:
+        if not gmi.is_resolved:
             found = self.run_spec.gmi
-            config = config.copy(copy_frozen=False).gmi(gmis_per_gpu=None, num_envs=found.num_envs)
+            config = config.copy(copy_frozen=False).gmi(
+                gmis_per_gpu=None, num_envs=found.num_envs, template=found.template, slices=found.slices
+            )
         if gmi.wants_search or (gmi.num_gmis is None and gmi.gmis_per_gpu is None):
             planned = self.plan.num_gmis + len(gmi.left_out)
             config = config.copy(copy_frozen=False).gmi(num_gmis=planned)

@@ -18,11 +18,11 @@ def plan_of(spec: RunSpec, machine: Machine) -> PlacementPlan:
         PlanError: the machine cannot hold ``spec.gmi``, or one of its numbers is still "auto".
     """
     gmi = spec.gmi
-    if gmi.wants_search:
+    if not gmi.is_resolved:
         raise PlanError(
-            'a number of GMIs or environments that is "auto"',
-            "a plan needs numbers",
-            "Resolve them with rayagi.coordinator.auto.resolve_auto, or give numbers",
+            'a template, size, or number of GMIs or environments that is "auto"',
+            "a plan needs values",
+            "Resolve them with rayagi.coordinator.auto.resolve_auto, or give values",
         )
     assert gmi.num_gmis != "auto"
     assert gmi.gmis_per_gpu != "auto"
@@ -35,7 +35,7 @@ def plan_of(spec: RunSpec, machine: Machine) -> PlacementPlan:
         num_learners=gmi.num_learners,
         num_envs=gmi.envs,
         threads_per_gmi=gmi.threads_per_gmi,
-        sizes=gmi.slices,
+        sizes=gmi.sizes,
         left_out=gmi.left_out,
     )
 

@@ -52,7 +52,7 @@ class DpOnlyProgram:
         index = context.identity.index
         left_out = spec.gmi.left_out
         num_planned = context.identity.num_gmis + len(left_out)
-        counts = env_counts(spec.gmi.envs, num_planned, spec.gmi.slices or (), left_out)
+        counts = env_counts(spec.gmi.envs, num_planned, spec.gmi.sizes, left_out)
         num_envs, self.first_env_index = counts[index], sum(counts[:index])
         self._num_threads = context.identity.slice.num_threads
         env = make_env(

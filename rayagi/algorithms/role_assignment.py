@@ -27,7 +27,7 @@ class RoleAssignment:
     @classmethod
     def for_gmi(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
         """The role assignment of the run of this GMI."""
-        return cls(identity.kinds, envs_per_gmi(identity.kinds, gmi.envs, gmi.slices or ()))
+        return cls(identity.kinds, envs_per_gmi(identity.kinds, gmi.envs, gmi.sizes))
 
     @property
     def simulators(self) -> tuple[int, ...]:

@@ -271,10 +271,10 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--template",
-        choices=[template for template in get_args(Template) if template != "program"],
+        choices=[*(template for template in get_args(Template) if template != "program"), "auto"],
         help="which roles share a GMI (default: the algorithm's first of "
         + "; ".join(f"{each.name}: {', '.join(each.templates)}" for each in DEFINITIONS.values())
-        + ")",
+        + "); auto: by the throughput model where it is validated",
     )
     group.add_argument(
         "--gmis",

@@ -20,11 +20,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _from_unit_costs(arguments)
     machine = _machine(arguments)
     spec = spec_from(arguments)
-    if spec.gmi.wants_search:
+    if not spec.gmi.is_resolved:
         # Imported here and below: planning without measurements needs neither torch nor Ray.
         from rayagi.coordinator.auto import resolve_auto
 
-        spec = resolve_auto(spec, machine, may_search=False)
+        spec = resolve_auto(spec, machine, log=say, may_search=False)
     from rayagi.coordinator.memory_need import reject_insufficient_memory
 
     plan = plan_of(spec, machine)

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
     spec = spec_from(arguments)
-    if spec.gmi.wants_search:
+    if not spec.gmi.is_resolved:
         spec = resolve_auto(spec, machine_of_run(), log=say)
     folder = create_run(
         arguments.out or Path("runs"),

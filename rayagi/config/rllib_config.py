@@ -117,7 +117,7 @@ class GmiConfig(AlgorithmConfig):
         gmis_per_gpu: int | str | None = NotProvided,
         num_envs: int | str = NotProvided,
         threads_per_gmi: int | None = NotProvided,
-        slices: Sequence[float] | None = NotProvided,
+        slices: Sequence[float] | str | None = NotProvided,
         left_out: Sequence[int] = NotProvided,
         transport: str = NotProvided,
         composition: str = NotProvided,
@@ -128,13 +128,13 @@ class GmiConfig(AlgorithmConfig):
 
         Args:
             backend: how devices are shared: a name that `rayagi info` lists, or "auto"
-            template: which roles share a GMI
+            template: which roles share a GMI, or "auto"
             num_gmis: total number of GMIs; "auto": chosen by a search on this machine
             num_learners: GMIs that train, in templates with separate trainers
             gmis_per_gpu: GMIs on each GPU, or "auto"
             num_envs: environments of one GMI, or "auto"
             threads_per_gmi: cores and threads of one GMI
-            slices: unequal GMIs: the cores of each, or its share of a GPU
+            slices: unequal GMIs: the cores of each, or its share of a GPU; or "auto"
             left_out: GMIs of this plan that are not started, by index
             transport: of gradients: "shm", "gloo" or "auto"
             composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"

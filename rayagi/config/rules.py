@@ -158,7 +158,9 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
         yield from at_least_one(f"gmi.{name}", getattr(gmi, name))
     for name in ("reserve_timeout_s", "collective_timeout_s"):
         yield from positive(f"gmi.{name}", getattr(gmi, name))
-    if gmi.slices is not None:
+    if gmi.slices == "auto":
+        yield from _searched_sizes(gmi)
+    elif gmi.slices is not None:
         yield from _slices(gmi, gmi.slices)
     if len(set(gmi.left_out)) < len(gmi.left_out) or min(gmi.left_out, default=0) < 0:
         yield ConfigError(
@@ -181,6 +183,16 @@ def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
         )
 
 
+def _searched_sizes(gmi: GmiSpec) -> Iterator[ConfigError]:
+    if gmi.template != "dp_only" or gmi.wants_search or gmi.left_out or gmi.gmis_per_gpu is not None:
+        yield ConfigError(
+            "gmi.slices",
+            "auto",
+            "is for dp_only with a number of environments, and with num_gmis or the default number of GMIs",
+            "leave the other settings of gmi out, or give sizes",
+        )
+
+
 def _template(spec: RunSpec) -> Iterator[ConfigError]:
     gmi, possible = spec.gmi, DEFINITIONS[spec.algorithm].templates
     if gmi.template == "program":
@@ -190,6 +202,9 @@ def _template(spec: RunSpec) -> Iterator[ConfigError]:
             "is for workloads of other kinds (rayagi.programs)",
             f"use {possible[0]!r} to train",
         )
+        return
+    if gmi.template == "auto":
+        yield from _chosen_template(gmi)
         return
     if gmi.template not in possible:
         others = [name for name, other in DEFINITIONS.items() if gmi.template in other.templates]
@@ -223,6 +238,16 @@ def _template(spec: RunSpec) -> Iterator[ConfigError]:
         )
     if gmi.num_learners is not None:
         yield from _learners(gmi, gmi.num_learners)
+
+
+def _chosen_template(gmi: GmiSpec) -> Iterator[ConfigError]:
+    if gmi.wants_search or gmi.replan or gmi.left_out:
+        yield ConfigError(
+            "gmi.template",
+            "auto",
+            "is chosen for given numbers of GMIs and environments, and without replan and left_out, which are for dp_only",
+            "give the numbers, or a template",
+        )
 
 
 def _learners(gmi: GmiSpec, num_learners: int) -> Iterator[ConfigError]:

@@ -22,7 +22,7 @@ else:  # names of registries, which a type checker cannot read
     Backend = Literal["auto", *BACKENDS]
     TransportName = Literal[transport_names()]
 Auto = Literal["auto"]
-"""A number that a search on the machine chooses (rayagi.coordinator.auto)."""
+"""What the machine's measurements choose (rayagi.coordinator.auto)."""
 
 EVALUATION_SEED_OFFSET = 1_000_003
 """Added to a run's seed for evaluation episodes: the same start states every time, other than in training."""
@@ -49,10 +49,11 @@ class GmiSpec:
 
     backend: Backend = "auto"
     """auto: mps if GMIs share a GPU to train, mig to serve; direct with one GMI per GPU; cpu without a GPU."""
-    template: Template = "dp_only"
+    template: Template | Auto = "dp_only"
     """Which roles share a GMI (GMI-DRL §3.1.1, Figure 6). dp_only: simulator, agent and trainer in each. ea_t, e_at, dp_mp:
     separate roles, synchronous. decoupled: simulators with agents, and trainers, asynchronous. program: for workloads
-    without reinforcement learning (rayagi.programs)."""
+    without reinforcement learning (rayagi.programs). auto: of the algorithm's own, by the throughput model where it is
+    validated."""
     num_learners: int | None = None
     """GMIs of num_gmis that train, in templates with separate trainers. None: 1."""
     num_gmis: int | Auto | None = None
@@ -63,10 +64,10 @@ class GmiSpec:
     """Environments of one GMI (the papers' num_env). auto: by search, as are unset numbers of GMIs."""
     threads_per_gmi: int | None = None
     """Cores and threads of one GMI. None: the node's cores divided evenly."""
-    slices: tuple[float, ...] | None = None
+    slices: tuple[float, ...] | Auto | None = None
     """Unequal GMIs: cores of each without a GPU, else its share of a GPU; GPUs and nodes are filled in this order
     if they have room so, else in another. Environments are in proportion to the sizes, num_envs on average. None: equal
-    GMIs."""
+    GMIs. auto: unequal ones if the throughput model proposes them and a measurement by turns confirms it."""
     left_out: tuple[int, ...] = ()
     """GMIs of this plan that are not started, by index from 0. Their cores, shares or devices stay unused; the other GMIs
     keep theirs. For dp_only. Replanning sets it."""
@@ -87,6 +88,22 @@ class GmiSpec:
     def wants_search(self) -> bool:
         """Whether a search has to choose a number."""
         return "auto" in (self.num_gmis, self.gmis_per_gpu, self.num_envs)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether nothing is "auto"."""
+        return not self.wants_search and "auto" not in (self.template, self.slices)
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """``slices`` as sizes; empty: equal GMIs.
+
+        Raises:
+            ValueError: they are "auto".
+        """
+        if self.slices == "auto":
+            raise ValueError('slices = "auto" must be resolved first: rayagi.coordinator.auto.resolve_auto')
+        return self.slices or ()
 
     @property
     def envs(self) -> int:

@@ -1,13 +1,15 @@
-"""Resolves ``"auto"`` numbers of GMIs and environments by a cached or a new search on this machine."""
+"""Resolves ``"auto"``: numbers of GMIs and environments by a search, the template and sizes by the throughput model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from placement.errors import PlanError, counted
 from placement.types import Machine
+from rayagi.config.learning import Template
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.search_store import SearchStore
@@ -26,23 +28,49 @@ def resolve_auto(
     may_search: bool = True,
     folder: Path | None = None,
 ) -> RunSpec:
-    """Replace ``"auto"`` by numbers; given numbers stay. Returns the spec itself if there is no ``"auto"``.
+    """Replace ``"auto"`` by values; given ones stay. Returns the spec itself if there is no ``"auto"``.
 
     Args:
         spec: the run
         machine: the machine of the run
         log: called with a sentence for each result and measurement
-        may_search: whether to search if there is no cached result; starts Ray
+        may_search: whether to measure if there is no cached result; starts Ray
         folder: cache of the searches; None: ~/.cache/rayagi/search
 
     Raises:
         PlanError: there is no cached result, and ``may_search`` is False.
         NothingMeasuredError: no candidate runs here.
     """
+    if spec.gmi.template == "auto":
+        spec = _with_template(spec, machine, log, may_search=may_search, folder=folder)
+    if spec.gmi.slices == "auto":
+        # Imported here and below, since most runs give values and measure nothing.
+        from rayagi.coordinator.unequal_choice import chosen_sizes
+
+        sizes = chosen_sizes(spec, machine, log=log, may_search=may_search, folder=folder)
+        return checked(replace(spec, gmi=replace(spec.gmi, slices=sizes)))
+    if spec.gmi.wants_search:
+        return _with_numbers(spec, machine, log, may_search=may_search, folder=folder)
+    return spec
+
+
+def _with_template(
+    spec: RunSpec, machine: Machine, log: Callable[[str], None], *, may_search: bool, folder: Path | None
+) -> RunSpec:
+    """The spec on the template that the throughput model chooses."""
+    from rayagi.coordinator import template_choice
+
+    name = template_choice.chosen(spec, machine, log=log, may_measure=may_search, folder=folder)
+    num_learners = None if name == "dp_only" else spec.gmi.num_learners
+    gmi = replace(spec.gmi, template=cast("Template", name), num_learners=num_learners)
+    return checked(replace(spec, gmi=gmi))
+
+
+def _with_numbers(
+    spec: RunSpec, machine: Machine, log: Callable[[str], None], *, may_search: bool, folder: Path | None
+) -> RunSpec:
+    """The spec with the numbers that a search finds."""
     gmi = spec.gmi
-    if not gmi.wants_search:
-        return spec
-    # Imported here, since most runs give numbers and need no search.
     from rayagi.coordinator.searching import SearchSettings, search
 
     on_gpus = uses_gpus(spec, machine)

@@ -32,7 +32,6 @@ COST_ROUNDS = 5
 """Rounds of measurements of the unit costs; the first warms up, and the median of the others counts."""
 COST_GMIS = 8
 """Most GMIs that are measured at the same time."""
-_COSTS_NOTE = "unit costs"
 COST_ENVS = 64
 """Environments for unit costs if the run's number is "auto"."""
 
@@ -92,16 +91,7 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
             f"messages are measured between two GMIs, and node {machine.nodes[0].name} has one core",
             "Give --template dp_only",
         )
-    num_envs = COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs
-    common = replace(
-        spec.gmi,
-        template="dp_only",
-        num_learners=None,
-        num_envs=num_envs,
-        slices=None,
-        left_out=(),
-        gmis_per_gpu=None,
-    )
+    common = _profiled_spec(spec).gmi
     if on_gpu:
         # Each with a core: its threads launch kernels.
         several = replace(common, num_gmis=2, gmis_per_gpu=2, threads_per_gmi=1)
@@ -122,23 +112,54 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
     )
 
 
+def _profiled_spec(spec: RunSpec) -> RunSpec:
+    """The run whose unit costs a spec needs: dp_only with equal GMIs, whatever template and sizes it asks for."""
+    num_envs = COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs
+    gmi = replace(
+        spec.gmi,
+        template="dp_only",
+        num_learners=None,
+        num_envs=num_envs,
+        slices=None,
+        left_out=(),
+        gmis_per_gpu=None,
+        replan=False,
+    )
+    return replace(spec, gmi=gmi)
+
+
 def cached_unit_costs(
-    spec: RunSpec, machine: Machine, *, log: Callable[[str], None], folder: Path | None = None
+    spec: RunSpec,
+    machine: Machine,
+    *,
+    log: Callable[[str], None],
+    may_measure: bool = True,
+    folder: Path | None = None,
 ) -> UnitCosts:
     """Unit costs from the cache; measures and caches them if they are missing.
 
     Raises:
+        PlanError: they are missing, and ``may_measure`` is False; or the machine has a single core.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the measurement failed.
         DiskError: the cache could not be written.
     """
-    store = SearchStore(spec, machine, folder)
-    stored = store.load_note(_COSTS_NOTE)
+    store, note = (
+        SearchStore(_profiled_spec(spec), machine, folder),
+        f"unit costs, {_profiled_spec(spec).gmi.num_envs} environments",
+    )
+    stored = store.load_note(note)
     if stored is not None:
         with suppress(ValueError):  # other fields than this version's: remeasure
             return unit_costs_from_dict(stored)
+    if not may_measure:
+        raise PlanError(
+            "a choice left to the throughput model",
+            f"the unit costs of {spec.env.id} were not measured on this machine with this version",
+            f"Run `rayagi plan {spec.env.id} --explain` first, or give values",
+        )
     log(f"Measuring the unit costs of {spec.env.id} on this machine: about a minute.")
     costs = unit_costs_of(spec, machine)
-    store.save_note(_COSTS_NOTE, asdict(costs))
+    store.save_note(note, asdict(costs))
     return costs
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from placement.errors import PlanError
@@ -81,13 +82,21 @@ def choose(
     return chosen, f"{text} {known}"
 
 
-def chosen(spec: RunSpec, machine: Machine, *, log: Callable[[str], None], serving: bool = False) -> str:
+def chosen(
+    spec: RunSpec,
+    machine: Machine,
+    *,
+    log: Callable[[str], None],
+    serving: bool = False,
+    may_measure: bool = True,
+    folder: Path | None = None,
+) -> str:
     """The name of the template to use, by unit costs that are measured if they are not cached; logs the reason.
 
     Nothing is measured where the model may not rank.
 
     Raises:
-        PlanError: no template fits.
+        PlanError: no template fits; or unit costs are missing, and ``may_measure`` is False.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
     plans = (serving_plans if serving else training_plans)(spec, machine)
@@ -100,7 +109,8 @@ def chosen(spec: RunSpec, machine: Machine, *, log: Callable[[str], None], servi
     # Imported here: most runs measure nothing.
     from rayagi.coordinator.profiling import cached_unit_costs
 
-    found = predictions(cached_unit_costs(spec, machine, log=log), plans)
+    costs = cached_unit_costs(spec, machine, log=log, may_measure=may_measure, folder=folder)
+    found = predictions(costs, plans)
     best, reason = choose(found, spec, machine, validation)
     log(f"{table(found, ranked=True)}\nTemplate {reason}")
     return best.layout.template

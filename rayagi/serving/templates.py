@@ -66,7 +66,7 @@ class DpOnlyServing(SimulatingProgram):
 
     def __init__(self, job: ServingJob, context: GmiContext) -> None:
         gmi = job.spec.gmi
-        super().__init__(job, context, env_counts(gmi.envs, context.identity.num_gmis, gmi.slices or ()))
+        super().__init__(job, context, env_counts(gmi.envs, context.identity.num_gmis, gmi.sizes))
         policy = load_policy(job.shared, job.spec, self.simulator.info, context.device)
         self.agent = ServingAgent(job, policy, num_envs=self.num_envs, first_env_index=self.first_env_index)
 

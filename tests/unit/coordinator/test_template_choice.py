@@ -9,10 +9,14 @@ import pytest
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from rayagi.cli.main import main
+from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
+from rayagi.config.rules import checked
 from rayagi.coordinator import model_validation, profiling, template_choice
+from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.model_validation import Validation
 from rayagi.coordinator.throughput_model import RoleCost, UnitCosts
+from rayagi.planning import plan_of
 
 CPU2 = load_machine("tests/data/machines/cpu2.json")
 GOOD = Validation(
@@ -37,7 +41,7 @@ def measured(monkeypatch):
     """Sets the unit costs, and the validation, of this machine."""
 
     def set_both(costs, validation):
-        def cached(spec, machine, log):
+        def cached(spec, machine, **options):
             assert costs is not None, "nothing is to be measured here"
             return costs
 
@@ -116,3 +120,44 @@ def test_plan_explains_templates_and_forecasts_a_cluster(measured, capsys, monke
     assert "The model is not validated on any GPU: this is a forecast, and no ranking." in printed
     assert main(["plan", "rayagi/Ant-v0", "--nodes", "2", "--set", "env.engine=mujoco_warp"]) == 2
     assert "its speed there is not known" in capsys.readouterr().err
+
+
+def auto_spec(**gmi):
+    spec = preset("Ant-v5")
+    return dataclasses.replace(spec, gmi=dataclasses.replace(spec.gmi, template="auto", **gmi))
+
+
+def test_a_run_s_template_is_resolved_with_the_reason(measured):
+    measured(dataclasses.replace(COSTS, reduce_s=1.0), GOOD)
+    lines = []
+    found = resolve_auto(auto_spec(num_learners=1), CPU2, log=lines.append)
+    assert found.gmi.template in ("ea_t", "e_at")
+    assert found.gmi.num_learners == 1
+    assert "Error of the model" in lines[0]
+    measured(None, None)
+    default = resolve_auto(auto_spec(num_learners=1), CPU2)
+    assert (default.gmi.template, default.gmi.num_learners) == ("dp_only", None)
+    assert plan_of(default, CPU2).template == "dp_only"
+    with pytest.raises(PlanError, match="resolve_auto"):
+        plan_of(auto_spec(), CPU2)
+
+
+def test_a_searched_number_and_a_chosen_template_exclude_each_other():
+    assert checked(auto_spec()).gmi.template == "auto"
+    for gmi in ({"num_envs": "auto"}, {"replan": True}, {"left_out": (0,)}):
+        with pytest.raises(ConfigError, match=r"gmi\.template|gmi\.replan|gmi\.left_out"):
+            checked(auto_spec(**gmi))
+
+
+def test_unit_costs_that_a_plan_may_not_measure_are_asked_for(tmp_path):
+    with pytest.raises(PlanError, match="Run `rayagi plan Ant-v5 --explain` first"):
+        profiling.cached_unit_costs(preset("Ant-v5"), CPU2, log=print, may_measure=False, folder=tmp_path)
+
+
+def test_the_command_line_takes_auto(measured, capsys, monkeypatch):
+    measured(COSTS, GOOD)
+    monkeypatch.setattr("rayagi.cli.plan.machine_of_run", lambda: CPU2)
+    assert main(["plan", "Ant-v5", "--template", "auto"]) == 0
+    assert "dp_only on cpu" in capsys.readouterr().out
+    assert main(["plan", "Ant-v5", "--set", "gmi.slices=auto"]) == 0
+    assert "dp_only on cpu: 2 GMIs" in capsys.readouterr().out
