@@ -280,7 +280,7 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "--gmis",
         type=_count_or_auto,
         metavar="N",
-        help="total number of GMIs (default: one per core or GPU); auto: by `rayagi search`",
+        help="total number of GMIs (default: one per core, or a layout with its source on GPUs); auto: by `rayagi search`",
     )
     group.add_argument(
         "--num-envs", type=_count_or_auto, metavar="N", help="environments of each GMI; auto: by search"

@@ -8,7 +8,7 @@ from placement.inventory import load_machine
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
-from rayagi.cli.settings import machine_of_run, spec_from
+from rayagi.cli.settings import gives_num_envs, machine_of_run, spec_from
 from rayagi.envs import make_env_factory
 from rayagi.planning import plan_of, uses_gpus
 from rayagi.run.quantities import bytes_text
@@ -25,7 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
         from rayagi.coordinator.auto import resolve_auto
 
         spec = resolve_auto(spec, machine, log=say, may_search=False)
+    from rayagi.coordinator.default_layout import with_default_layout
     from rayagi.coordinator.memory_need import reject_insufficient_memory
+
+    spec = with_default_layout(spec, machine, log=say, keep_envs=gives_num_envs(arguments))
 
     plan = plan_of(spec, machine)
     reject_insufficient_memory(spec, plan)

@@ -68,6 +68,13 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     return checked(spec)
 
 
+def gives_num_envs(arguments: argparse.Namespace) -> bool:
+    """Whether an option gives the number of environments."""
+    return arguments.num_envs is not None or any(
+        text.startswith("gmi.num_envs") for text in arguments.settings or ()
+    )
+
+
 def refuse_unmeasured(spec: RunSpec, what: str) -> None:
     """For commands that measure only ppo on dp_only.
 

@@ -15,6 +15,7 @@ from rayagi.cli.endings import after_failure, conclude
 from rayagi.cli.output import say
 from rayagi.cli.settings import (
     decays_linearly,
+    gives_num_envs,
     limits_from,
     machine_of_run,
     resumed_limits,
@@ -26,6 +27,7 @@ from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
+from rayagi.coordinator.default_layout import takes_default, with_default_layout
 from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session, SessionClosedError
@@ -73,6 +75,8 @@ def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
     spec = spec_from(arguments)
     if not spec.gmi.is_resolved:
         spec = resolve_auto(spec, machine_of_run(), log=say)
+    if takes_default(spec):
+        spec = with_default_layout(spec, machine_of_run(), log=say, keep_envs=gives_num_envs(arguments))
     folder = create_run(
         arguments.out or Path("runs"),
         spec.env.id,

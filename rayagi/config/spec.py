@@ -59,7 +59,8 @@ class GmiSpec:
     num_gmis: int | Auto | None = None
     """All GMIs. None: one per core without a GPU (at most 8), else gmis_per_gpu on every GPU. auto: by search."""
     gmis_per_gpu: int | Auto | None = None
-    """GMIs on each GPU; needs a GPU. None: 1. auto: the same as num_gmis = auto, so that one file suits every machine."""
+    """GMIs on each GPU; needs a GPU. None: 1; the command line takes a default layout (docs/explanation/search.md). auto:
+    the same as num_gmis = auto, so that one file suits every machine."""
     num_envs: int | Auto = 32
     """Environments of one GMI (the papers' num_env). auto: by search, as are unset numbers of GMIs."""
     threads_per_gmi: int | None = None

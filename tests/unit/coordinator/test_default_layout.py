@@ -1,0 +1,141 @@
+"""The default layout on GPUs: its sources in order, its limits, and what counts as given."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from placement.inventory import load_machine
+from rayagi.cli.main import main
+from rayagi.config.presets import preset
+from rayagi.coordinator.default_layout import with_default_layout
+from rayagi.coordinator.search_store import SearchStore
+from rayagi.coordinator.searching import SearchSettings
+from rayagi.planning import plan_of
+
+MACHINES = "tests/data/machines"
+DGX = load_machine(f"{MACHINES}/a100_80x8.json")
+"""Eight A100 and 128 cores."""
+V100 = load_machine(f"{MACHINES}/v100x1.json")
+"""One V100."""
+ANT = preset("Ant-v5")
+
+
+def with_gmi(spec=ANT, **gmi):
+    return dataclasses.replace(spec, gmi=dataclasses.replace(spec.gmi, **gmi))
+
+
+def small(machine, *, cores=None, memory_bytes=None):
+    """The machine with fewer cores, or GPUs with less memory."""
+    (node,) = machine.nodes
+    if memory_bytes is not None:
+        gpus = tuple(dataclasses.replace(gpu, memory_total_bytes=memory_bytes) for gpu in node.gpus)
+        node = dataclasses.replace(node, gpus=gpus)
+    if cores is not None:
+        node = dataclasses.replace(node, cores=node.cores[:cores], numa_nodes=())
+    return dataclasses.replace(machine, nodes=(node,))
+
+
+def layout(spec, machine, folder, **options):
+    """GMIs per GPU, environments, and what was said."""
+    lines = []
+    found = with_default_layout(spec, machine, log=lines.append, folder=folder, **options)
+    return found.gmi.gmis_per_gpu, found.gmi.num_envs, "".join(lines)
+
+
+def test_eight_a100_get_the_papers_gmis_and_say_where_from(tmp_path):
+    """16 cores per GPU: 5 for each of three GMIs, with the preset's 32 environments on each."""
+    gmis, num_envs, text = layout(ANT, DGX, tmp_path)
+    assert (gmis, num_envs) == (3, 160)
+    assert text == (
+        "Default layout: 3 GMIs per GPU of 160 environments, not measured on this machine (the papers' layout: GMI-DRL "
+        "Table 6, preprint Figure 10); `rayagi search Ant-v5` measures it."
+    )
+    plan = plan_of(with_gmi(gmis_per_gpu=gmis, num_envs=num_envs), DGX)
+    assert (plan.num_gmis, plan.backend) == (24, "mps")
+
+
+def test_physics_on_the_gpu_takes_the_papers_environments(tmp_path):
+    """4,096 of a GPU among three GMIs: 1,365, as a power of two."""
+    spec = preset("rayagi/Ant-v0")
+    warp = dataclasses.replace(spec, env=dataclasses.replace(spec.env, engine="mujoco_warp"))
+    assert layout(warp, DGX, tmp_path)[:2] == (3, 1024)
+    # Shares of 528 MiB: a context of 512, and 16 MiB for rollouts. 64 steps of 60 observations, 16 outputs and 8 actions in
+    # float32 are 21.5 kB an environment: 11 MB for 512, and 22 MB for 1,024.
+    assert layout(warp, small(V100, memory_bytes=3 * 528 * 2**20), tmp_path)[:2] == (3, 512)
+
+
+def test_a_small_machine_gets_fewer_gmis(tmp_path):
+    assert layout(ANT, small(V100, cores=2), tmp_path)[:2] == (2, 32)
+    assert layout(ANT, small(V100, cores=1), tmp_path)[:2] == (1, 32)
+    assert layout(ANT, small(DGX, cores=16), tmp_path)[:2] == (2, 32)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_gmis": 8},
+        {"gmis_per_gpu": 1},
+        {"slices": (0.5, 0.5)},
+        {"backend": "direct"},
+        {"backend": "cpu"},
+        {"template": "ea_t"},
+        {"threads_per_gmi": 1},
+    ],
+)
+def test_what_is_given_stays(tmp_path, given):
+    spec = with_gmi(**given)
+    assert with_default_layout(spec, DGX, log=print, folder=tmp_path) is spec
+
+
+def test_given_environments_stay_and_cores_have_no_such_default(tmp_path):
+    assert layout(with_gmi(num_envs=48), DGX, tmp_path)[:2] == (3, 48)
+    assert layout(ANT, DGX, tmp_path, keep_envs=True)[:2] == (3, 32)
+    cores = load_machine(f"{MACHINES}/cpu16.json")
+    assert with_default_layout(ANT, cores, log=print, folder=tmp_path) is ANT
+
+
+def record(spec, machine, folder, *, gmis, num_envs, complete=True):
+    note = {"gmis": gmis, "num_envs": num_envs, "complete": complete}
+    SearchStore(spec, machine, folder).save_note(SearchSettings().name(), note)
+
+
+def test_a_recorded_search_on_the_same_gpu_comes_before_the_papers(tmp_path):
+    another_host = small(DGX, cores=64)
+    record(ANT, another_host, tmp_path, gmis=4, num_envs=256)
+    gmis, num_envs, text = layout(ANT, DGX, tmp_path)
+    assert (gmis, num_envs) == (4, 256)
+    assert "not measured on this machine (a recorded search on NVIDIA A100" in text
+    # One that ran here comes first.
+    record(ANT, DGX, tmp_path, gmis=2, num_envs=512)
+    gmis, num_envs, text = layout(ANT, DGX, tmp_path)
+    assert (gmis, num_envs) == (2, 512)
+    assert text == "Default layout: 2 GMIs per GPU of 512 environments, by a search on this machine."
+
+
+def test_recorded_searches_that_do_not_fit_are_passed_over(tmp_path):
+    record(ANT, small(DGX, cores=64), tmp_path, gmis=4, num_envs=256, complete=False)
+    record(preset("Hopper-v5"), small(DGX, cores=64), tmp_path, gmis=4, num_envs=256)
+    record(ANT, small(V100, cores=4), tmp_path, gmis=4, num_envs=256)
+    (tmp_path / "damaged.json").write_text("{")
+    (tmp_path / "old.json").write_text("[]")
+    assert layout(ANT, DGX, tmp_path)[:2] == (3, 160)
+    # Ten GMIs per GPU need a core each: 80 cores, of which a host with 16 has too few.
+    record(ANT, small(DGX, cores=96), tmp_path, gmis=10, num_envs=256)
+    assert layout(ANT, DGX, tmp_path)[:2] == (10, 256)
+    assert layout(ANT, small(DGX, cores=16), tmp_path)[:2] == (2, 32)
+
+
+def test_the_command_line_plans_it_and_keeps_what_options_give(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine = ["--machine", f"{MACHINES}/a100_80x8.json"]
+    assert main(["plan", "Ant-v5", *machine]) == 0
+    printed = capsys.readouterr().out
+    assert "not measured on this machine" in printed
+    assert "dp_only on mps: 24 GMIs, 3840 environments." in printed
+    for given in (["--num-envs", "32"], ["--set", "gmi.num_envs=32"]):
+        assert main(["plan", "Ant-v5", *machine, *given]) == 0
+        assert "dp_only on mps: 24 GMIs, 768 environments." in capsys.readouterr().out
+    assert main(["plan", "Ant-v5", *machine, "--gmis", "8"]) == 0
+    assert "Default layout" not in capsys.readouterr().out
