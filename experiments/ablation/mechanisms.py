@@ -21,8 +21,7 @@ from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.whole_rollouts import vec_env
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native import acting, learning
-from rayagi.native.ppo import CompiledGradient
-from rayagi.native.thread_pool import ThreadPool
+from rayagi.native.learning import CompiledGradient, ThreadPool
 
 _apply_gradients = GradientUpdater.apply_gradients
 

@@ -17,15 +17,13 @@ from collectives.communicator import Communicator
 from rayagi.algorithms import losses
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
-from rayagi.native.learning import library
-from rayagi.native.optimizer_step import CompiledOptimizerStep, OptimizerState
-from rayagi.native.thread_pool import ThreadPool
+from rayagi.native.learning import CompiledOptimizerStep, OptimizerState, ThreadPool, library
 
 BETAS = (0.9, 0.999)
 
 
 class FlatAdam:
-    """Steps a flat vector with torch's fused Adam, or holds the state of the compiled step (``native/optimizer_step.py``).
+    """Steps a flat vector with torch's fused Adam, or holds the state of the compiled step (``native/learning.py``).
 
     Tensors are updated in place, so a CUDA graph may hold them.
 

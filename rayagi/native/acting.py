@@ -8,20 +8,20 @@ Without a compiler, agents act with torch.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from actors.policy_tensors import PolicyTensors
+from actors.policy_tensors import ActivationName, PolicyTensors
 from actors.rollout import Rollout
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
-from rayagi.native import packed_policy
 from rayagi.native.binding import numbers, pointer, shared
-from rayagi.native.packed_policy import PackedPolicy
 
 ACTING = Kernel(
     name="acting",
@@ -29,10 +29,67 @@ ACTING = Kernel(
     reference="actors.roles:ActingByOperations",
     without="agents act with torch",
 )
+ACTIVATIONS: Mapping[ActivationName, int] = {"tanh": 0, "elu": 1, "relu": 2, "silu": 3}
 LANES = 32
 """Environments per tile: activations of 256 units fit the L1 cache."""
 _PRODUCTS_PER_THREAD = 4 << 20
 """Multiplications that are worth waking up a thread for."""
+
+
+class _Policy(ctypes.Structure):
+    """Policy of policy.h."""
+
+    _fields_ = (
+        ("layers", ctypes.c_int64),
+        ("sizes", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
+        ("biases", ctypes.c_void_p),
+        ("activation", ctypes.c_int64),
+        ("normalise", ctypes.c_int64),
+        ("shift", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("clip", ctypes.c_double),
+        ("std", ctypes.c_void_p),
+    )
+
+
+POLICY_MIRRORS: Mirrors = {"Policy": _Policy, **{name.upper(): value for name, value in ACTIVATIONS.items()}}
+
+
+class PackedPolicy:
+    """A packed copy of a policy's weights. Normalisation and std are not copied.
+
+    Attributes:
+        address: of a policy.h Policy; valid while this object lives
+        widest: units of the widest layer, inputs and padding included
+    """
+
+    def __init__(self, policy: PolicyTensors, rows: int) -> None:
+        """``rows``: ROWS of policy.h in the compiled program (rayagi_rows)."""
+        sizes = torch.tensor([policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)])
+        # Rows are padded to whole blocks: (out, in) -> (ceil(out / rows), in, rows).
+        padded = [pad(weight.detach(), (0, 0, 0, -len(weight) % rows)) for weight in policy.weights]
+        blocks = [weight.view(-1, rows, weight.shape[1]).transpose(1, 2) for weight in padded]
+        weights = torch.cat([block.flatten() for block in blocks])
+        biases = torch.cat([pad(bias.detach(), (0, -len(bias) % rows)) for bias in policy.biases])
+        vectors = (policy.shift, policy.scale, policy.std)
+        plain = [None if vector is None else vector.detach().contiguous() for vector in vectors]
+        shift, scale, std = plain
+        self._pointers = _Policy(
+            len(policy.weights),
+            pointer(sizes),
+            pointer(weights),
+            pointer(biases),
+            ACTIVATIONS[policy.activation],
+            scale is not None,
+            None if shift is None else pointer(shift),
+            None if scale is None else pointer(scale),
+            policy.clip,
+            None if std is None else pointer(std),
+        )
+        self._kept = [sizes, weights, biases, *plain]
+        self.address = ctypes.addressof(self._pointers)
+        self.widest = max(-(-size // rows) * rows for size in sizes.tolist())
 
 
 class _Field(ctypes.Structure):
@@ -60,7 +117,7 @@ def _load() -> ctypes.CDLL:
     program = "\n".join(
         [f"#define L {LANES}", numbers(torch.float32), shared("policy.h"), shared("acting.h")]
     )
-    mirrors: Mirrors = {"Field": _Field, "Acting": _Acting, **packed_policy.MIRRORS}
+    mirrors: Mirrors = {"Field": _Field, "Acting": _Acting, **POLICY_MIRRORS}
     found = ACTING.load(program, mirrors=mirrors)
     i64, address = ctypes.c_int64, ctypes.c_void_p
     found.rayagi_act.argtypes = (address, address, i64, i64, i64, address, i64, address)

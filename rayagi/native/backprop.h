@@ -31,7 +31,7 @@ typedef real quarter __attribute__((vector_size(16)));
 
 enum { TANH = 0, ELU = 1, RELU = 2, SILU = 3 };
 
-/* A network and its buffers. Python fills it (ppo.py). The thread that has a tile writes its ``activations`` and
+/* A network and its buffers. Python fills it (learning.py). The thread that has a tile writes its ``activations`` and
    ``grads``; the thread that has a row of a gradient writes that row. */
 typedef struct {
     int64_t layers;       /* linear maps */

@@ -6,7 +6,7 @@ thread_pool.h. */
 /* STEP_CHUNK: parameters per item of the thread pool. SUMS: partial sums. */
 enum { STEP_CHUNK = 4096, SUMS = 16 };
 
-/* One trainer's optimizer. Python fills it once; learning_rate before every step (optimizer_step.py). */
+/* One trainer's optimizer. Python fills it once; learning_rate before every step (learning.py). */
 typedef struct {
     float *parameters;      /* (count,), as the next three */
     const float *gradients; /* stays as it is before clipping */

@@ -31,7 +31,7 @@ typedef real vector __attribute__((vector_size(BYTES)));
 
 enum { TANH = 0, ELU = 1, RELU = 2, SILU = 3 };
 
-/* A policy's parameters, read-only. Python fills it (packed_policy.py). */
+/* A policy's parameters, read-only. Python fills it (acting.py). */
 typedef struct {
     int64_t layers;       /* linear maps */
     const int64_t *sizes; /* (layers + 1): observation, hidden ..., outputs */

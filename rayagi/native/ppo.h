@@ -5,7 +5,7 @@ A minibatch is processed in chunks of CHUNK tiles, each tile L samples: gather, 
 With two threads, one has the policy network's tiles and the other the value network's, so each reads what it has
 written itself. */
 
-/* Networks, settings and sums of one trainer. Python fills it (ppo.py); the sums are written here. */
+/* Networks, settings and sums of one trainer. Python fills it (learning.py); the sums are written here. */
 typedef struct {
     Network policy, value;
     int64_t activation, samples; /* samples: of a minibatch */

@@ -9,7 +9,7 @@ workers start late. */
 
 typedef void Job(void *argument, int64_t item);
 
-/* Shared by all threads of one pool. Python allocates it (thread_pool.py), with all fields but ``threads`` and
+/* Shared by all threads of one pool. Python allocates it (learning.py), with all fields but ``threads`` and
    ``claimed`` 0. */
 typedef struct {
     int64_t threads;   /* thread 0, which posts, included; constant */

@@ -12,7 +12,7 @@ from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.models.heads import GaussianHead
 from rayagi.models.networks import ActorCritic
-from rayagi.native.ppo import CompiledGradient, Trained
+from rayagi.native.learning import CompiledGradient, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Metrics of one minibatch step, in the order of its row."""

@@ -15,8 +15,8 @@ from actors.policy_tensors import PolicyTensors
 from actors.rollout import Episodes, Rollout
 from rayagi.envs.fused.c.backend import CBackend, RolloutPointers
 from rayagi.envs.fused.simulator import Discrete
+from rayagi.native.acting import PackedPolicy
 from rayagi.native.binding import pointer
-from rayagi.native.packed_policy import PackedPolicy
 
 
 class FusedRollout:

@@ -31,7 +31,7 @@ from rayagi.native import learning
 from rayagi.native.acting import compiled_acting
 from rayagi.native.binding import numbers, shared
 from rayagi.native.denormals import flushed_denormals, flushes_denormals
-from rayagi.native.thread_pool import ThreadPool
+from rayagi.native.learning import ThreadPool
 
 HOST = torch.device("cpu")
 SMALL = 1e-20

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayagi.native.learning import library
-from rayagi.native.optimizer_step import CompiledOptimizerStep, OptimizerState
+from rayagi.native.learning import CompiledOptimizerStep, OptimizerState, library
 
 BETAS, EPS = (0.9, 0.999), 1e-5
 

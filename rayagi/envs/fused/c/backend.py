@@ -20,7 +20,7 @@ from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.simulator import Discrete, Simulator
 from rayagi.envs.fused.trace import Traced, trace
-from rayagi.native import packed_policy
+from rayagi.native import acting
 from rayagi.native.binding import pointer
 
 FUSED = Kernel(
@@ -71,7 +71,7 @@ MIRRORS: Mirrors = {
     "BatchedEnvState": BatchedEnvStatePointers,
     "StepBatch": StepBatchPointers,
     "Rollout": RolloutPointers,
-    **packed_policy.MIRRORS,
+    **acting.POLICY_MIRRORS,
 }
 
 
