@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from collectives.errors import CommunicatorError, RendezvousError
 from collectives.queue import OperationQueue, QueuedOperation
 from collectives.transports.base import Transport
 
-Result = TypeVar("Result")
 Direction = tuple[int, int]
 """Ranks of sender and receiver."""
 

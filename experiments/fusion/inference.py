@@ -16,13 +16,13 @@ import torch
 from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from experiments.fusion.figure import Case, Measure, Size
+from experiments.fusion.parity import exploration_noise
 from experiments.fusion.plots import draw_rates, middle
 from experiments.fusion.records import Records
 from experiments.fusion.timing import cost
 from rayagi.config.presets import preset
 from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.envs import make_env_factory
-from rayagi.envs.fused.draws import exploration_noise
 from rayagi.models.policy import NetworkPolicy, new_policy
 
 STEPS = 32

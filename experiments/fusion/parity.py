@@ -10,6 +10,7 @@ its largest absolute value in any environment, or 1 if that is more.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from actors.rollout import Rollout
 from rayagi.envs.errors import EnvError
 from rayagi.envs.fused.backends import EnvConfig, FusedBackend, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
-from rayagi.envs.fused.draws import EXPLORE, exploration_noise, seed_word, uniform
+from rayagi.envs.fused.draws import EXPLORE, seed_word, uniform
 from rayagi.envs.fused.provider import make_simulator
 from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.rollout import FusedRollout
@@ -354,6 +355,45 @@ def _random_policy(
         clip=3.0,
         std=0.5 + 0.1 * drawn(sizes[-1]).abs() if drawn_reals else None,
     )
+
+
+def _open_uniform(
+    word: int, indices: Tensor, position: Tensor | int, step: Tensor | int, count: int
+) -> Tensor:
+    """Uniform random numbers in (0, 1) of 23 bits, for purpose EXPLORE: neither 0 nor 1, so that logarithms are finite.
+
+    (floor(2^23 u) + 1/2) / 2^23
+    """
+    closed = uniform(word, indices, position, step, EXPLORE, count)
+    return torch.floor(closed * 2.0**23) * 2.0**-23 + 2.0**-24
+
+
+def exploration_noise(
+    *,
+    seed: int,
+    first_env_index: int,
+    num_envs: int,
+    iteration: int,
+    num_steps: int,
+    dim: int,
+    gumbel: bool,
+    real: torch.dtype = torch.float32,
+) -> Tensor:
+    """Exploration noise of a fused kernel: Gumbel or standard normal (Box-Muller), (num_steps, num_envs, dim).
+
+    Gumbel-max trick: argmax(logits + noise) is a sample of softmax(logits).
+    """
+    count = dim if gumbel else 2 * math.ceil(dim / 2)
+    indices = torch.arange(first_env_index, first_env_index + num_envs)
+    steps = torch.arange(num_steps).unsqueeze(1)
+    drawn = _open_uniform(seed_word(seed), indices, iteration, steps, count).to(real)
+    if gumbel:
+        return -torch.log(-torch.log(drawn))  # -log(-log u)
+    # Box-Muller: r = sqrt(-2 log u1), phi = 2 pi u2; r cos phi and r sin phi are independent normal numbers.
+    radius = torch.sqrt(-2.0 * torch.log(drawn[..., 0::2]))
+    angle = drawn[..., 1::2] * (2.0 * math.pi)
+    pairs = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), -1)
+    return pairs.flatten(-2)[..., :dim]
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class FusedRollout:
     def collect_rollout(
         self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
     ) -> Episodes:
-        """T steps of every environment. Actions are sampled with ``draws.exploration_noise`` of ``iteration``.
+        """T steps of every environment. Actions are sampled with noise of ``iteration`` (rollout.h).
 
         Args:
             rollout: every field except ``log_probs`` and ``running_returns`` is filled; on the host

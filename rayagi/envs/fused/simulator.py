@@ -18,8 +18,6 @@ from actors.protocols import ActionSpec
 Scalar = Any
 """A real or a truth value of one environment: a number, a tensor over environments, or an expression."""
 
-ENGINE = "fused"
-
 
 @dataclass(frozen=True, slots=True)
 class Discrete:

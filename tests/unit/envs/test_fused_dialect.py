@@ -6,6 +6,7 @@ import gymnasium
 import pytest
 import torch
 
+from experiments.fusion.parity import exploration_noise
 from rayagi.envs.fused import Box, Discrete, Simulator, draws
 from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.errors import SimulatorError
@@ -224,7 +225,7 @@ def test_draws_are_uniform_and_alike_in_every_layout():
     ("gumbel", "mean", "std"), [(True, 0.5772, math.pi / math.sqrt(6)), (False, 0.0, 1.0)]
 )
 def test_noise_has_its_distribution_s_moments(gumbel, mean, std):
-    noise = draws.exploration_noise(
+    noise = exploration_noise(
         seed=2, first_env_index=0, num_envs=500, iteration=4, num_steps=40, dim=3, gumbel=gumbel
     )
     assert noise.shape == (40, 500, 3)

@@ -8,12 +8,12 @@ import torch
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from experiments.fusion import parity
+from experiments.fusion.parity import exploration_noise
 from placement.types import Slice
 from rayagi.algorithms import program
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
-from rayagi.envs.fused.draws import exploration_noise
 from rayagi.envs.fused.provider import make_simulator
 from rayagi.models import policy
 

@@ -29,7 +29,6 @@ from rayagi.envs.mujoco_cpu.world_structs import (
 from rayagi.native.acting import CompiledActing
 from rayagi.native.binding import pointer
 
-_ADDRESS = ctypes.c_void_p
 StartEpisode = Callable[[mujoco.MjData, int], None]
 
 
