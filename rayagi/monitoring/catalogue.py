@@ -5,7 +5,7 @@ Progress bar, CSV, TensorBoard, Ray metrics, RLlib results and reports all use t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +13,7 @@ from actors.protocols import IterationResult
 from rayagi.algorithms.registry import DEFINITIONS
 
 Merge = Literal["sum", "mean", "max"]
+Group = Literal["progress", "time", "learning", "resources", "faults", "evaluation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,7 @@ class Metric:
     name: str
     unit: str
     help: str
-    group: Literal["progress", "time", "learning", "resources", "faults", "evaluation"]
+    group: Group
     kind: Literal["counter", "gauge"] = "gauge"
     """counter: adds up over a run. gauge: the latest value."""
 
@@ -35,264 +36,102 @@ class GmiMetric(Metric):
     """How the GMIs' values are merged."""
 
 
+def _of_gmis(group: Group, unit: str, merge: Merge, **helps: str) -> Iterator[GmiMetric]:
+    """Metrics of one group, unit and merge rule: name="meaning". Those that are summed count up over a run."""
+    kind: Literal["counter", "gauge"] = "counter" if merge == "sum" else "gauge"
+    for name, meaning in helps.items():
+        yield GmiMetric(name=name, unit=unit, help=meaning, group=group, kind=kind, merge=merge)
+
+
+def _of_driver(group: Group, unit: str, **helps: str) -> Iterator[Metric]:
+    """Metrics of one group and unit: name="meaning"."""
+    return (Metric(name=name, unit=unit, help=meaning, group=group) for name, meaning in helps.items())
+
+
 CATALOGUE: tuple[GmiMetric, ...] = (
-    GmiMetric(
-        name="env_steps",
-        kind="counter",
-        unit="steps",
-        merge="sum",
-        group="progress",
-        help="environment steps of this iteration",
+    *_of_gmis("progress", "steps", "sum", env_steps="environment steps of this iteration"),
+    *_of_gmis("progress", "episodes", "sum", episodes="episodes that ended in this iteration"),
+    *_of_gmis("time", "s", "max", iteration_s="wall time of the iteration"),
+    *_of_gmis("time", "s", "mean",
+        simulate_s="time in the simulator; includes inference and sampling where one call does both",
+        act_s="time in policy inference and sampling; 0 where it is in simulate_s",
+        update_s="time in the learner, without synchronisation",
+        sync_s="time in collectives, waiting for other GMIs included",
+        exchange_s="time exchanging steps between simulator and agent GMIs, waiting for the other included",
+        wait_s="time waiting for a free slot (collectors) or for experience (learners)",
     ),
-    GmiMetric(
-        name="episodes",
-        kind="counter",
-        unit="episodes",
-        merge="sum",
-        group="progress",
-        help="episodes that ended in this iteration",
+    *_of_gmis("progress", "steps", "sum",
+        train_samples="environment steps consumed by learners in GMIs of their own",
+        stale_samples="environment steps dropped as too old",
     ),
-    GmiMetric(name="iteration_s", unit="s", merge="max", group="time", help="wall time of the iteration"),
-    GmiMetric(
-        name="simulate_s",
-        unit="s",
-        merge="mean",
-        group="time",
-        help="time in the simulator; includes inference and sampling where one call does both",
+    *_of_gmis("learning", "", "mean",
+        policy_loss="clipped surrogate loss",
+        value_loss="value loss before its coefficient",
     ),
-    GmiMetric(
-        name="act_s",
-        unit="s",
-        merge="mean",
-        group="time",
-        help="time in policy inference and sampling; 0 where it is in simulate_s",
+    *_of_gmis("learning", "nats", "mean",
+        entropy="mean policy entropy",
+        approx_kl="estimate of KL(old, new), mean((r - 1) - log r)",
     ),
-    GmiMetric(
-        name="update_s",
-        unit="s",
-        merge="mean",
-        group="time",
-        help="time in the learner, without synchronisation",
+    *_of_gmis("learning", "", "mean",
+        clip_fraction="share of samples whose ratio was clipped",
+        explained_variance="1 - Var(returns - values) / Var(returns)",
+        grad_norm="global gradient norm before clipping",
+        learning_rate="step size of this iteration",
+        action_std="mean standard deviation of a Gaussian policy",
+        importance_ratio="mean of pi / mu: learner's policy before the update over the behaviour policy",
+        importance_truncated="share of samples whose pi / mu V-trace truncated (above rho_bar)",
     ),
-    GmiMetric(
-        name="sync_s",
-        unit="s",
-        merge="mean",
-        group="time",
-        help="time in collectives, waiting for other GMIs included",
+    *_of_gmis("learning", "updates", "mean",
+        policy_lag_mean="policy lag: updates since the behaviour policy, mean over an update's samples",
     ),
-    GmiMetric(
-        name="exchange_s",
-        unit="s",
-        merge="mean",
-        group="time",
-        help="time exchanging steps between simulator and agent GMIs, waiting for the other included",
-    ),
-    GmiMetric(
-        name="wait_s",
-        unit="s",
-        merge="mean",
-        group="time",
-        help="time waiting for a free slot (collectors) or for experience (learners)",
-    ),
-    GmiMetric(
-        name="train_samples",
-        kind="counter",
-        unit="steps",
-        merge="sum",
-        group="progress",
-        help="environment steps consumed by learners in GMIs of their own",
-    ),
-    GmiMetric(
-        name="stale_samples",
-        kind="counter",
-        unit="steps",
-        merge="sum",
-        group="progress",
-        help="environment steps dropped as too old",
-    ),
-    GmiMetric(name="policy_loss", unit="", merge="mean", group="learning", help="clipped surrogate loss"),
-    GmiMetric(
-        name="value_loss", unit="", merge="mean", group="learning", help="value loss before its coefficient"
-    ),
-    GmiMetric(name="entropy", unit="nats", merge="mean", group="learning", help="mean policy entropy"),
-    GmiMetric(
-        name="approx_kl",
-        unit="nats",
-        merge="mean",
-        group="learning",
-        help="estimate of KL(old, new), mean((r - 1) - log r)",
-    ),
-    GmiMetric(
-        name="clip_fraction",
-        unit="",
-        merge="mean",
-        group="learning",
-        help="share of samples whose ratio was clipped",
-    ),
-    GmiMetric(
-        name="explained_variance",
-        unit="",
-        merge="mean",
-        group="learning",
-        help="1 - Var(returns - values) / Var(returns)",
-    ),
-    GmiMetric(
-        name="grad_norm", unit="", merge="mean", group="learning", help="global gradient norm before clipping"
-    ),
-    GmiMetric(
-        name="learning_rate", unit="", merge="mean", group="learning", help="step size of this iteration"
-    ),
-    GmiMetric(
-        name="action_std",
-        unit="",
-        merge="mean",
-        group="learning",
-        help="mean standard deviation of a Gaussian policy",
-    ),
-    GmiMetric(
-        name="importance_ratio",
-        unit="",
-        merge="mean",
-        group="learning",
-        help="mean of pi / mu: learner's policy before the update over the behaviour policy",
-    ),
-    GmiMetric(
-        name="importance_truncated",
-        unit="",
-        merge="mean",
-        group="learning",
-        help="share of samples whose pi / mu V-trace truncated (above rho_bar)",
-    ),
-    GmiMetric(
-        name="policy_lag_mean",
-        unit="updates",
-        merge="mean",
-        group="learning",
-        help="policy lag: updates since the behaviour policy, mean over an update's samples",
-    ),
-    GmiMetric(
-        name="policy_lag_max",
-        unit="updates",
-        merge="max",
-        group="learning",
-        help="policy lag: updates since the behaviour policy, maximum over an update's samples",
+    *_of_gmis("learning", "updates", "max",
+        policy_lag_max="policy lag: updates since the behaviour policy, maximum over an update's samples",
     ),
     *(
-        GmiMetric(name=metric.name, unit=metric.unit, merge="mean", group="learning", help=metric.help)
+        metric
         for definition in DEFINITIONS.values()
-        for metric in definition.metrics
+        for each in definition.metrics
+        for metric in _of_gmis("learning", each.unit, "mean", **{each.name: each.help})
     ),
-    GmiMetric(
-        name="resident_bytes",
-        unit="bytes",
-        merge="max",
-        group="resources",
-        help="resident memory of the largest GMI process",
+    *_of_gmis("resources", "bytes", "max",
+        resident_bytes="resident memory of the largest GMI process",
+        device_bytes="memory that torch holds on its GPU in the largest GMI process, the CUDA context not included",
     ),
-    GmiMetric(
-        name="device_bytes",
-        unit="bytes",
-        merge="max",
-        group="resources",
-        help="memory that torch holds on its GPU in the largest GMI process, the CUDA context not included",
+    *_of_gmis("faults", "worlds", "sum",
+        faults_unstable="simulations that became NaN or infinite and were reset",
+        faults_contact_overflow="simulations that exceeded the contact capacity and were reset",
+        faults_constraint_overflow="simulations that exceeded the constraint capacity and were reset",
     ),
-    GmiMetric(
-        name="faults_unstable",
-        kind="counter",
-        unit="worlds",
-        merge="sum",
-        group="faults",
-        help="simulations that became NaN or infinite and were reset",
-    ),
-    GmiMetric(
-        name="faults_contact_overflow",
-        kind="counter",
-        unit="worlds",
-        merge="sum",
-        group="faults",
-        help="simulations that exceeded the contact capacity and were reset",
-    ),
-    GmiMetric(
-        name="faults_constraint_overflow",
-        kind="counter",
-        unit="worlds",
-        merge="sum",
-        group="faults",
-        help="simulations that exceeded the constraint capacity and were reset",
-    ),
-)
+)  # fmt: skip
 """Metrics that a GMI reports in IterationResult.metrics."""
 
-EVALUATION_RETURN_MEAN = Metric(
-    name="evaluation_return_mean",
-    unit="",
-    group="evaluation",
-    help="mean return of the policy's mode, without exploration",
-)
+EVALUATION: tuple[Metric, ...] = (
+    *_of_driver("evaluation", "",
+        evaluation_return_mean="mean return of the policy's mode, without exploration",
+        evaluation_return_std="standard deviation of the episodes' returns",
+        evaluation_return_min="least return of an episode",
+        evaluation_return_max="greatest return of an episode",
+    ),
+    *_of_driver("evaluation", "steps", evaluation_length_mean="mean length of the episodes"),
+    *_of_driver("evaluation", "episodes", evaluation_episodes="episodes of the evaluation"),
+)  # fmt: skip
+"""Metrics of an evaluation."""
+
+EVALUATION_RETURN_MEAN = EVALUATION[0]
 
 DERIVED: tuple[Metric, ...] = (
-    Metric(
-        name="env_steps_total", unit="steps", group="progress", help="environment steps since the run began"
+    *_of_driver("progress", "steps", env_steps_total="environment steps since the run began"),
+    *_of_driver("progress", "s", train_s="training time since the run began, evaluations and checkpoints included"),
+    *_of_driver("progress", "steps/s",
+        steps_per_second="environment steps of all GMIs per wall second: the papers' predictions per second (PPS)",
+        samples_per_second="environment steps learned from per wall second: the papers' training samples throughput (TTP)",
     ),
-    Metric(
-        name="train_s",
-        unit="s",
-        group="progress",
-        help="training time since the run began, evaluations and checkpoints included",
-    ),
-    Metric(
-        name="steps_per_second",
-        unit="steps/s",
-        group="progress",
-        help="environment steps of all GMIs per wall second: the papers' predictions per second (PPS)",
-    ),
-    Metric(
-        name="samples_per_second",
-        unit="steps/s",
-        group="progress",
-        help="environment steps learned from per wall second: the papers' training samples throughput (TTP)",
-    ),
-    Metric(
-        name="episode_return_mean",
-        unit="",
-        group="progress",
-        help="mean undiscounted return of the last 100 training episodes",
-    ),
-    Metric(
-        name="episode_length_mean",
-        unit="steps",
-        group="progress",
-        help="mean length of the last 100 training episodes",
-    ),
-    Metric(
-        name="episodes_total",
-        unit="episodes",
-        group="progress",
-        help="training episodes that ended since the run began",
-    ),
+    *_of_driver("progress", "", episode_return_mean="mean undiscounted return of the last 100 training episodes"),
+    *_of_driver("progress", "steps", episode_length_mean="mean length of the last 100 training episodes"),
+    *_of_driver("progress", "episodes", episodes_total="training episodes that ended since the run began"),
     EVALUATION_RETURN_MEAN,
-)
+)  # fmt: skip
 """Metrics that the driver derives from these."""
-
-EVALUATION: tuple[Metric, ...] = (
-    EVALUATION_RETURN_MEAN,
-    Metric(
-        name="evaluation_return_std",
-        unit="",
-        group="evaluation",
-        help="standard deviation of the episodes' returns",
-    ),
-    Metric(name="evaluation_return_min", unit="", group="evaluation", help="least return of an episode"),
-    Metric(name="evaluation_return_max", unit="", group="evaluation", help="greatest return of an episode"),
-    Metric(
-        name="evaluation_length_mean", unit="steps", group="evaluation", help="mean length of the episodes"
-    ),
-    Metric(
-        name="evaluation_episodes", unit="episodes", group="evaluation", help="episodes of the evaluation"
-    ),
-)
-"""Metrics of an evaluation."""
 
 FAULTS: tuple[str, ...] = tuple(metric.name for metric in CATALOGUE if metric.group == "faults")
 """Names of the simulation-error metrics."""
