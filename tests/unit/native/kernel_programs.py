@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from actors.replay import kernel as replay
 from collectives import shared_words
 from collectives.transports.shm import kernel
 from rayagi.envs import make_env_factory
@@ -20,6 +21,7 @@ def make_envs(env_id: str) -> None:
 LOADED: Mapping[str, Callable[[], object]] = {
     "shared words": shared_words.atomic_words,
     "operations in shared memory": kernel._load,
+    "replay stores": replay._load,
     "acting": acting._load,
     "learning": learning._load,
     "MuJoCo's worlds": compiled_loop._load,

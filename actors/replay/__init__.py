@@ -1,0 +1,43 @@
+"""Experience replay: trajectories in shared memory, selected by many rules. Independent of Ray and torch."""
+
+from actors.replay.errors import ReplayBusyError, ReplayError
+from actors.replay.schema import Column, ReplaySchema
+from actors.replay.selection import (
+    Fifo,
+    Lifo,
+    Prioritized,
+    Selection,
+    Sequences,
+    Share,
+    TopK,
+    Uniform,
+    WithoutReplacement,
+    select,
+    select_mixture,
+)
+from actors.replay.store import Keys, ReplayStore, ReservedRow
+from actors.replay.subscriptions import Gathered, Subscription, gather
+
+__all__ = [
+    "Column",
+    "Fifo",
+    "Gathered",
+    "Keys",
+    "Lifo",
+    "Prioritized",
+    "ReplayBusyError",
+    "ReplayError",
+    "ReplaySchema",
+    "ReplayStore",
+    "ReservedRow",
+    "Selection",
+    "Sequences",
+    "Share",
+    "Subscription",
+    "TopK",
+    "Uniform",
+    "WithoutReplacement",
+    "gather",
+    "select",
+    "select_mixture",
+]

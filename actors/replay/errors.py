@@ -1,0 +1,11 @@
+"""Errors of replay stores. Each is one sentence: what was wrong, and what to do."""
+
+from __future__ import annotations
+
+
+class ReplayError(ValueError):
+    """A store cannot be made, or a request does not fit it."""
+
+
+class ReplayBusyError(RuntimeError):
+    """Other processes hold what a request needs: the lock, or all rows."""

@@ -1,0 +1,918 @@
+/* A replay store in shared memory: block allocator, status table, trees, selection and collection.
+
+Who writes what, in which order (docs/explanation/replay.md has the picture):
+
+- Lock-guarded: everything in Header, the queue of free indices, links, trees, priorities and times sampled. The lock is a
+  robust mutex: if its owner is killed, the kernel hands it to the next process, which rebuilds all of that from the tags.
+- Row.tag is the truth about an index: generation * 4 + state. It changes under the lock and is read without it.
+- Blocks of an index in state WRITING belong to its owner alone; others' blocks are read without the lock, as in a seqlock:
+  read tag, copy, read tag again. A different tag means that the copy may be mixed, and is reported, never returned as good.
+- Row.slot says which blocks an index has: it changes under the lock too, and readers check it like the tag. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { FREE, WRITING, COMMITTED, DELETED };
+enum { FIFO, LIFO, OLDEST, LOWEST_PRIORITY, RANDOM, USER };
+enum { ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES };
+enum { IN_PLACE, HEAD, TAIL };
+enum { STALE, VALID, OUTSIDE };
+/* Results below 0: why nothing was done. */
+enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 4096, AHEAD = 8, SPINS = 200, GROUP = 16 };
+
+/* Status of one index: a cache line. */
+typedef struct {
+    uint64_t tag;       /* generation << 2 | state; atomic. The generation grows with every allocation of the index */
+    uint64_t owner;     /* the process that fills it, in state WRITING: process id << 42 | its start time */
+    double priority;
+    int64_t timestamp;
+    uint64_t sequence;  /* number of its commit: order of insertion */
+    uint32_t length;    /* timesteps */
+    int32_t slot;       /* its blocks in memory; NONE: they are in the file of spilled rows */
+    uint64_t sampled;   /* times selected since its commit */
+    int32_t next, prev; /* links: list of committed rows by sequence, or list of rows that are being written */
+} Row;
+
+/* Counters and list ends. Guarded by the lock; readers without it get values that may be a moment old. */
+typedef struct {
+    uint64_t magic;     /* stored last by the creator */
+    int64_t removal, max_sampled;
+    int64_t count, writing, high;        /* committed rows, rows being written, indices ever used */
+    uint64_t queue_head, queue_tail;     /* entries taken and put so far */
+    int64_t oldest, newest, writers;     /* first and last committed row; first row that is being written */
+    uint64_t sequence, random;           /* commits so far; state of the generator of random removal */
+    int64_t hand, next_reap_ns;          /* next slot to be spilled; next search for dead writers */
+    int64_t inserted, selected, evicted, deleted, reclaimed, spilled, recovered;
+} Header;
+
+/* Sums (or minima) of a function of the status, over groups of FANOUT indices, over groups of these, up to the root.
+
+   Node j of level l covers the *global* indices j * 8^l to (j + 1) * 8^l - 1. So the nodes of a shard are those of the tree
+   of all shards, except for those at its edges, which lack what other shards have. */
+typedef struct {
+    double *level[MAX_LEVELS];  /* of node first & ~7: groups of FANOUT fill cache lines */
+    int64_t first[MAX_LEVELS], nodes[MAX_LEVELS];
+    int64_t levels, kind, window, stride;
+    double exponent;
+} Tree;
+
+/* One field. The block in slot s begins at offset + s * block_bytes of the memory; a spilled row's, of index i, at
+   file_offset + i * block_bytes of the file. It has ``extra`` steps more than the trajectory: 1 for observations that include
+   the last one. */
+typedef struct { int64_t offset, file_offset, step_bytes, block_bytes, extra; } Column;
+
+/* What a process needs to use a store. */
+typedef struct {
+    Header *header;
+    pthread_mutex_t *lock;
+    Row *rows;
+    int32_t *queue, *slot_rows;  /* free indices, ring of capacity entries; row of each slot, if rows are spilled */
+    uint8_t *data;
+    Column *columns;
+    Tree *trees;
+    int64_t capacity, base, slots, num_columns, num_trees, removal_tree; /* removal_tree: NONE unless it is by a minimum */
+    int64_t spill;               /* descriptor of the file of spilled rows, or NONE */
+    int64_t limit_ns;            /* longest wait for the lock */
+    int64_t *scratch, scratch_size; /* node numbers, of the process that has the lock */
+} Store;
+
+/* A window of a column about each selected timestep. */
+typedef struct {
+    int64_t column, offset, length, padding;
+    uint8_t *out, *mask;         /* (n, length, step_bytes); (n, length) */
+} Part;
+
+static int64_t state_of(const Row *r) { return __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE) & 3; }
+
+/* Under the lock. RELEASE: what was written before (status, blocks) is seen by whoever reads this tag with ACQUIRE. */
+static void set_tag(Row *r, uint64_t generation, int64_t state) {
+    __atomic_store_n(&r->tag, generation << 2 | state, __ATOMIC_RELEASE);
+}
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000ll + t.tv_nsec;
+}
+
+/* ---- processes -------------------------------------------------------------------------------------------------------- */
+
+/* Process id << 42 | start time in clock ticks; 0 if there is no such process, or it only waits for its parent. */
+static uint64_t identity(int64_t pid) {
+    char path[40], text[1024];
+    snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    const ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    if (size <= 0) return 0;
+    text[size] = 0;
+    const char *at = strrchr(text, ')'); /* the name before it may contain anything */
+    if (!at || at[2] == 'Z' || at[2] == 'X') return 0;
+    for (int field = 2; at && field < 22; field++) at = strchr(at + 1, ' ');
+    return at ? (uint64_t)pid << 42 | (strtoull(at, 0, 10) & ((1ull << 42) - 1)) : 0;
+}
+
+static uint64_t own_identity(void) {
+    static __thread uint64_t own; /* a forked child has another process id */
+    const int64_t pid = getpid();
+    if ((int64_t)(own >> 42) != pid) own = identity(pid);
+    return own;
+}
+
+/* ---- trees ------------------------------------------------------------------------------------------------------------ */
+
+static int is_minimum(const Tree *t) { return t->kind >= TIMESTAMPS; }
+static double idle(const Tree *t) { return is_minimum(t) ? INFINITY : 0.0; }
+static double *group(const Tree *t, int64_t l, int64_t parent) {
+    return t->level[l] + (FANOUT * parent - (t->first[l] & ~7ll));
+}
+static double *node(const Tree *t, int64_t l, int64_t j) { return t->level[l] + (j - (t->first[l] & ~7ll)); }
+
+/* Set the levels of a tree of indices base to base + capacity - 1 of total. Returns its bytes. */
+int64_t replay_tree_layout(Tree *t, uint8_t *memory, int64_t base, int64_t capacity, int64_t total) {
+    int64_t bytes = 0;
+    t->levels = 0;
+    for (int64_t l = 0, shift = 0; l < MAX_LEVELS; l++, shift += 3) {
+        const int64_t first = base >> shift, last = (base + capacity - 1) >> shift;
+        t->first[l] = first, t->nodes[l] = last - first + 1;
+        t->level[l] = memory ? (double *)(memory + bytes) : 0;
+        bytes += ((last | 7) - (first & ~7ll) + 1) * (int64_t)sizeof(double);
+        t->levels = l + 1;
+        if (l && (total - 1) >> shift == 0) break; /* at least one group: the root's children */
+    }
+    return bytes;
+}
+
+static void recompute(const Tree *t, int64_t l, int64_t j) {
+    const double *restrict c = group(t, l - 1, j);
+    double value = c[0];
+    /* One order of additions, whatever the shards: what another shard has is 0 here. */
+    if (is_minimum(t)) for (int i = 1; i < FANOUT; i++) value = c[i] < value ? c[i] : value;
+    else for (int i = 1; i < FANOUT; i++) value += c[i];
+    *node(t, l, j) = value;
+}
+
+/* Recompute all nodes above these leaves, level by level. ``nodes``: global leaf indices; overwritten. */
+static void refresh(const Tree *t, int64_t n, int64_t *nodes) {
+    for (int64_t l = 1; l < t->levels; l++) {
+        if (n >= t->nodes[l]) { /* the whole level, in order */
+            for (int64_t j = t->first[l]; j < t->first[l] + t->nodes[l]; j++) recompute(t, l, j);
+            continue;
+        }
+        int64_t kept = 0, last = NONE;
+        for (int64_t i = 0; i < n; i++) {
+            if (i + AHEAD < n) __builtin_prefetch(group(t, l - 1, nodes[i + AHEAD] >> 3));
+            const int64_t parent = nodes[i] >> 3;
+            if (parent == last) continue;
+            recompute(t, l, parent);
+            nodes[kept++] = last = parent;
+        }
+        n = kept;
+    }
+}
+
+/* Recompute a whole tree from its leaves. */
+void replay_tree_build(const Tree *t) { refresh(t, INT64_MAX, 0); }
+
+/* Set leaves. Of an index that occurs twice, the last value counts. ``nodes``: (n,) scratch. */
+void replay_tree_set(const Tree *t, int64_t n, const int64_t *indices, const double *values, int64_t *nodes) {
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) __builtin_prefetch(node(t, 0, indices[i + AHEAD]), 1);
+        *node(t, 0, indices[i]) = values[i];
+    }
+    memcpy(nodes, indices, n * sizeof *nodes);
+    refresh(t, n, nodes);
+}
+
+/* The child of a node that holds the target: the last c with s_0 + .. + s_(c-1) <= target. The target becomes the rest. */
+static int64_t choose(const double *restrict s, double *target) {
+    double prefix[FANOUT];
+    int64_t c = 0;
+    prefix[0] = 0.0;
+    for (int i = 1; i < FANOUT; i++) prefix[i] = prefix[i - 1] + s[i - 1];
+    for (int i = 1; i < FANOUT; i++) c += *target >= prefix[i];
+    /* Rounding may leave a rest that is as large as the child: the largest number below it instead. */
+    const double rest = *target - prefix[c];
+    *target = rest < s[c] ? rest : nextafter(s[c], 0.0);
+    return c;
+}
+
+/* Leaves that hold the targets, from the root. Targets become the rest within the leaf. Groups of draws go down together,
+   so that the cache misses of one overlap those of the others. */
+void replay_tree_draw(const Tree *t, int64_t n, double *targets, int64_t *leaves) {
+    for (int64_t begin = 0; begin < n; begin += GROUP) {
+        const int64_t size = n - begin < GROUP ? n - begin : GROUP;
+        int64_t at[GROUP] = {0};
+        for (int64_t l = t->levels - 1; l > 0; l--)
+            for (int64_t i = 0; i < size; i++) {
+                at[i] = FANOUT * at[i] + choose(group(t, l - 1, at[i]), &targets[begin + i]);
+                if (l > 1) __builtin_prefetch(group(t, l - 2, at[i]));
+            }
+        for (int64_t i = 0; i < size; i++) leaves[begin + i] = at[i];
+    }
+}
+
+/* The same from a node of each draw's own. */
+void replay_tree_descend(const Tree *t, int64_t n, const int64_t *level, const int64_t *from, double *targets, int64_t *leaves) {
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = from[i];
+        for (int64_t l = level[i]; l > 0; l--) at = FANOUT * at + choose(group(t, l - 1, at), &targets[i]);
+        leaves[i] = at;
+    }
+}
+
+static double total_of(const Tree *t) { return *t->level[t->levels - 1]; }
+
+/* Global index of the least leaf; the first of equals. NONE if all are idle. */
+static int64_t least(const Tree *t) {
+    const double value = total_of(t);
+    int64_t at = 0;
+    if (value == INFINITY) return NONE;
+    for (int64_t l = t->levels - 1; l > 0; l--) {
+        const double *c = group(t, l - 1, at);
+        int64_t i = 0;
+        while (c[i] != value) i++;
+        at = FANOUT * at + i;
+    }
+    return at;
+}
+
+/* A timestamp as a double that compares as it does. The bit keeps it from being denormal, which some threads flush to 0. */
+static double ordered(int64_t timestamp) {
+    const int64_t bits = timestamp | 1ll << 62;
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static double leaf_of(const Tree *t, const Row *r) {
+    if (state_of(r) != COMMITTED) return idle(t);
+    switch (t->kind) {
+    case ROWS: return 1.0;
+    case WINDOWS: return r->length < t->window ? 0.0 : (double)((r->length - t->window) / t->stride + 1);
+    case PRIORITIES:
+        if (r->length < t->window) return 0.0;
+        return t->exponent == 1.0 ? r->priority : r->priority > 0.0 ? pow(r->priority, t->exponent) : 0.0;
+    case TIMESTAMPS: return ordered(r->timestamp);
+    default: return r->priority;
+    }
+}
+
+static int64_t reserve_scratch(Store *s, int64_t n) {
+    if (n <= s->scratch_size) return 0;
+    int64_t *grown = realloc(s->scratch, n * sizeof *grown);
+    if (!grown) return NO_MEMORY;
+    s->scratch = grown, s->scratch_size = n;
+    return 0;
+}
+
+/* Bring one tree up to date with the status of these local indices. */
+static void update_tree(Store *s, const Tree *t, int64_t n, const int64_t *indices) {
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) __builtin_prefetch(node(t, 0, s->base + indices[i + AHEAD]), 1);
+        *node(t, 0, s->base + indices[i]) = leaf_of(t, &s->rows[indices[i]]);
+        s->scratch[i] = s->base + indices[i];
+    }
+    refresh(t, n, s->scratch);
+}
+
+static void update_trees(Store *s, int64_t n, const int64_t *indices) {
+    for (int64_t k = 0; n && k < s->num_trees; k++) update_tree(s, &s->trees[k], n, indices);
+}
+
+/* ---- lists and queue, under the lock ---------------------------------------------------------------------------------- */
+
+static void push_free(Store *s, int64_t i) { s->queue[s->header->queue_tail++ % s->capacity] = i; }
+
+static void link_committed(Store *s, int64_t i) {
+    Header *h = s->header;
+    s->rows[i].prev = h->newest, s->rows[i].next = NONE;
+    if (h->newest == NONE) h->oldest = i;
+    else s->rows[h->newest].next = i;
+    h->newest = i, h->count++;
+}
+
+static void unlink_committed(Store *s, int64_t i) {
+    Header *h = s->header;
+    Row *r = &s->rows[i];
+    if (r->prev == NONE) h->oldest = r->next; else s->rows[r->prev].next = r->next;
+    if (r->next == NONE) h->newest = r->prev; else s->rows[r->next].prev = r->prev;
+    h->count--;
+}
+
+static void link_writing(Store *s, int64_t i) {
+    Header *h = s->header;
+    s->rows[i].prev = NONE, s->rows[i].next = h->writers;
+    if (h->writers != NONE) s->rows[h->writers].prev = i;
+    h->writers = i, h->writing++;
+}
+
+static void unlink_writing(Store *s, int64_t i) {
+    Row *r = &s->rows[i];
+    if (r->prev == NONE) s->header->writers = r->next; else s->rows[r->prev].next = r->next;
+    if (r->next != NONE) s->rows[r->next].prev = r->prev;
+    s->header->writing--;
+}
+
+static int by_sequence(const void *a, const void *b, void *rows) {
+    const Row *r = rows;
+    const uint64_t x = r[*(const int64_t *)a].sequence, y = r[*(const int64_t *)b].sequence;
+    return x < y ? -1 : x > y;
+}
+
+/* Make everything that the lock guards anew from the tags. Used by the creator, and after a process died with the lock: it
+   may have changed some of it, but a tag changes at once or not at all. */
+static int64_t rebuild(Store *s) {
+    Header *h = s->header;
+    int64_t committed = 0, retired = s->capacity;
+    int64_t *order = malloc(s->capacity * sizeof *order);
+    if (!order) return NO_MEMORY;
+    h->count = h->writing = h->high = 0, h->oldest = h->newest = h->writers = NONE;
+    h->queue_head = h->queue_tail = 0;
+    for (int64_t j = 0; s->spill != NONE && j < s->slots; j++) s->slot_rows[j] = NONE;
+    for (int64_t i = 0; i < s->capacity; i++) {
+        Row *r = &s->rows[i];
+        const int64_t state = state_of(r);
+        if (r->tag >> 2) h->high = i + 1;
+        if (state == FREE) push_free(s, i);
+        if (state == WRITING) link_writing(s, i);
+        if (state == COMMITTED) order[committed++] = i;
+        if (state == DELETED) order[--retired] = i;
+        if (state != FREE && r->sequence > h->sequence) h->sequence = r->sequence;
+        if (s->spill != NONE && r->slot != NONE) s->slot_rows[r->slot] = i;
+        for (int64_t k = 0; k < s->num_trees; k++) *node(&s->trees[k], 0, s->base + i) = leaf_of(&s->trees[k], r);
+    }
+    qsort_r(order, committed, sizeof *order, by_sequence, s->rows);
+    qsort_r(order + retired, s->capacity - retired, sizeof *order, by_sequence, s->rows);
+    for (int64_t k = 0; k < committed; k++) link_committed(s, order[k]);
+    for (int64_t k = retired; k < s->capacity; k++) push_free(s, order[k]); /* deleted ones are reused last */
+    for (int64_t k = 0; k < s->num_trees; k++) replay_tree_build(&s->trees[k]);
+    free(order);
+    return 0;
+}
+
+static int64_t lock(Store *s) {
+    struct timespec until;
+    int error = EBUSY;
+    for (int spin = 0; spin < SPINS && error == EBUSY; spin++) error = pthread_mutex_trylock(s->lock);
+    if (error == EBUSY) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += s->limit_ns % 1000000000, until.tv_sec += s->limit_ns / 1000000000;
+        if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
+        error = pthread_mutex_timedlock(s->lock, &until);
+    }
+    if (error == EOWNERDEAD) {
+        const int64_t failed = rebuild(s);
+        if (failed) return failed; /* unlocked by the kernel when this process ends: another one rebuilds */
+        pthread_mutex_consistent(s->lock);
+        s->header->recovered++;
+        return 0;
+    }
+    return error ? LOCK_TIMEOUT : 0;
+}
+
+static int64_t unlock(Store *s, int64_t result) {
+    pthread_mutex_unlock(s->lock);
+    return result;
+}
+
+/* Initialise the memory of a new store: zeroed, except for the constants of the header. */
+int64_t replay_create(Store *s) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(s->lock, &attributes);
+    for (int64_t i = 0; i < s->capacity; i++) s->rows[i].slot = s->spill == NONE ? i : NONE;
+    for (int64_t k = 0; k < s->num_trees; k++) {
+        Tree *t = &s->trees[k];
+        for (int64_t l = 0; is_minimum(t) && l < t->levels; l++)
+            for (double *c = group(t, l, t->first[l] >> 3), *end = node(t, l, (t->first[l] + t->nodes[l] - 1) | 7); c <= end; c++)
+                *c = INFINITY;
+    }
+    return rebuild(s);
+}
+
+/* ---- insertion and removal -------------------------------------------------------------------------------------------- */
+
+/* Return rows of writers that have ended to the queue. A row that was not committed is torn: nobody has ever seen it. */
+static int64_t reap(Store *s) {
+    Header *h = s->header;
+    uint64_t known = 0;
+    int64_t reclaimed = 0, alive = 0;
+    for (int64_t i = h->writers, next; i != NONE; i = next) {
+        Row *r = &s->rows[i];
+        next = r->next;
+        if (r->owner != known) known = r->owner, alive = identity(known >> 42) == known;
+        if (alive) continue;
+        unlink_writing(s, i);
+        set_tag(r, r->tag >> 2, FREE);
+        push_free(s, i);
+        reclaimed++;
+    }
+    h->reclaimed += reclaimed;
+    return reclaimed;
+}
+
+int64_t replay_reap(Store *s) {
+    const int64_t failed = lock(s);
+    return failed ? failed : unlock(s, reap(s));
+}
+
+/* A committed row to be overwritten, by the store's policy. It is unlinked; its leaf is cleared by the caller, except in the
+   tree that chose it. */
+static int64_t victim(Store *s) {
+    Header *h = s->header;
+    const Tree *t = s->removal_tree == NONE ? 0 : &s->trees[s->removal_tree];
+    int64_t i;
+    if (h->removal == FIFO) i = h->oldest;
+    else if (h->removal == LIFO) i = h->newest;
+    else if (h->removal == RANDOM) { /* xorshift64*; the tree holds 1 for each committed row */
+        int64_t leaf;
+        h->random ^= h->random >> 12, h->random ^= h->random << 25, h->random ^= h->random >> 27;
+        double target = (double)((h->random * 2685821657736338717ull) >> 11) * 0x1p-53 * total_of(t);
+        replay_tree_draw(t, 1, &target, &leaf);
+        i = leaf - s->base;
+    } else i = least(t) - s->base;
+    unlink_committed(s, i);
+    h->evicted++;
+    if (t) {
+        int64_t leaf = s->base + i;
+        *node(t, 0, leaf) = idle(t);
+        refresh(t, 1, &leaf);
+    }
+    return i;
+}
+
+static int64_t obtain(Store *s) {
+    Header *h = s->header;
+    for (int attempt = 0;; attempt++) {
+        if (h->queue_head != h->queue_tail) return s->queue[h->queue_head++ % s->capacity];
+        const int64_t now = h->writers == NONE ? 0 : now_ns();
+        if (h->writers != NONE && (now >= h->next_reap_ns || !h->count) && !attempt) {
+            h->next_reap_ns = now + REAP_NS;
+            reap(s);
+            continue;
+        }
+        if (!h->count) return ALL_WRITING;
+        return h->removal == USER ? NEED_VICTIM : victim(s);
+    }
+}
+
+static int64_t write_all(int file, void *from, size_t size, int64_t at) {
+    for (ssize_t done; size; from = (uint8_t *)from + done, at += done, size -= done)
+        if ((done = pwrite(file, from, size, at)) <= 0) {
+            if (done < 0 && errno == EINTR) { done = 0; continue; }
+            return IO_ERROR;
+        }
+    return 0;
+}
+
+static int64_t read_all(int file, void *to, size_t size, int64_t at) {
+    for (ssize_t done; size; to = (uint8_t *)to + done, at += done, size -= done)
+        if ((done = pread(file, to, size, at)) <= 0) {
+            if (done < 0 && errno == EINTR) { done = 0; continue; }
+            return IO_ERROR;
+        }
+    return 0;
+}
+
+static int64_t spill_row(Store *s, const Row *r) {
+    for (int64_t c = 0; c < s->num_columns; c++) {
+        const Column *column = &s->columns[c];
+        if (write_all(s->spill, s->data + column->offset + r->slot * column->block_bytes,
+                      (r->length + column->extra) * column->step_bytes, column->file_offset + (r - s->rows) * column->block_bytes)) return IO_ERROR;
+    }
+    return 0;
+}
+
+/* Give an index blocks in memory. The slot that was given longest ago goes to the file, if its row is committed. */
+static int64_t give_slot(Store *s, int64_t i) {
+    Header *h = s->header;
+    if (s->spill == NONE || s->rows[i].slot != NONE) return 0;
+    for (int64_t tried = 0; tried < s->slots; tried++) {
+        const int64_t slot = h->hand++ % s->slots, other = s->slot_rows[slot];
+        if (other != NONE) {
+            Row *r = &s->rows[other];
+            const int64_t state = state_of(r);
+            if (state == WRITING) continue;
+            if (state == COMMITTED) {
+                if (spill_row(s, r)) return IO_ERROR;
+                h->spilled++;
+            } else set_tag(r, (r->tag >> 2) + 1, state); /* not readable any more */
+            /* Before the slot's next writer: a reader that sees new bytes sees that the row has left. */
+            __atomic_store_n(&r->slot, NONE, __ATOMIC_RELEASE);
+            __atomic_thread_fence(__ATOMIC_SEQ_CST);
+        }
+        s->slot_rows[slot] = i;
+        __atomic_store_n(&s->rows[i].slot, slot, __ATOMIC_RELEASE);
+        return 0;
+    }
+    return NO_SLOT;
+}
+
+/* Take back rows that are being written. */
+static void undo(Store *s, int64_t n, const int64_t *indices) {
+    for (int64_t i = 0; i < n; i++) {
+        Row *r = &s->rows[indices[i]];
+        if (state_of(r) != WRITING) continue; /* named twice */
+        unlink_writing(s, indices[i]);
+        set_tag(r, r->tag >> 2, FREE);
+        push_free(s, indices[i]);
+    }
+}
+
+/* Whether n indices can be had, before anything is evicted for them. */
+static int64_t check_room(Store *s, int64_t n) {
+    Header *h = s->header;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        const int64_t indices = (int64_t)(h->queue_tail - h->queue_head) + h->count;
+        if (n <= indices && n <= s->slots - h->writing) return 0;
+        if (!attempt && !reap(s)) return n > indices ? ALL_WRITING : NO_SLOT;
+    }
+    return ALL_WRITING;
+}
+
+static int64_t allocate(Store *s, int64_t n, int64_t *indices) {
+    Header *h = s->header;
+    int64_t got = 0, victims = 0, failed = reserve_scratch(s, n);
+    if (!failed) failed = check_room(s, n);
+    while (got < n && !failed) {
+        const int64_t evicted = h->evicted, index = obtain(s);
+        if (index < 0) { failed = index; break; }
+        if ((failed = give_slot(s, index))) { /* the file cannot be written: a victim is lost */
+            set_tag(&s->rows[index], s->rows[index].tag >> 2, FREE);
+            push_free(s, index);
+            update_trees(s, 1, &index);
+            break;
+        }
+        Row *r = &s->rows[index];
+        r->owner = own_identity();
+        set_tag(r, (r->tag >> 2) + 1, WRITING);
+        link_writing(s, index);
+        if (index >= h->high) h->high = index + 1;
+        indices[got++] = index;
+        if (h->evicted != evicted) { /* victims first, so that one update of the trees serves them */
+            indices[got - 1] = indices[victims], indices[victims++] = index;
+        }
+    }
+    update_trees(s, victims, indices);
+    if (failed) { undo(s, got, indices); return failed; }
+    /* The tags before the first byte of the blocks: a reader that copies new bytes then finds a new tag. */
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    return n;
+}
+
+/* Reserve n indices for the calling process. All or none. */
+int64_t replay_allocate(Store *s, int64_t n, int64_t *indices) {
+    const int64_t failed = lock(s);
+    return failed ? failed : unlock(s, allocate(s, n, indices));
+}
+
+static int64_t owned(Store *s, int64_t n, const int64_t *indices) {
+    for (int64_t i = 0; i < n; i++) {
+        const Row *r = &s->rows[indices[i]];
+        if (state_of(r) != WRITING || r->owner != own_identity()) return 0;
+    }
+    return 1;
+}
+
+static int64_t commit(Store *s, int64_t n, const int64_t *indices, const int64_t *lengths, const double *priorities,
+                      const int64_t *timestamps, int64_t clock_ns) {
+    Header *h = s->header;
+    const int64_t failed = reserve_scratch(s, n);
+    if (failed) return failed;
+    if (!owned(s, n, indices)) return NOT_OWNED;
+    for (int64_t i = 0; i < n; i++) {
+        Row *r = &s->rows[indices[i]];
+        if (state_of(r) != WRITING) continue; /* named twice */
+        unlink_writing(s, indices[i]);
+        r->length = lengths[i], r->priority = priorities[i], r->timestamp = timestamps ? timestamps[i] : clock_ns;
+        r->sequence = ++h->sequence, r->sampled = 0;
+        set_tag(r, r->tag >> 2, COMMITTED); /* publishes the blocks and the status */
+        link_committed(s, indices[i]);
+        h->inserted++;
+    }
+    update_trees(s, n, indices);
+    return n;
+}
+
+/* Make rows that the calling process filled selectable. timestamps: NULL for clock_ns. */
+int64_t replay_commit(Store *s, int64_t n, const int64_t *indices, const int64_t *lengths, const double *priorities,
+                      const int64_t *timestamps, int64_t clock_ns) {
+    const int64_t failed = lock(s);
+    return failed ? failed : unlock(s, commit(s, n, indices, lengths, priorities, timestamps, clock_ns));
+}
+
+/* Give reserved indices back. */
+int64_t replay_cancel(Store *s, int64_t n, const int64_t *indices) {
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    if (!owned(s, n, indices)) return unlock(s, NOT_OWNED);
+    undo(s, n, indices);
+    return unlock(s, n);
+}
+
+/* Allocate, copy and commit n rows. sources: for each column (n, steps + extra, step_bytes). */
+int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *sources, const int64_t *lengths,
+                      const double *priorities, const int64_t *timestamps, int64_t clock_ns, int64_t *indices, uint64_t *generations) {
+    const int64_t got = replay_allocate(s, n, indices);
+    if (got < 0) return got;
+    for (int64_t i = 0; i < n; i++) generations[i] = s->rows[indices[i]].tag >> 2;
+    for (int64_t c = 0; c < s->num_columns; c++) {
+        const Column *column = &s->columns[c];
+        for (int64_t i = 0; i < n; i++)
+            memcpy(s->data + column->offset + s->rows[indices[i]].slot * column->block_bytes,
+                   sources[c] + i * (steps + column->extra) * column->step_bytes, (lengths[i] + column->extra) * column->step_bytes);
+    }
+    return replay_commit(s, n, indices, lengths, priorities, timestamps, clock_ns);
+}
+
+/* Take a row out of selection. Its blocks stay readable until the index is allocated again. */
+static void retire(Store *s, int64_t i) {
+    Row *r = &s->rows[i];
+    unlink_committed(s, i);
+    set_tag(r, r->tag >> 2, DELETED);
+    push_free(s, i);
+}
+
+static int is_current(const Row *r, uint64_t generation) { return r->tag == (generation << 2 | COMMITTED); }
+
+/* Delete rows, except those of another generation. Returns how many. */
+int64_t replay_delete(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations) {
+    int64_t failed = lock(s), done = 0;
+    if (failed) return failed;
+    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
+    for (int64_t i = 0; i < n; i++)
+        if (is_current(&s->rows[indices[i]], generations[i])) retire(s, indices[i]), done++;
+    s->header->deleted += done;
+    update_trees(s, n, indices);
+    return unlock(s, done);
+}
+
+/* Set priorities, except of rows of another generation. Returns how many. */
+int64_t replay_update(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, const double *priorities) {
+    int64_t failed = lock(s), done = 0;
+    if (failed) return failed;
+    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) __builtin_prefetch(&s->rows[indices[i + AHEAD]], 1);
+        if (is_current(&s->rows[indices[i]], generations[i])) s->rows[indices[i]].priority = priorities[i], done++;
+    }
+    for (int64_t k = 0; k < s->num_trees; k++)
+        if (s->trees[k].kind == PRIORITIES || s->trees[k].kind == LEAST_PRIORITIES) update_tree(s, &s->trees[k], n, indices);
+    return unlock(s, done);
+}
+
+/* ---- selection -------------------------------------------------------------------------------------------------------- */
+
+/* Philox4x64-10 (Salmon et al. 2011): number i of a draw, the same wherever it is computed. As NumPy's Philox with key
+   (seed, stream) and counter (0, 0, round, draw). */
+static void philox(uint64_t seed, uint64_t stream, uint64_t block, uint64_t round, uint64_t draw, uint64_t c[4]) {
+    uint64_t key0 = seed, key1 = stream;
+    c[0] = block, c[1] = 0, c[2] = round, c[3] = draw;
+    for (int r = 0; r < 10; r++) {
+        const __uint128_t x = (__uint128_t)0xD2E7470EE14C6C93ull * c[0], y = (__uint128_t)0xCA5A826395121157ull * c[2];
+        const uint64_t c1 = c[1], c3 = c[3];
+        c[0] = (uint64_t)(y >> 64) ^ c1 ^ key0, c[1] = (uint64_t)y;
+        c[2] = (uint64_t)(x >> 64) ^ c3 ^ key1, c[3] = (uint64_t)x;
+        key0 += 0x9E3779B97F4A7C15ull, key1 += 0xBB67AE8584CAA73Bull;
+    }
+}
+
+/* Uniform numbers ``first`` to first + n - 1 of a draw, in [0, 1). */
+void replay_uniforms(uint64_t seed, uint64_t stream, uint64_t round, uint64_t draw, int64_t first, int64_t n, double *out) {
+    uint64_t c[4] = {0};
+    for (int64_t i = first; i < first + n; i++) {
+        if (i == first || i % 4 == 0) philox(seed, stream, i / 4 + 1, round, draw, c);
+        out[i - first] = (double)(c[i % 4] >> 11) * 0x1p-53;
+    }
+}
+
+/* Count selections. accepted (or NULL): 0 where the row had been selected max_sampled times before. */
+static void mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
+    Header *h = s->header;
+    int64_t retired = 0;
+    for (int64_t i = 0; i < n; i++) {
+        Row *r = &s->rows[indices[i]];
+        const int good = is_current(r, generations[i]);
+        if (accepted) accepted[i] = good;
+        if (!good) continue;
+        h->selected++;
+        if (++r->sampled == (uint64_t)h->max_sampled) retire(s, indices[i]), retired++;
+    }
+    if (retired) update_trees(s, n, indices);
+}
+
+/* Global indices that hold the targets u * total of a tree, with their generations, lengths and weights. u becomes the rest
+   within the leaf. accepted: as of mark(); NULL: not counted. */
+int64_t replay_draw(Store *s, int64_t tree, int64_t n, double *u, int64_t *indices, uint64_t *generations, int64_t *lengths,
+                    double *weights, double *total, uint8_t *accepted) {
+    const Tree *t = &s->trees[tree];
+    int64_t failed = lock(s);
+    if (failed) return failed;
+    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
+    *total = total_of(t);
+    if (!(*total > 0.0)) return unlock(s, EMPTY);
+    for (int64_t i = 0; i < n; i++) u[i] *= *total;
+    if (t->kind == ROWS && s->header->count == s->header->high && s->base == 0)
+        /* Every index is committed: the tree would return the target's whole part. */
+        for (int64_t i = 0; i < n; i++) indices[i] = (int64_t)u[i], u[i] -= (double)indices[i];
+    else replay_tree_draw(t, n, u, indices);
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) __builtin_prefetch(&s->rows[indices[i + AHEAD] - s->base], 1);
+        const Row *r = &s->rows[indices[i] - s->base];
+        generations[i] = r->tag >> 2, lengths[i] = r->length;
+        weights[i] = t->kind == ROWS ? 1.0 : *node(t, 0, indices[i]);
+    }
+    if (accepted) {
+        for (int64_t i = 0; i < n; i++) indices[i] -= s->base;
+        mark(s, n, indices, generations, accepted);
+        for (int64_t i = 0; i < n; i++) indices[i] += s->base;
+    }
+    return unlock(s, n);
+}
+
+/* Count selections of local indices. accepted: as of mark(). */
+int64_t replay_mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
+    int64_t failed = lock(s);
+    if (failed) return failed;
+    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
+    mark(s, n, indices, generations, accepted);
+    return unlock(s, n);
+}
+
+/* A consistent copy of the status table. */
+int64_t replay_snapshot(Store *s, Row *out) {
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    memcpy(out, s->rows, s->capacity * sizeof *out);
+    return unlock(s, s->capacity);
+}
+
+/* The children of the first and the last node of each level from 1 on, at one moment: out (levels, 2, FANOUT). What a shard
+   and its neighbours share are only these nodes. */
+int64_t replay_edges(Store *s, int64_t tree, double *out) {
+    const Tree *t = &s->trees[tree];
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    for (int64_t l = 1; l < t->levels; l++)
+        for (int last = 0; last < 2; last++)
+            memcpy(out + (2 * l + last) * FANOUT, group(t, l - 1, t->first[l] + last * (t->nodes[l] - 1)), FANOUT * sizeof *out);
+    return unlock(s, t->levels);
+}
+
+/* Leaves below nodes of the shard's own that hold the targets, with generation, length and weight of their rows. */
+int64_t replay_descend(Store *s, int64_t tree, int64_t n, const int64_t *level, const int64_t *from, double *targets,
+                       int64_t *indices, uint64_t *generations, int64_t *lengths, double *weights) {
+    const Tree *t = &s->trees[tree];
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    replay_tree_descend(t, n, level, from, targets, indices);
+    for (int64_t i = 0; i < n; i++) {
+        const Row *r = &s->rows[indices[i] - s->base];
+        generations[i] = r->tag >> 2, lengths[i] = r->length, weights[i] = *node(t, 0, indices[i]);
+    }
+    return unlock(s, n);
+}
+
+/* Delete the row that a user's policy chose. Returns 0 if it is not selectable any more. */
+int64_t replay_evict(Store *s, int64_t index, uint64_t generation) {
+    int64_t failed = lock(s), done = 0;
+    if (failed) return failed;
+    if ((failed = reserve_scratch(s, 1))) return unlock(s, failed);
+    if (is_current(&s->rows[index], generation)) {
+        retire(s, index);
+        update_trees(s, 1, &index);
+        s->header->evicted += done = 1;
+    }
+    return unlock(s, done);
+}
+
+/* 0 if this process cannot be identified: no /proc. */
+uint64_t replay_identity(void) { return own_identity(); }
+
+/* ---- collection ------------------------------------------------------------------------------------------------------- */
+
+/* One window: steps max(0, t + offset) to min(t + offset + length, trajectory length), and zeros around them. */
+static int64_t collect(const Store *s, const Part *p, int64_t row, int64_t slot, int64_t trajectory, int64_t t, int64_t i) {
+    const Column *column = &s->columns[p->column];
+    const int64_t from = t + p->offset, step = column->step_bytes;
+    if (trajectory) trajectory += column->extra;
+    int64_t begin = from > 0 ? from : 0, end = from + p->length < trajectory ? from + p->length : trajectory;
+    if (end < begin) end = begin;
+    const int64_t size = end - begin;
+    /* Where the first step goes: at its place in the window, at the end (padding at the head), or at the begin. */
+    int64_t at = p->padding == IN_PLACE ? begin - from : p->padding == HEAD ? p->length - size : 0;
+    if (!size) at = 0;
+    uint8_t *out = p->out + i * p->length * step;
+    if (size < p->length) {
+        memset(out, 0, at * step);
+        memset(out + (at + size) * step, 0, (p->length - at - size) * step);
+    }
+    memset(p->mask + i * p->length, 0, p->length);
+    memset(p->mask + i * p->length + at, 1, size);
+    if (slot != NONE) memcpy(out + at * step, s->data + column->offset + slot * column->block_bytes + begin * step, size * step);
+    else if (size) return read_all(s->spill, out + at * step, size * step,
+                                   column->file_offset + row * column->block_bytes + begin * step);
+    return 0;
+}
+
+/* The windows of one part for a chunk of rows. ``bytes``: of a window, a constant where the compiler is to copy without a
+   call. Windows that lie within their trajectory, and in memory, are the rule: for them nothing else is done. */
+__attribute__((always_inline)) static inline int64_t collect_chunk(
+    const Store *s, const Part *p, int64_t n, const int64_t *index, const int64_t *slots, const int64_t *lengths,
+    const int64_t *step, int64_t first, const int64_t bytes) {
+    const Column *column = &s->columns[p->column];
+    const uint8_t *base = s->data + column->offset;
+    const int64_t block = column->block_bytes, step_bytes = column->step_bytes, offset = p->offset, length = p->length;
+    uint8_t *out = p->out + first * bytes, *mask = p->mask + first * length;
+    int64_t failed = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n && slots[i + AHEAD] != NONE) { /* of a long window, the hardware fetches the rest */
+            const uint8_t *next = base + slots[i + AHEAD] * block + (step[i + AHEAD] + offset) * step_bytes;
+            for (int64_t k = 0; k < bytes && k < 512; k += 64) __builtin_prefetch(next + k);
+        }
+        const int64_t from = step[i] + offset;
+        if (from >= 0 && lengths[i] && from + length <= lengths[i] + column->extra && slots[i] != NONE) {
+            memcpy(out + i * bytes, base + slots[i] * block + from * step_bytes, bytes);
+            if (length == 1) mask[i] = 1;
+            else memset(mask + i * length, 1, length);
+        } else failed |= collect(s, p, index[i], slots[i], lengths[i], step[i], first + i);
+    }
+    return failed;
+}
+
+/* Copy windows of selected rows (local indices) into the parts' outputs, for begin <= i < end.
+
+   valid[i]: VALID; STALE if the row was overwritten, before or during the copy; OUTSIDE if it has no such timestep. */
+int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
+                      const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid) {
+    int64_t slots[CHUNK], lengths[CHUNK], failed = 0;
+    for (int64_t first = begin; first < end; first += CHUNK) {
+        const int64_t n = end - first < CHUNK ? end - first : CHUNK;
+        const int64_t *index = indices + first, *step = steps + first;
+        /* 1. Status. ACQUIRE: the blocks' bytes, and the length, are at least as new as the tag. */
+        for (int64_t i = 0; i < n; i++) {
+            if (i + AHEAD < n) __builtin_prefetch(&s->rows[index[i + AHEAD]]);
+            const Row *r = &s->rows[index[i]];
+            const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
+            lengths[i] = r->length, slots[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
+            const int good = tag >> 2 == generations[first + i] && (tag & 3) >= COMMITTED;
+            valid[first + i] = !good ? STALE : step[i] < 0 || step[i] >= lengths[i] ? OUTSIDE : VALID;
+            if (valid[first + i] != VALID) lengths[i] = 0; /* the window is empty: zeros */
+        }
+        /* 2. Copies, column by column. */
+        for (int64_t k = 0; k < num_parts; k++) {
+            const int64_t bytes = parts[k].length * s->columns[parts[k].column].step_bytes;
+            const Part *p = &parts[k];
+            failed |= bytes == 1   ? collect_chunk(s, p, n, index, slots, lengths, step, first, 1)
+                      : bytes == 4 ? collect_chunk(s, p, n, index, slots, lengths, step, first, 4)
+                      : bytes == 8 ? collect_chunk(s, p, n, index, slots, lengths, step, first, 8)
+                                   : collect_chunk(s, p, n, index, slots, lengths, step, first, bytes);
+        }
+        /* 3. Status again. The fence keeps the copies before these loads. */
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        for (int64_t i = 0; i < n; i++) {
+            const Row *r = &s->rows[index[i]];
+            const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_RELAXED);
+            const int same = tag >> 2 == generations[first + i] && (tag & 3) >= COMMITTED;
+            if (valid[first + i] == VALID && !same) valid[first + i] = STALE;
+            /* Spilled during the copy: the slot may hold another row by now, but the file has this one. */
+            else if (valid[first + i] == VALID && __atomic_load_n(&r->slot, __ATOMIC_RELAXED) != slots[i]) {
+                for (int64_t k = 0; k < num_parts; k++) failed |= collect(s, &parts[k], index[i], NONE, lengths[i], step[i], first + i);
+                __atomic_thread_fence(__ATOMIC_ACQUIRE);
+                if (__atomic_load_n(&r->tag, __ATOMIC_RELAXED) >> 2 != generations[first + i]) valid[first + i] = STALE;
+            }
+        }
+    }
+    return failed ? IO_ERROR : 0;
+}
+
+/* Ask the kernel to read the blocks of spilled rows ahead. Returns how many are spilled. */
+int64_t replay_prefetch(const Store *s, int64_t n, const int64_t *indices) {
+    int64_t spilled = 0;
+    for (int64_t i = 0; i < n && s->spill != NONE; i++) {
+        const Row *r = &s->rows[indices[i]];
+        if (__atomic_load_n(&r->slot, __ATOMIC_ACQUIRE) != NONE) continue;
+        spilled++;
+        for (int64_t c = 0; c < s->num_columns; c++) {
+            const Column *column = &s->columns[c];
+            posix_fadvise(s->spill, column->file_offset + indices[i] * column->block_bytes,
+                          (r->length + column->extra) * column->step_bytes, POSIX_FADV_WILLNEED);
+        }
+    }
+    return spilled;
+}

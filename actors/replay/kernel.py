@@ -1,0 +1,182 @@
+"""The Python side of kernel.c: its structs, and its functions with their types."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from actors.replay.errors import ReplayError
+from collectives.compiler import CompilerError
+from collectives.kernels import Kernel
+from collectives.mirrors import Mirrors
+
+REPLAY = Kernel(
+    name="replay stores",
+    module=__name__,
+    reference="actors.replay.tree:descend",
+    without="replay stores need a C compiler",
+    # No fused multiply-add: a draw is the same in C, in NumPy, and on every shard.
+    flags=("-ffp-contract=off", "-pthread"),
+)
+
+FREE, WRITING, COMMITTED, DELETED = range(4)
+"""State of an index: the lower two bits of its tag."""
+REMOVALS = ("fifo", "lifo", "oldest", "lowest_priority", "random", "user")
+ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES = range(5)
+"""Kinds of trees: what a leaf is."""
+PADDINGS = ("in_place", "head", "tail")
+STALE, VALID, OUTSIDE = range(3)
+LOCK_TIMEOUT, ALL_WRITING, NEED_VICTIM, NOT_OWNED, EMPTY, NO_SLOT, IO_ERROR, NO_MEMORY = range(-1, -9, -1)
+FANOUT, MAX_LEVELS = 8, 14
+LOCK_BYTES = 64
+
+_I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
+_U64, _I32, _U32 = ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint32
+
+ROW = np.dtype(
+    [
+        *((name, np.uint64) for name in ("tag", "owner")),
+        ("priority", np.float64),
+        ("timestamp", np.int64),
+        ("sequence", np.uint64),
+        ("length", np.uint32),
+        ("slot", np.int32),
+        ("sampled", np.uint64),
+        ("next", np.int32),
+        ("prev", np.int32),
+    ]
+)
+"""A row of the status table, as NumPy sees it."""
+
+
+class _RowStruct(ctypes.Structure):
+    """Row of kernel.c."""
+
+    _fields_ = (
+        *((name, _U64) for name in ("tag", "owner")),
+        ("priority", _DOUBLE),
+        ("timestamp", _I64),
+        ("sequence", _U64),
+        ("length", _U32),
+        ("slot", _I32),
+        ("sampled", _U64),
+        ("next", _I32),
+        ("prev", _I32),
+    )
+
+
+class HeaderStruct(ctypes.Structure):
+    """Header of kernel.c."""
+
+    _fields_ = (
+        ("magic", _U64),
+        *((name, _I64) for name in ("removal", "max_sampled", "count", "writing", "high")),
+        *((name, _U64) for name in ("queue_head", "queue_tail")),
+        *((name, _I64) for name in ("oldest", "newest", "writers")),
+        *((name, _U64) for name in ("sequence", "random")),
+        *((name, _I64) for name in ("hand", "next_reap_ns")),
+        *((name, _I64) for name in ("inserted", "selected", "evicted", "deleted")),
+        *((name, _I64) for name in ("reclaimed", "spilled", "recovered")),
+    )
+
+
+class TreeStruct(ctypes.Structure):
+    """Tree of kernel.c."""
+
+    _fields_ = (
+        ("level", _ADDRESS * MAX_LEVELS),
+        ("first", _I64 * MAX_LEVELS),
+        ("nodes", _I64 * MAX_LEVELS),
+        *((name, _I64) for name in ("levels", "kind", "window", "stride")),
+        ("exponent", _DOUBLE),
+    )
+
+
+class ColumnStruct(ctypes.Structure):
+    """Column of kernel.c."""
+
+    _fields_ = tuple((name, _I64) for name in ("offset", "file_offset", "step_bytes", "block_bytes", "extra"))
+
+
+class StoreStruct(ctypes.Structure):
+    """Store of kernel.c."""
+
+    _fields_ = (
+        *(
+            (name, _ADDRESS)
+            for name in ("header", "lock", "rows", "queue", "slot_rows", "data", "columns", "trees")
+        ),
+        *((name, _I64) for name in ("capacity", "base", "slots", "num_columns", "num_trees", "removal_tree")),
+        *((name, _I64) for name in ("spill", "limit_ns")),
+        ("scratch", _ADDRESS),
+        ("scratch_size", _I64),
+    )
+
+
+class PartStruct(ctypes.Structure):
+    """Part of kernel.c."""
+
+    _fields_ = (
+        *((name, _I64) for name in ("column", "offset", "length", "padding")),
+        *((name, _ADDRESS) for name in ("out", "mask")),
+    )
+
+
+_MIRRORS: Mirrors = {
+    "Row": _RowStruct,
+    "Header": HeaderStruct,
+    "Tree": TreeStruct,
+    "Column": ColumnStruct,
+    "Store": StoreStruct,
+    "Part": PartStruct,
+    f"sizeof(pthread_mutex_t) <= {LOCK_BYTES}": 1,
+    **{name.upper(): value for value, name in enumerate(REMOVALS)},
+    **{name.upper(): value for value, name in enumerate(PADDINGS)},
+    **{
+        name: value
+        for name, value in globals().items()
+        if name.isupper() and isinstance(value, int) and name != "LOCK_BYTES"
+    },
+}
+
+_ARGUMENTS = {
+    "create": "p", "reap": "p", "identity": "",
+    "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
+    "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp",
+    "uniforms": "uuuuiip", "draw": "piippppppp", "edges": "pip", "descend": "piippppppp",
+    "gather": "piipppipp", "prefetch": "pip",
+    "tree_layout": "ppiii", "tree_build": "p", "tree_set": "pippp", "tree_draw": "pipp", "tree_descend": "pipppp",
+}  # fmt: skip
+"""Arguments of each function: p pointer, i int64, u uint64."""
+_TYPES = {"p": _ADDRESS, "i": _I64, "u": _U64}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The compiled program.
+
+    Raises:
+        ReplayError: it cannot be compiled here.
+    """
+    try:
+        return _load()
+    except CompilerError as error:
+        raise ReplayError(f"{REPLAY.without}: {error}") from error
+
+
+def _load() -> ctypes.CDLL:
+    program = files(__package__).joinpath("kernel.c").read_text(encoding="utf-8")
+    loaded = REPLAY.load(program, mirrors=_MIRRORS)
+    for name, kinds in _ARGUMENTS.items():
+        function = getattr(loaded, f"replay_{name}")
+        function.argtypes, function.restype = tuple(_TYPES[kind] for kind in kinds), _I64
+    return loaded
+
+
+def address(array: np.ndarray) -> int:
+    """Address of an array's data."""
+    found: int = array.__array_interface__["data"][0]
+    return found

@@ -1,0 +1,775 @@
+"""A replay store: trajectories in column blocks of shared memory, written in place by several processes.
+
+docs/explanation/replay.md has the layout, the order of writes and the alternatives. Atomics and lock are in kernel.c.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from actors.replay import kernel, memory
+from actors.replay.errors import ReplayBusyError, ReplayError
+from actors.replay.kernel import ColumnStruct, HeaderStruct, StoreStruct, TreeStruct, address
+from actors.replay.schema import ReplaySchema
+from actors.replay.tree import Edges, Floats, Integers
+from collectives.closing import ClosesOnExit
+
+MAGIC = 0x3130594C50455241
+LOCK_LIMIT_S = 10.0
+"""Longest wait for another process that holds the lock. It holds it for microseconds, or it is suspended."""
+MAX_TIMESTAMP = 0x3FF0 << 48
+"""Exclusive. In nanoseconds since 1970, the year 2116."""
+_LOCK_AT, _META_BYTES_AT, _META_AT = 3072, 3584, 4096
+STATUS = np.dtype(
+    [
+        ("index", np.int64),
+        ("generation", np.uint64),
+        ("state", np.uint8),
+        ("priority", np.float64),
+        ("timestamp", np.int64),
+        ("length", np.int64),
+        ("sampled", np.int64),
+        ("sequence", np.int64),
+    ]
+)
+"""A row of ``ReplayStore.status``: states are FREE, WRITING, COMMITTED and DELETED of ``kernel``."""
+Removal = str | Callable[[NDArray[Any]], ArrayLike]
+
+
+class TreeSpec(NamedTuple):
+    """What the leaves of a tree are: a kind of ``kernel``, for PRIORITIES the exponent, for WINDOWS length and stride."""
+
+    kind: int
+    exponent: float = 1.0
+    length: int = 1
+    stride: int = 1
+
+
+class Keys(NamedTuple):
+    """Rows by global index and generation, (n,) each. A row that was overwritten has another generation."""
+
+    indices: Integers
+    generations: NDArray[np.uint64]
+
+
+class Drawn(NamedTuple):
+    """Rows drawn from a tree.
+
+    Attributes:
+        indices, generations, lengths, weights: of the rows, (n,)
+        rest: of the target within the row's leaf, (n,)
+        total: of the tree, (1,)
+        accepted: False where a row may not be selected any more, (n,); None: nothing was counted
+    """
+
+    indices: Integers
+    generations: NDArray[np.uint64]
+    lengths: Integers
+    weights: Floats
+    rest: Floats
+    total: Floats
+    accepted: NDArray[np.bool_] | None = None
+
+    @classmethod
+    def of_targets(cls, rest: Floats) -> Self:
+        """Space for the rows of n targets."""
+        n = len(rest)
+        rows = np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.int64), np.empty(n)
+        return cls(*rows, rest, np.empty(1))
+
+
+class ReservedRow:
+    """A row that this process fills in place. Leaving the ``with`` block without ``commit`` gives it back."""
+
+    def __init__(self, store: ReplayStore, index: int) -> None:
+        """See ``ReplayStore.allocate``."""
+        self._store, self._index, self._open = store, index, True
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        """The block of a column, (max_length + extra, *shape). Bytes beyond the committed length are not read."""
+        return self._store.block(column, self._index)
+
+    def commit(self, length: int | None = None, priority: float = 1.0, timestamp: int | None = None) -> Keys:
+        """Make the row selectable.
+
+        Args:
+            length: timesteps that were filled; None: the maximum
+            priority: not negative
+            timestamp: any order of the caller's, at least 0; None: nanoseconds since 1970
+
+        Raises:
+            ReplayError: a value is outside its range, or the row is no longer this process's.
+        """
+        keys = self._store.commit(self._index, length, priority, timestamp)
+        self._open = False
+        return keys
+
+    def cancel(self) -> None:
+        """Give the row back. Safe to call twice, and after ``commit``."""
+        if self._open:
+            self._open = False
+            self._store.cancel(self._index)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
+
+
+class ReplayStore(ClosesOnExit):
+    """One shard of a table of trajectories. Any number of processes of the host may write, select and read.
+
+    ::
+
+        store = ReplayStore.create(schema, capacity=1000, selectors=(Prioritized(0.6),))   # in the first process
+        store = ReplayStore.attach(endpoint)                                               # in the others
+        keys = store.insert({"obs": obs, "action": action}, priorities=td_errors)
+        with store.allocate() as row:
+            row["obs"][:length] = ...
+            row.commit(length)
+
+    Attributes:
+        schema: columns and maximum length
+        capacity: rows of this shard
+        base: global index of the first
+        num_shards: shards of the table, all of this capacity
+    """
+
+    def __init__(self, meta: Mapping[str, Any], descriptors: Sequence[int], removal: Removal) -> None:
+        """See ``create`` and ``attach``."""
+        self._library = kernel.library()
+        self._descriptors, self._meta = tuple(descriptors), meta
+        self.schema = ReplaySchema.from_json(meta["schema"])
+        self.capacity, self.num_shards = int(meta["capacity"]), int(meta["num_shards"])
+        self.base = self.capacity * int(meta["shard"])
+        self.specs = tuple(TreeSpec(*spec) for spec in meta["trees"])
+        self._removal = removal
+        self._control, self._data = (memory.map_shared(found) for found in self._descriptors[:2])
+        self._native, self._kept = self._structs()
+        self.native = ctypes.addressof(self._native)
+        """Address of kernel.c's Store."""
+        self._header = HeaderStruct.from_buffer(self._control)
+        self._views = self._columns()
+        self._rows = np.frombuffer(self._control, kernel.ROW, self.capacity, _layout(meta)["rows"])
+        self._defaults: dict[tuple[int, int], tuple[Integers, Floats]] = {}
+        self._closed = False
+
+    @classmethod
+    def create(
+        cls,
+        schema: ReplaySchema,
+        capacity: int,
+        *,
+        selectors: Sequence[Any] = (),
+        removal: Removal = "fifo",
+        max_times_sampled: int = 0,
+        memory_bytes: int | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        shard: int = 0,
+        num_shards: int = 1,
+        seed: int = 0,
+    ) -> Self:
+        """Create a store, or one shard of a table.
+
+        Args:
+            schema: columns and maximum length
+            capacity: rows (trajectories) of this shard
+            selectors: those that will be used; each may need a tree of sums. Uniform selection is always possible
+            removal: which row is overwritten when the store is full: fifo, lifo, oldest (timestamp), lowest_priority,
+                random, or a function of the status table that returns one index or several
+            max_times_sampled: a row is deleted when it has been selected so often; 0: never
+            memory_bytes: budget of the store's memory, status included. Rows beyond it are spilled to ``folder``
+            folder: for rows that do not fit into memory_bytes; without memory_bytes, for all rows (memory-mapped)
+            shard, num_shards: place of this shard in the table
+            seed: of random removal
+
+        Raises:
+            ReplayError: an argument is outside its range, the store does not fit, or there is no C compiler.
+        """
+        _check_sizes(capacity, max_times_sampled, shard, num_shards)
+        name = removal if isinstance(removal, str) else "user"
+        if name not in kernel.REMOVALS or removal == "user":
+            choices = ", ".join(kernel.REMOVALS[:-1])
+            raise ReplayError(
+                f"removal {removal!r} is not known: use {choices}, or a function of the status table"
+            )
+        if not kernel.library().replay_identity():
+            raise ReplayError("replay stores need /proc, to see which writers are alive")
+        meta: dict[str, Any] = {
+            "schema": schema.to_json(),
+            "capacity": capacity,
+            "shard": shard,
+            "num_shards": num_shards,
+            "removal": name,
+            "trees": _trees(selectors, name),
+            "spills": False,
+        }
+        meta["slots"] = _slots(meta, schema, memory_bytes, folder)
+        meta["spills"] = meta["slots"] < capacity
+        where = None if folder is None else Path(folder)
+        descriptors = [memory.create(_layout(meta)["size"], None)]
+        try:
+            on_disk = where if memory_bytes is None else None
+            descriptors.append(
+                memory.create(max(1, meta["slots"] * schema.row_bytes + _slack(schema)), on_disk)
+            )
+            if meta["spills"]:
+                descriptors.append(memory.create(capacity * schema.row_bytes + _slack(schema), where))
+            store = cls(meta, descriptors, removal)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+        store._initialise(max_times_sampled, seed)
+        return store
+
+    @classmethod
+    def attach(cls, endpoint: str, *, removal: Callable[[NDArray[Any]], ArrayLike] | None = None) -> Self:
+        """Open a store of another process of this host, for writing and reading.
+
+        Args:
+            endpoint: ``endpoint`` of a process that has it open
+            removal: the function, if the store was created with one
+
+        Raises:
+            ReplayError: it no longer exists, or is of another version.
+        """
+        descriptors: list[int] = []
+        try:
+            for found in endpoint.split("|"):
+                descriptors.append(memory.open_endpoint(found))  # noqa: PERF401 - those that were opened are closed below
+            head = os.pread(descriptors[0], _META_AT, 0)
+            if len(head) < _META_AT or int.from_bytes(head[:8], "little") != MAGIC:
+                raise ReplayError(f"{endpoint} is not a replay store of this version of rayagi")
+            size = int.from_bytes(head[_META_BYTES_AT : _META_BYTES_AT + 8], "little")
+            meta = json.loads(os.pread(descriptors[0], size, _META_AT))
+            if (meta["removal"] == "user") != (removal is not None):
+                raise ReplayError(
+                    f"the store's removal is {meta['removal']}: give its function, if it is one, and only then"
+                )
+            return cls(meta, descriptors, removal or meta["removal"])
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        """What other processes attach to, while this process has the store open."""
+        self.check_open()
+        return "|".join(map(memory.endpoint, self._descriptors))
+
+    def __len__(self) -> int:
+        """Rows that can be selected."""
+        return int(self._header.count)
+
+    # ---- writing
+
+    def allocate(self) -> ReservedRow:
+        """Reserve a row, whose blocks this process fills in place. If the store is full, a row is removed.
+
+        Raises:
+            ReplayBusyError: all rows are being written by living processes.
+        """
+        indices = np.empty(1, np.int64)
+        self._with_victims(lambda: self._library.replay_allocate(self.native, 1, address(indices)), 1)
+        return ReservedRow(self, int(indices[0]))
+
+    def insert(
+        self,
+        rows: Mapping[str, Any],
+        lengths: ArrayLike | None = None,
+        priorities: ArrayLike | None = None,
+        timestamps: ArrayLike | None = None,
+    ) -> Keys:
+        """Copy n trajectories into the store and make them selectable together.
+
+        Args:
+            rows: by column (n, steps + extra, *shape); (n, *shape) if max_length is 1 and the column has no extra steps
+            lengths: (n,) timesteps of each; None: all ``steps``
+            priorities: (n,) or one, not negative; None: 1
+            timestamps: (n,) or one, at least 0; None: nanoseconds since 1970
+
+        Raises:
+            ReplayError: a column is missing or unknown, or has another type or shape; or a value is outside its range.
+            ReplayBusyError: more rows than are free or removable.
+        """
+        arrays, count, steps = self._arrays(rows)
+        if not count:
+            return Keys(np.empty(0, np.int64), np.empty(0, np.uint64))
+        pointers = (ctypes.c_void_p * len(arrays))(*map(address, arrays))
+        sizes, weights, times = self._statistics(count, steps, lengths, priorities, timestamps)
+        keys = Keys(np.empty(count, np.int64), np.empty(count, np.uint64))
+        arguments = (
+            *(self.native, count, steps, ctypes.addressof(pointers), address(sizes), address(weights)),
+            *(None if times is None else address(times), time.time_ns(), *map(address, keys)),
+        )
+        self._with_victims(lambda: self._library.replay_insert(*arguments), count)
+        if self.base:
+            keys.indices[:] += self.base
+        return keys
+
+    def commit(self, index: int, length: int | None, priority: float, timestamp: int | None) -> Keys:
+        """See ``ReservedRow.commit``. ``index`` is local."""
+        if not 0 <= index < self.capacity:
+            raise ReplayError(f"local index {index} is not one of {self.capacity}")
+        steps = self.schema.max_length if length is None else length
+        sizes, weights, times = self._statistics(1, self.schema.max_length, [steps], priority, timestamp)
+        local = np.array([index])
+        generations = self._rows["tag"][local] >> np.uint64(2)
+        self._call(
+            self._library.replay_commit,
+            *(1, address(local), address(sizes), address(weights), None if times is None else address(times)),
+            time.time_ns(),
+        )
+        return Keys(local + self.base, generations)
+
+    def cancel(self, index: int) -> None:
+        """See ``ReservedRow.cancel``. ``index`` is local."""
+        if not 0 <= index < self.capacity:
+            raise ReplayError(f"local index {index} is not one of {self.capacity}")
+        self._call(self._library.replay_cancel, 1, address(np.array([index])))
+
+    def delete(self, keys: Keys) -> int:
+        """Take rows out of selection; they stay readable until overwritten. Returns how many were still there."""
+        local, generations = self.local(keys)
+        return self._call(self._library.replay_delete, len(local), address(local), address(generations))
+
+    def update_priorities(self, keys: Keys, priorities: ArrayLike) -> int:
+        """Set priorities. Rows that were overwritten since are left alone. Returns how many were set.
+
+        If a row is named several times, its last priority counts.
+
+        Raises:
+            ReplayError: an index is not of this shard, or a priority is negative or not finite.
+        """
+        local, generations = self.local(keys)
+        values = _values("priorities", priorities, len(local))
+        return self._call(
+            self._library.replay_update, len(local), address(local), address(generations), address(values)
+        )
+
+    def reclaim(self) -> int:
+        """Take back the rows of writers that have ended. Done by itself when rows are needed. Returns how many."""
+        return self._call(self._library.replay_reap)
+
+    # ---- reading
+
+    def block(self, column: str, index: int) -> NDArray[Any]:
+        """A column's block of a local index that is in memory: (max_length + extra, *shape)."""
+        self.check_open()
+        return self._views[self.schema.position(column)][self._rows["slot"][index]]
+
+    def status(self) -> NDArray[Any]:
+        """A consistent copy of the status table: (capacity,) of ``STATUS``."""
+        rows = self.snapshot()
+        found = np.empty(self.capacity, STATUS)
+        found["index"] = np.arange(self.base, self.base + self.capacity)
+        found["generation"], found["state"] = rows["tag"] >> np.uint64(2), rows["tag"] & np.uint64(3)
+        for name in ("priority", "timestamp", "length", "sampled", "sequence"):
+            found[name] = rows[name]
+        return found
+
+    def snapshot(self) -> NDArray[Any]:
+        """A consistent copy of kernel.c's rows."""
+        rows = np.empty(self.capacity, kernel.ROW)
+        self._call(self._library.replay_snapshot, address(rows))
+        return rows
+
+    def counters(self) -> dict[str, int]:
+        """Rows by state, and events since creation: inserted, selected, evicted, deleted, reclaimed, spilled, recovered."""
+        names = (
+            "count",
+            "writing",
+            "inserted",
+            "selected",
+            "evicted",
+            "deleted",
+            "reclaimed",
+            "spilled",
+            "recovered",
+        )
+        return {name: int(getattr(self._header, name)) for name in names}
+
+    def local(self, keys: Keys) -> tuple[Integers, NDArray[np.uint64]]:
+        """Keys with indices of this shard's own, from 0.
+
+        Raises:
+            ReplayError: an index is not of this shard.
+        """
+        self.check_open()
+        indices = np.ascontiguousarray(keys.indices, np.int64) - self.base
+        generations = np.ascontiguousarray(keys.generations, np.uint64)
+        if indices.shape != generations.shape or indices.ndim != 1:
+            raise ReplayError(
+                f"keys have {indices.shape} indices and {generations.shape} generations: give (n,) of each"
+            )
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.capacity:
+            raise ReplayError(
+                f"indices {int(indices.min()) + self.base} to {int(indices.max()) + self.base} are not all in this shard, "
+                f"which has {self.base} to {self.base + self.capacity - 1}"
+            )
+        return indices, generations
+
+    def owner(self, indices: Integers) -> Integers:
+        """Shard of each global index."""
+        return indices // self.capacity
+
+    # ---- for selectors
+
+    def tree(self, spec: TreeSpec) -> int:
+        """Number of the tree with these leaves.
+
+        Raises:
+            ReplayError: the store was created without it.
+        """
+        if spec not in self.specs:
+            raise ReplayError(
+                f"this store cannot select by {spec}: name the selector in selectors= when it is created"
+            )
+        return self.specs.index(spec)
+
+    def draw(self, tree: int, u: Floats) -> Drawn:
+        """Rows that hold the targets u * total of a tree, counted as selected. ``u``: (n,) in [0, 1).
+
+        Raises:
+            ReplayError: nothing can be selected.
+        """
+        drawn, accepted = Drawn.of_targets(u), np.empty(len(u), bool)
+        outputs = map(address, (drawn.rest, *drawn[:4], drawn.total, accepted))
+        self._call(self._library.replay_draw, tree, len(u), *outputs)
+        return drawn._replace(accepted=accepted)
+
+    def edges(self, tree: int) -> Edges:
+        """The part of a tree that other shards need for a common draw."""
+        found = self._tree_structs[tree]
+        children = np.zeros((found.levels, 2, kernel.FANOUT))
+        self._call(self._library.replay_edges, tree, address(children))
+        first = np.array(found.first[: found.levels])
+        return Edges(first, first + np.array(found.nodes[: found.levels]) - 1, children)
+
+    def descend(self, tree: int, level: Integers, number: Integers, rest: Floats) -> Drawn:
+        """Rows of this shard that hold targets within nodes of its own. Nothing is counted; ``rest`` is overwritten."""
+        drawn = Drawn.of_targets(rest)
+        outputs = map(address, (level, number, rest, *drawn[:4]))
+        self._call(self._library.replay_descend, tree, len(rest), *outputs)
+        return drawn
+
+    def mark(self, keys: Keys) -> NDArray[np.bool_]:
+        """Count rows as selected. False where a row was not selectable any more."""
+        local, generations = self.local(keys)
+        accepted = np.empty(len(local), bool)
+        self._call(
+            self._library.replay_mark, len(local), address(local), address(generations), address(accepted)
+        )
+        return accepted
+
+    def gather(self, begin: int, end: int, *arguments: Any) -> None:
+        """Call kernel.c's ``replay_gather``. Threads of one process may do so at the same time."""
+        self._check(self._library.replay_gather(self.native, begin, end, *arguments))
+
+    def prefetch(self, keys: Keys) -> int:
+        """Start reading the spilled rows of these, so that a later gather does not wait. Returns how many are spilled."""
+        local, _ = self.local(keys)
+        return self._call(self._library.replay_prefetch, len(local), address(local))
+
+    def close(self) -> None:
+        """Close the files. Views of rows stay valid. Other processes are not affected. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            for descriptor in self._descriptors:
+                os.close(descriptor)
+
+    def check_open(self) -> None:
+        """Raise if the store is closed.
+
+        Raises:
+            ReplayError: it is.
+        """
+        if self._closed:
+            raise ReplayError("this replay store is closed")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if callable(self._removal):
+            raise ReplayError(
+                "a store with a removal function cannot be pickled: attach with its endpoint and the function"
+            )
+        return ReplayStore.attach, (self.endpoint,)
+
+    # ---- internals
+
+    def _structs(self) -> tuple[StoreStruct, tuple[object, ...]]:
+        layout, meta, schema = _layout(self._meta), self._meta, self.schema
+        control, data = (np.frombuffer(found, np.uint8) for found in (self._control, self._data))
+        at, columns = address(control), (ColumnStruct * len(schema.columns))()
+        slots, offset, file_offset = int(meta["slots"]), 0, 0
+        for struct, column in zip(columns, schema.columns, strict=True):
+            block = schema.block_bytes(column)
+            struct.offset, struct.file_offset, struct.extra = offset, file_offset, column.extra
+            struct.step_bytes, struct.block_bytes = column.step_bytes, block
+            offset, file_offset = _lines(offset + slots * block), _lines(file_offset + self.capacity * block)
+        self._tree_structs = trees = (TreeStruct * len(self.specs))()
+        place = layout["trees"]
+        for struct, spec in zip(trees, self.specs, strict=True):
+            place += _lay_out(struct, at + place, meta)
+            struct.kind, struct.exponent, struct.window, struct.stride = (
+                spec.kind,
+                spec.exponent,
+                spec.length,
+                spec.stride,
+            )
+        removal = meta["removal"]
+        by_tree = {
+            "oldest": kernel.TIMESTAMPS,
+            "lowest_priority": kernel.LEAST_PRIORITIES,
+            "random": kernel.ROWS,
+        }
+        kinds = [spec.kind for spec in self.specs]
+        struct = StoreStruct(
+            *(
+                at,
+                at + _LOCK_AT,
+                at + layout["rows"],
+                at + layout["queue"],
+                at + layout["slot_rows"],
+                address(data),
+            ),
+            *(ctypes.addressof(columns), ctypes.addressof(trees)),
+            *(self.capacity, self.base, slots, len(columns), len(trees)),
+            kinds.index(by_tree[removal]) if removal in by_tree else -1,
+            self._descriptors[2] if meta["spills"] else -1,
+            int(LOCK_LIMIT_S * 1e9),
+        )
+        return struct, (columns, trees)
+
+    def _columns(self) -> list[NDArray[Any]]:
+        """Each column's blocks by slot: (slots, max_length + extra, *shape)."""
+        structs, views = self._kept[0], []
+        for struct, column in zip(structs, self.schema.columns, strict=True):  # type: ignore[call-overload]
+            shape = (int(self._meta["slots"]), self.schema.max_length + column.extra, *column.shape)
+            count = int(np.prod(shape))
+            views.append(np.frombuffer(self._data, column.dtype, count, struct.offset).reshape(shape))
+        return views
+
+    def _initialise(self, max_times_sampled: int, seed: int) -> None:
+        text = json.dumps(self._meta).encode()
+        self._control[_META_AT : _META_AT + len(text)] = text
+        self._control[_META_BYTES_AT : _META_BYTES_AT + 8] = len(text).to_bytes(8, "little")
+        header = self._header
+        header.removal = kernel.REMOVALS.index(self._meta["removal"])
+        header.max_sampled, header.random = max_times_sampled, 2 * seed % 2**64 + 1
+        self._check(self._library.replay_create(self.native))
+        header.magic = MAGIC  # last: who attaches before that is refused
+
+    def _arrays(self, rows: Mapping[str, Any]) -> tuple[list[NDArray[Any]], int, int]:
+        """Contiguous arrays in the order of the columns, the number of rows, and of steps."""
+        if len(rows) != len(self.schema.columns):
+            names = sorted(column.name for column in self.schema.columns)
+            raise ReplayError(f"columns {sorted(rows)} were given where {names} are expected")
+        arrays: list[NDArray[Any]] = []
+        count = steps = -1
+        for column in self.schema.columns:
+            if column.name not in rows:
+                unknown = rows.keys() - {one.name for one in self.schema.columns}
+                self.schema.position(min(unknown))
+            array = np.asarray(rows[column.name])
+            single = self.schema.max_length == 1 and not column.extra and array.ndim == len(column.shape) + 1
+            found = 1 if single else array.shape[1] - column.extra if array.ndim > 1 else -1
+            if count < 0:
+                count, steps = array.shape[0] if array.ndim else -1, found
+            wanted = (count, *column.shape) if single else (count, steps + column.extra, *column.shape)
+            if (
+                array.dtype != column.dtype
+                or array.shape != wanted
+                or not 0 < steps <= self.schema.max_length
+            ):
+                raise ReplayError(
+                    f"{column.name} is {array.dtype}{list(array.shape)} where {max(count, 0)} rows of 1 to "
+                    f"{self.schema.max_length} steps (+ {column.extra}) of {column} are expected"
+                )
+            arrays.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+        return arrays, count, steps
+
+    def _statistics(
+        self, count: int, steps: int, lengths: Any, priorities: Any, timestamps: Any
+    ) -> tuple[Integers, Floats, Integers | None]:
+        """Checked lengths, priorities and timestamps of ``count`` rows."""
+        if (count, steps) not in self._defaults:
+            self._defaults[count, steps] = np.full(count, steps, np.int64), np.ones(count)
+        sizes, weights = self._defaults[count, steps]
+        if lengths is not None:
+            sizes = np.ascontiguousarray(lengths, np.int64)
+            if sizes.shape != (count,) or not 0 < sizes.min() <= sizes.max() <= steps:
+                raise ReplayError(f"lengths are {_brief(lengths)}: give {count} of 1 to {steps}")
+        if priorities is not None:
+            weights = _values("priorities", priorities, count)
+        times = None
+        if timestamps is not None:
+            times = np.ascontiguousarray(np.broadcast_to(np.asarray(timestamps, np.int64), (count,)))
+            if not 0 <= times.min() <= times.max() < MAX_TIMESTAMP:
+                raise ReplayError(f"timestamps are {_brief(timestamps)}: use 0 to {MAX_TIMESTAMP - 1}")
+        return sizes, weights, times
+
+    def _with_victims(self, request: Callable[[], int], count: int) -> None:
+        """Make a request that allocates rows; if it needs them, evict those that the user's function names."""
+        self.check_open()
+        while (result := request()) == kernel.NEED_VICTIM:
+            status = self.status()
+            assert callable(self._removal)
+            chosen = np.atleast_1d(np.asarray(self._removal(status), np.int64)) - self.base
+            evicted = 0
+            for index in chosen.tolist():
+                if not 0 <= index < self.capacity:
+                    break
+                evicted += self._call(self._library.replay_evict, index, int(status["generation"][index]))
+            if not evicted:
+                raise ReplayError(
+                    f"the removal function returned {_brief(chosen + self.base)}: it must name rows in state COMMITTED"
+                )
+        self._check(result, count)
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> int:
+        self.check_open()
+        return self._check(function(self.native, *arguments))
+
+    def _check(self, result: int, count: int = 0) -> int:
+        """The result, or the error that it stands for."""
+        if result >= 0:
+            return result
+        writing, size = int(self._header.writing), self.capacity
+        if result == kernel.LOCK_TIMEOUT:
+            raise ReplayBusyError(
+                f"another process has held the store's lock for {LOCK_LIMIT_S:g} s: it is suspended; continue or end it"
+            )
+        if result == kernel.ALL_WRITING:
+            raise ReplayBusyError(
+                f"{count} rows were requested of {size}, of which {writing} are being written: commit or cancel them, "
+                "or request fewer"
+            )
+        if result == kernel.NO_SLOT:
+            raise ReplayBusyError(
+                f"{count} rows were requested, and memory_bytes has space for {self._meta['slots']}, of which {writing} are "
+                "being written: use a larger budget, or request fewer"
+            )
+        raise ReplayError(_REASONS[result])
+
+
+_REASONS = {
+    kernel.NOT_OWNED: "only the process that allocated a row commits or cancels it, once",
+    kernel.EMPTY: "nothing can be selected: the store is empty, or all weights are zero",
+    kernel.IO_ERROR: "the file of spilled rows cannot be read or written: is its disk full?",
+    kernel.NO_MEMORY: "there is no memory for the bookkeeping of a request of this size",
+}
+
+
+def _brief(values: Any) -> str:
+    found = np.asarray(values).ravel()
+    return f"{found[:4].tolist()}{'...' if len(found) > 4 else ''}"
+
+
+def _values(name: str, values: ArrayLike, count: int) -> Floats:
+    """(count,) finite values that are not negative."""
+    try:
+        found = np.ascontiguousarray(np.broadcast_to(np.asarray(values, np.float64), (count,)))
+    except (ValueError, TypeError) as error:
+        raise ReplayError(f"{name} are {_brief(values)}: give one, or {count}") from error
+    if count and not (found.min() >= 0 and np.isfinite(found.max())):
+        raise ReplayError(
+            f"{name} are {_brief(found[~((found >= 0) & np.isfinite(found))])}: use finite ones, at least 0"
+        )
+    return found
+
+
+def _check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: int) -> None:
+    if not 0 < capacity < 2**31:
+        raise ReplayError(f"capacity is {capacity}: use 1 to {2**31 - 1} rows")
+    if max_times_sampled < 0:
+        raise ReplayError(
+            f"max_times_sampled is {max_times_sampled}: use 0 for no limit, or a positive number"
+        )
+    if not 0 <= shard < num_shards:
+        raise ReplayError(f"shard {shard} of {num_shards} shards: use 0 to num_shards - 1")
+
+
+def _trees(selectors: Sequence[Any], removal: str) -> list[TreeSpec]:
+    """Trees that selectors and removal need; that of rows is always there."""
+    specs = [TreeSpec(kernel.ROWS), *(selector.spec for selector in selectors if selector.spec is not None)]
+    if removal == "oldest":
+        specs.append(TreeSpec(kernel.TIMESTAMPS))
+    if removal == "lowest_priority":
+        specs.append(TreeSpec(kernel.LEAST_PRIORITIES))
+    return list(dict.fromkeys(specs))
+
+
+def _lay_out(struct: TreeStruct, at: int | None, meta: Mapping[str, Any]) -> int:
+    """Set a tree's levels. Returns its bytes."""
+    capacity = int(meta["capacity"])
+    found: int = kernel.library().replay_tree_layout(
+        ctypes.addressof(struct), at, capacity * meta["shard"], capacity, capacity * meta["num_shards"]
+    )
+    return found
+
+
+def _layout(meta: Mapping[str, Any]) -> dict[str, int]:
+    """Byte at which each part of the first file begins, and its size."""
+    capacity, parts = int(meta["capacity"]), dict[str, int]()
+    at = memory.page_aligned(_META_AT + len(json.dumps(meta)) + 64)
+    sizes = {
+        "rows": capacity * kernel.ROW.itemsize,
+        "queue": 4 * capacity,
+        "slot_rows": 4 * int(meta.get("slots", 0)) if meta["spills"] else 0,
+        "trees": _lay_out(TreeStruct(), None, meta) * len(meta["trees"]),
+    }
+    for name, size in sizes.items():
+        parts[name], at = at, _lines(at + size)
+    return {**parts, "size": memory.page_aligned(at)}
+
+
+def _slots(
+    meta: Mapping[str, Any],
+    schema: ReplaySchema,
+    memory_bytes: int | None,
+    folder: str | os.PathLike[str] | None,
+) -> int:
+    """Rows that are in memory at a time."""
+    capacity = int(meta["capacity"])
+    if memory_bytes is None:
+        return capacity
+    status = _layout({**meta, "spills": True, "slots": capacity})["size"]
+    slots = (memory_bytes - status - _slack(schema) - mmap.PAGESIZE) // schema.row_bytes
+    if slots >= capacity:
+        return capacity
+    if folder is None or slots < 1:
+        needed = (
+            status + schema.row_bytes * (capacity if folder is None else 1) + _slack(schema) + mmap.PAGESIZE
+        )
+        raise ReplayError(
+            f"memory_bytes is {memory_bytes:,} where this table needs {needed:,}: "
+            + (
+                "give a folder for the rows beyond it"
+                if folder is None
+                else "its status table must be in memory"
+            )
+        )
+    return int(slots)
+
+
+def _lines(size: int) -> int:
+    """In whole cache lines."""
+    return -(-size // 64) * 64
+
+
+def _slack(schema: ReplaySchema) -> int:
+    """Bytes by which columns are moved to begin at cache lines, at most."""
+    return 64 * len(schema.columns)

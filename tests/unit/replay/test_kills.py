@@ -1,0 +1,166 @@
+"""Writers are killed at any moment, with the lock or without: nothing torn, nothing lost, nothing left."""
+
+import ctypes
+import os
+import signal
+import struct
+
+import numpy as np
+import pytest
+from replay_tables import LENGTH, SCHEMA, SELECTORS, content
+
+from actors.replay import Prioritized, ReplayStore, Sequences, Subscription, Uniform, gather, select
+from actors.replay.kernel import COMMITTED, FREE, WRITING
+from actors.replay.store import _LOCK_AT
+
+
+def forked(work):
+    """Run work(write end of a pipe) in a child that never returns. Gives its id and the pipe's read end."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            work(write)
+        finally:
+            os._exit(1)
+    os.close(write)
+    return child, read
+
+
+def received(read):
+    """All whole messages of a child that has ended: (number, index, generation)."""
+    with os.fdopen(read, "rb") as pipe:
+        data = pipe.read()
+    return list(struct.iter_unpack("qqq", data[: len(data) // 24 * 24]))
+
+
+def kill(child):
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+def write_rows(store, first):
+    """Insert and fill rows in place, in turn; report each after its commit."""
+
+    def work(pipe):
+        number = first
+        while True:
+            if number % 2:
+                keys = store.insert(content([number]), [1 + number % LENGTH], [float(number % 5)])
+            else:
+                row = store.allocate()
+                for column, block in content([number]).items():
+                    row[column][:] = block[0]
+                keys = row.commit(1 + number % LENGTH, float(number % 5))
+            os.write(pipe, struct.pack("qqq", number, int(keys.indices[0]), int(keys.generations[0])))
+            number += 1
+
+    return work
+
+
+def check_content(store):
+    """All committed rows hold one trajectory each. Returns the number of each by (index, generation)."""
+    status = store.status()
+    found = {}
+    for index in np.flatnonzero(status["state"] == COMMITTED):
+        length, number = int(status["length"][index]), int(store.block("obs", index)[0, 0]) // 100
+        for column, block in content([number]).items():
+            np.testing.assert_array_equal(store.block(column, index)[:length], block[0][:length])
+        assert length == 1 + number % LENGTH
+        found[int(index), int(status["generation"][index])] = number
+    return found
+
+
+def test_killed_writers_leave_no_torn_row_and_lose_none():
+    shared_before, rng = set(os.listdir("/dev/shm")), np.random.default_rng(0)
+    store = ReplayStore.create(SCHEMA, 40, selectors=SELECTORS)
+    latest = {}  # of each index, the generation and the number that a writer reported last
+    for attempt in range(25):
+        writers = [forked(write_rows(store, 1000 * (2 * attempt + k))) for k in range(2)]
+        wanted = store.counters()["inserted"] + int(rng.integers(1, 60))
+        while store.counters()["inserted"] < wanted:  # rows of the store itself are read while others write
+            if len(store):
+                chosen = select(store, Uniform(), 8, seed=attempt, draw=wanted)
+                batch = gather(store, chosen, [Subscription(column="obs", length=LENGTH)])
+                rows = batch.values["obs"][batch.current]
+                starts = rows[:, :1, :1] + np.arange(LENGTH)[:, None] + np.zeros(3)
+                assert ((rows == starts) | ~batch.masks["obs"][batch.current][..., None]).all()
+        for child, _ in writers:
+            kill(child)
+        for _, pipe in writers:
+            for number, index, generation in received(pipe):
+                if generation > latest.get(index, (0, 0))[0]:
+                    latest[index] = generation, number
+        store.reclaim()
+        held = check_content(store)
+        for index, (generation, number) in latest.items():
+            now = int(store.status()["generation"][index])
+            assert now > generation or held[index, generation] == number
+    assert store.counters()["writing"] == 0
+    assert not (store.status()["state"] == WRITING).any()
+    expected = sum(row["state"] == COMMITTED for row in store.status())
+    assert store.edges(store.tree(Uniform().spec)).children[-1, 0].sum() == len(store) == expected
+    store.insert(content(range(40)), 1 + np.arange(40) % LENGTH)  # every block has returned
+    assert len(check_content(store)) == 40
+    assert set(os.listdir("/dev/shm")) == shared_before
+
+
+def test_the_row_of_a_killed_writer_is_given_to_the_next_who_needs_it():
+    store = ReplayStore.create(SCHEMA, 2)
+    store.insert(content([1]))
+
+    def work(pipe):
+        store.allocate()["obs"][:] = -1
+        os.write(pipe, bytes(24))
+        signal.pause()
+
+    child, pipe = forked(work)
+    os.read(pipe, 24)
+    assert (store.counters()["writing"], store.reclaim()) == (1, 0)  # it is alive
+    os.kill(child, signal.SIGKILL)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # ended, but still in the process table
+    keys = store.insert(content([2]))
+    assert keys.indices.tolist() == [1]
+    assert store.counters()["reclaimed"] == 1
+    assert store.counters()["evicted"] == 0
+    os.waitpid(child, 0)
+    os.close(pipe)
+
+
+@pytest.mark.parametrize("harm", ["lists", "trees", "queue"])
+def test_a_process_that_dies_with_the_lock_leaves_a_usable_store(harm):
+    store = ReplayStore.create(SCHEMA, 6, selectors=(Uniform(), Prioritized(0.5), Sequences(2)))
+    keys = store.insert(content(range(5)), priorities=[1, 2, 3, 4, 5])
+    store.delete(type(keys)(keys.indices[1:2], keys.generations[1:2]))
+    before, reserved = store.status(), store.allocate()
+    draws = [select(store, Prioritized(0.5), 9, seed=0, draw=d).keys.indices.tolist() for d in range(3)]
+
+    def work(pipe):
+        lock = ctypes.CDLL(None).pthread_mutex_lock
+        lock.argtypes = (ctypes.c_void_p,)
+        lock(store._native.header + _LOCK_AT)
+        header = store._header
+        if harm == "lists":
+            header.count, header.oldest, header.newest, header.writers, header.writing = 77, 5, 5, -1, 0
+        elif harm == "queue":
+            header.queue_head += 3
+        else:
+            tree = store._tree_structs[1]
+            ctypes.memset(tree.level[0], 0, 48)
+            ctypes.memset(tree.level[1], 0, 8)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child, pipe = forked(work)
+    os.waitpid(child, 0)
+    os.close(pipe)
+    again = [select(store, Prioritized(0.5), 9, seed=0, draw=d).keys.indices.tolist() for d in range(3)]
+    assert again == draws
+    assert store.counters()["recovered"] == 1
+    assert (len(store), store.counters()["writing"]) == (4, 1)
+    reserved.cancel()
+    after = store.status()
+    for name in ("priority", "length", "sequence"):
+        np.testing.assert_array_equal(after[name], before[name])
+    assert sorted(store.insert(content([7, 8])).indices) == [1, 5]
+    assert store.insert(content([9])).indices.tolist() == [0]
+    assert not (store.status()["state"] == FREE).any()

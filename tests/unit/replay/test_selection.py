@@ -1,0 +1,256 @@
+"""Selectors: distributions by chi-squared, the same list for any number of shards, rows that are never selected."""
+
+import numpy as np
+import pytest
+from replay_tables import SCHEMA, SELECTORS, content, shards_of
+from scipy.stats import chisquare
+
+from actors.replay import (
+    Fifo,
+    Lifo,
+    Prioritized,
+    ReplayError,
+    ReplayStore,
+    Selection,
+    Sequences,
+    Share,
+    TopK,
+    Uniform,
+    WithoutReplacement,
+    select,
+    select_mixture,
+)
+from actors.replay.selection import mixture_counts
+
+ROWS = 30
+RNG = np.random.default_rng(7)
+LENGTHS = RNG.integers(1, 9, ROWS)
+PRIORITIES = np.where(np.arange(ROWS) % 11 == 3, 0.0, 10 * RNG.random(ROWS) ** 2)
+TIMESTAMPS = RNG.integers(0, 20, ROWS)
+
+
+def table(num_shards, selectors=SELECTORS):
+    return shards_of(ROWS, num_shards, selectors, LENGTHS, PRIORITIES, TIMESTAMPS)
+
+
+def columns(selection):
+    return (*selection.keys, *selection[1:])
+
+
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_the_list_does_not_depend_on_the_number_of_shards(selector):
+    expected = [select(table(1)[0], selector, 12, seed=3, draw=draw) for draw in range(10)]
+    for num_shards in (2, 3, 5):
+        shards = table(num_shards)
+        for draw, whole in enumerate(expected):
+            for one, other in zip(
+                columns(whole), columns(select(shards, selector, 12, seed=3, draw=draw)), strict=True
+            ):
+                np.testing.assert_array_equal(one, other)
+    assert any((expected[0].keys.indices != other.keys.indices).any() for other in expected) == (
+        selector not in (Fifo(), Lifo(), TopK())
+    )
+
+
+def test_ranks_that_exchange_values_get_the_same_list():
+    """Each rank runs with its own shard only; the exchange is played by recording what all ranks told."""
+    shards, expected = table(3), select(table(3), Prioritized(0.6, 0.4), 16, seed=1, draw=4)
+    told = [[], [], []]
+    for _ in range(20):  # each pass gives every rank one more answer
+
+        def exchange(rank):
+            position = iter(range(len(told[0])))
+
+            def all_gather(value):
+                at = next(position, None)
+                if at is None or any(len(values) <= at for values in told):
+                    told[rank].append(value)
+                    raise StopAsyncIteration
+                return [values[at] for values in told]
+
+            return all_gather
+
+        found = []
+        for rank in range(3):
+            try:
+                found.append(
+                    select(shards[rank], Prioritized(0.6, 0.4), 16, seed=1, draw=4, exchange=exchange(rank))
+                )
+            except StopAsyncIteration:
+                continue
+        if len(found) == 3:
+            break
+    for selection in found:
+        np.testing.assert_array_equal(selection.keys.indices, expected.keys.indices)
+        np.testing.assert_array_equal(selection.probabilities, expected.probabilities)
+
+
+def expected_shares(selector):
+    """Probability of each (row, start), from the definition."""
+    if isinstance(selector, Uniform):
+        return {(row, 0): 1 / ROWS for row in range(ROWS)}
+    if isinstance(selector, Sequences):
+        windows = {
+            (row, start): 1.0
+            for row in range(ROWS)
+            for start in range(0, LENGTHS[row] - selector.length + 1, selector.stride)
+        }
+        return {key: 1 / len(windows) for key in windows}
+    weights = np.where((selector.length <= LENGTHS) & (PRIORITIES > 0), PRIORITIES**selector.exponent, 0)
+    shares = {}
+    for row in np.flatnonzero(weights):
+        starts = range(0, LENGTHS[row] - selector.length + 1, selector.stride)
+        shares |= {(int(row), start): weights[row] / weights.sum() / len(starts) for start in starts}
+    return shares
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        Uniform(),
+        Sequences(1),
+        Sequences(3, 2),
+        Prioritized(0.6, 0.4),
+        Prioritized(1.0, length=2),
+        Prioritized(0.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_draws_have_the_defined_distribution(selector, num_shards):
+    shares, draws = expected_shares(selector), 40_000
+    found = select(table(num_shards, (selector,)), selector, draws, seed=11, draw=0)
+    pairs = list(zip(found.keys.indices.tolist(), found.steps.tolist(), strict=True))
+    assert set(pairs) <= set(shares)
+    counts = [pairs.count(key) for key in shares]
+    assert chisquare(counts, np.array(list(shares.values())) * draws).pvalue > 1e-3
+    for (row, _), probability in zip(pairs[:100], found.probabilities, strict=False):
+        per_row = sum(share for key, share in shares.items() if key[0] == row)
+        exact = next(iter(shares.values())) if isinstance(selector, Sequences) else per_row
+        assert probability == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.7])
+def test_draws_without_replacement_are_successive_draws(exponent):
+    """P(first i, then j) = w_i / W * w_j / (W - w_i)."""
+    priorities = np.array([1.0, 2.0, 4.0, 0.0, 3.0])
+    store = ReplayStore.create(SCHEMA, 5, selectors=(WithoutReplacement(exponent),))
+    store.insert(content(range(5)), priorities=priorities)
+    w = np.where(priorities > 0, priorities, 0.0) ** exponent * (priorities > 0)
+    draws, counts = 6_000, np.zeros((5, 5))
+    for draw in range(draws):
+        first, second = select(store, WithoutReplacement(exponent), 2, seed=5, draw=draw).keys.indices
+        counts[first, second] += 1
+    pairs = [(i, j) for i in range(5) for j in range(5) if i != j and w[i] and w[j]]
+    expected = [draws * w[i] / w.sum() * w[j] / (w.sum() - w[i]) for i, j in pairs]
+    assert chisquare([counts[pair] for pair in pairs], expected).pvalue > 1e-3
+
+
+def test_ordered_selectors_follow_their_order():
+    store = table(1)[0]
+    order = np.lexsort((np.arange(ROWS), TIMESTAMPS))
+    np.testing.assert_array_equal(select(store, Fifo(), 9, seed=0, draw=0).keys.indices, order[:9])
+    order = np.lexsort((np.arange(ROWS), -TIMESTAMPS))
+    np.testing.assert_array_equal(select(store, Lifo(), 9, seed=0, draw=0).keys.indices, order[:9])
+    order = np.lexsort((np.arange(ROWS), -PRIORITIES))
+    np.testing.assert_array_equal(select(store, TopK(), 9, seed=0, draw=0).keys.indices, order[:9])
+
+
+def test_importance_weights_are_the_papers():
+    found = select(table(1)[0], Prioritized(0.6, 0.4), 32, seed=2, draw=0)
+    w = PRIORITIES**0.6
+    raw = (ROWS * w[found.keys.indices] / w.sum()) ** -0.4
+    np.testing.assert_allclose(found.weights, raw / raw.max(), rtol=1e-6)
+
+
+def test_updated_priorities_change_the_draws_and_stale_ones_do_not():
+    store = ReplayStore.create(SCHEMA, 4, selectors=(Prioritized(),))
+    keys = store.insert(content(range(4)))
+    assert store.update_priorities(keys, [0.0, 0.0, 5.0, 0.0]) == 4
+    found = select(store, Prioritized(), 50, seed=0, draw=0)
+    assert set(found.keys.indices) == {2}
+    assert (found.probabilities == 1).all()
+    store.insert(content([4]))  # overwrites index 0
+    assert store.update_priorities(keys, 9.0) == 3
+    assert store.status()["priority"].tolist() == [1.0, 9.0, 9.0, 9.0]
+
+
+def test_rows_that_are_written_or_deleted_are_never_selected():
+    store = ReplayStore.create(SCHEMA, 6, selectors=SELECTORS)
+    keys = store.insert(content(range(5)))
+    store.delete(type(keys)(keys.indices[:2], keys.generations[:2]))
+    with store.allocate():
+        for selector in SELECTORS:
+            count = 3 if selector.spec is None or isinstance(selector, WithoutReplacement) else 200
+            assert set(select(store, selector, count, seed=0, draw=0).keys.indices) == {2, 3, 4}
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+@pytest.mark.parametrize("selector", [Uniform(), Prioritized(0.6), WithoutReplacement(), Fifo()], ids=str)
+def test_a_row_is_selected_at_most_as_often_as_allowed(selector, num_shards):
+    shards = [
+        ReplayStore.create(
+            SCHEMA,
+            6 // num_shards,
+            selectors=(selector,),
+            max_times_sampled=2,
+            shard=k,
+            num_shards=num_shards,
+        )
+        for k in range(num_shards)
+    ]
+    for store in shards:
+        store.insert(content(range(6 // num_shards)))
+    sizes = [6, 6] if selector.spec is None else [4, 5, 3]
+    chosen = [select(shards, selector, k, seed=1, draw=draw).keys.indices for draw, k in enumerate(sizes)]
+    counts = np.bincount(np.concatenate(chosen), minlength=6)
+    assert counts.tolist() == [2] * 6
+    assert sum(map(len, shards)) == 0
+    with pytest.raises(ReplayError, match=r"nothing can be selected|where 0 can be"):
+        select(shards, selector, 1, seed=1, draw=9)
+
+
+def test_mixtures_keep_their_shares():
+    assert mixture_counts([0.5, 0.5], 256, 3) == [128, 128]
+    for shares in ([0.03, 0.97], [1, 1, 1], [0.2, 0.5, 0.0, 0.3]):
+        counts = np.array([mixture_counts(shares, 16, draw) for draw in range(400)])
+        assert (counts.sum(1) == 16).all()
+        np.testing.assert_allclose(counts.sum(0) / counts.sum(), np.array(shares) / sum(shares), atol=1e-3)
+    online, offline = table(1)[0], table(2)
+    first, second = select_mixture(
+        [Share(online, Uniform(), 0.25), Share(offline, TopK(), 0.75)], 8, seed=0, draw=0
+    )
+    assert isinstance(first, Selection)
+    assert (len(first), len(second)) == (2, 6)
+    assert second.keys.indices.tolist() == np.lexsort((np.arange(ROWS), -PRIORITIES))[:6].tolist()
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (lambda s: select(s, Prioritized(0.9), 4, seed=0, draw=0), "name the selector in selectors="),
+        (lambda s: select(s, Uniform(), 0, seed=0, draw=0), "0 rows were requested"),
+        (
+            lambda s: select(s, TopK(), 31, seed=0, draw=0),
+            "31 different rows were requested where 30 can be selected",
+        ),
+        (lambda s: Prioritized(-1), "exponent -1"),
+        (lambda s: Sequences(0), "length 0 and stride 1"),
+        (lambda s: mixture_counts([0.0, 0.0], 4, 0), "one of them positive"),
+        (lambda s: mixture_counts([1.0, -1.0], 4, 0), "at least 0"),
+        (lambda s: select(table(3)[:2], Uniform(), 1, seed=0, draw=0), "2 shards of 3 were given"),
+    ],
+)
+def test_bad_requests_are_explained(request_, message):
+    with pytest.raises(ReplayError, match=message):
+        request_(table(1)[0])
+
+
+def test_nothing_can_be_selected_from_an_empty_store_or_from_zero_weights():
+    store = ReplayStore.create(SCHEMA, 4, selectors=SELECTORS)
+    for selector in (Uniform(), Sequences(1), Prioritized(0.6, 0.4)):
+        with pytest.raises(ReplayError, match="the store is empty, or all weights are zero"):
+            select(store, selector, 1, seed=0, draw=0)
+    store.insert(content(range(4)), priorities=0.0)
+    with pytest.raises(ReplayError, match="all weights are zero"):
+        select(store, Prioritized(0.6, 0.4), 1, seed=0, draw=0)

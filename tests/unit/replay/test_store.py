@@ -1,0 +1,347 @@
+"""The store against a model in plain Python: allocator, status table, removal, trees; spilling; bad input."""
+
+import collections
+import os
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_tables import LENGTH, SCHEMA, SELECTORS, content
+
+from actors.replay import (
+    Column,
+    Keys,
+    ReplayBusyError,
+    ReplayError,
+    ReplaySchema,
+    ReplayStore,
+    Sequences,
+    Subscription,
+    gather,
+)
+from actors.replay.kernel import COMMITTED, DELETED, FREE, REMOVALS, WRITING
+from actors.replay.selection import Selection
+
+CAPACITY = 7
+
+
+class Model:
+    """What a store does, row by row."""
+
+    def __init__(self, removal):
+        self.removal, self.queue, self.sequence = removal, collections.deque(range(CAPACITY)), 0
+        self.rows = [{"generation": 0, "state": FREE} for _ in range(CAPACITY)]
+        self.content = [None] * CAPACITY
+
+    def committed(self):
+        return [index for index, row in enumerate(self.rows) if row["state"] == COMMITTED]
+
+    def victim(self):
+        order = {
+            "fifo": lambda i: self.rows[i]["sequence"],
+            "lifo": lambda i: -self.rows[i]["sequence"],
+            "oldest": lambda i: (self.rows[i]["timestamp"], i),
+            "lowest_priority": lambda i: (self.rows[i]["priority"], i),
+        }
+        return min(self.committed(), key=order[self.removal])
+
+    def allocate(self):
+        index = self.queue.popleft() if self.queue else self.victim()
+        row = self.rows[index]
+        self.rows[index] = {"generation": row["generation"] + 1, "state": WRITING}
+        return index
+
+    def commit(self, index, number, length, priority, timestamp):
+        self.sequence += 1
+        self.rows[index] |= {
+            "state": COMMITTED,
+            "length": length,
+            "priority": priority,
+            "timestamp": timestamp,
+            "sequence": self.sequence,
+            "sampled": 0,
+        }
+        self.content[index] = number
+
+    def free(self, index, state):
+        self.rows[index]["state"] = state
+        self.queue.append(index)
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("insert"), st.integers(1, 3), st.integers(0, 5), st.integers(0, 9)),
+        st.tuples(
+            st.sampled_from(["reserve", "commit", "cancel", "delete", "update"]), *[st.integers(0, 9)] * 3
+        ),
+    ),
+    max_size=40,
+)
+
+
+def check(store, model):
+    """Status, content and sums are the model's."""
+    status = store.status()
+    for index, row in enumerate(model.rows):
+        for name, value in row.items():
+            assert status[name][index] == value, (index, name)
+        if row["state"] == COMMITTED:
+            assert store.block("obs", index)[0, 0] == 100 * model.content[index]
+    committed = model.committed()
+    assert len(store) == len(committed)
+    for spec in store.specs:
+        kinds = {
+            0: lambda row: 1.0,
+            1: lambda row, spec=spec: max(0, (row["length"] - spec.length) // spec.stride + 1),
+            2: lambda row, spec=spec: (
+                row["priority"] ** spec.exponent * (row["length"] >= spec.length) * (row["priority"] > 0)
+            ),
+        }
+        if spec.kind in kinds:
+            expected = sum(kinds[spec.kind](model.rows[index]) for index in committed)
+            top = store.edges(store.tree(spec)).children[-1, 0].sum()
+            assert top == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(removal=st.sampled_from(REMOVALS[:4]), steps=operations)
+def test_a_store_does_what_the_model_does(removal, steps):
+    store, model, reserved = (
+        ReplayStore.create(SCHEMA, CAPACITY, selectors=SELECTORS, removal=removal),
+        Model(removal),
+        [],
+    )
+    number = 0
+    for kind, a, b, c in steps:
+        if kind == "insert" and len(reserved) + a <= CAPACITY:
+            numbers, lengths = list(range(number, number + a)), [1 + (b + k) % LENGTH for k in range(a)]
+            priorities, times = [float((c + 3 * k) % 7) for k in range(a)], [(c + k) % 5 for k in range(a)]
+            keys = store.insert(content(numbers), lengths, priorities, times)
+            assert sorted(model.allocate() for _ in numbers) == sorted(keys.indices)
+            for at, *values in zip(keys.indices, numbers, lengths, priorities, times, strict=True):
+                model.commit(at, *values)
+            number += a
+        elif kind == "reserve" and len(reserved) < 3:
+            reserved.append((store.allocate(), model.allocate()))
+        elif kind == "commit" and reserved:
+            row, index = reserved.pop(a % len(reserved))
+            for column, block in content([number]).items():
+                row[column][:] = block[0]
+            row.commit(1 + b % LENGTH, float(c), b)
+            model.commit(index, number, 1 + b % LENGTH, float(c), b)
+            number += 1
+        elif kind == "cancel" and reserved:
+            row, index = reserved.pop(a % len(reserved))
+            row.cancel()
+            model.free(index, FREE)
+        elif kind in ("delete", "update") and model.committed():
+            index = model.committed()[a % len(model.committed())]
+            generation = model.rows[index]["generation"] - (b % 2)  # of the row, or of the one before it
+            keys = Keys(np.array([index]), np.array([generation], np.uint64))
+            done = store.delete(keys) if kind == "delete" else store.update_priorities(keys, c)
+            assert done == 1 - b % 2
+            if done and kind == "delete":
+                model.free(index, DELETED)
+            elif done:
+                model.rows[index]["priority"] = float(c)
+        check(store, model)
+    for row, _ in reserved:
+        row.cancel()
+
+
+def test_random_removal_is_uniform_and_repeatable():
+    def survivors(seed):
+        store = ReplayStore.create(SCHEMA, 4, removal="random", seed=seed)
+        store.insert(content(range(4)))
+        return [store.insert(content([k])).indices[0] for k in range(2000)]
+
+    counts = np.bincount(survivors(1), minlength=4)
+    assert (abs(counts - 500) < 5 * np.sqrt(375)).all()
+    assert survivors(1) == survivors(1) != survivors(2)
+
+
+def test_a_function_of_the_status_table_chooses_who_goes():
+    def longest(status):
+        return status["index"][np.argmax(np.where(status["state"] == COMMITTED, status["length"], 0))]
+
+    store = ReplayStore.create(SCHEMA, 3, removal=longest)
+    store.insert(content(range(3)), lengths=[2, 8, 5])
+    assert store.insert(content([3]), lengths=[1]).indices.tolist() == [1]
+    assert store.insert(content([4]), lengths=[3]).indices.tolist() == [2]
+    other = ReplayStore.attach(store.endpoint, removal=lambda status: [0, 1])
+    assert other.insert(content([5])).indices.tolist() == [0]
+    with pytest.raises(ReplayError, match=r"the removal function returned \[9\]"):
+        ReplayStore.attach(store.endpoint, removal=lambda status: 9).insert(content([6, 7]))
+    with pytest.raises(ReplayError, match="the store's removal is user"):
+        ReplayStore.attach(store.endpoint)
+
+
+def test_many_rows_are_refused_before_anything_is_evicted():
+    store = ReplayStore.create(SCHEMA, 4)
+    store.insert(content(range(4)))
+    with (
+        store.allocate(),
+        pytest.raises(ReplayBusyError, match="4 rows were requested of 4, of which 1 are being written"),
+    ):
+        store.insert(content(range(4)))
+    assert len(store) == 3
+    rows = [store.allocate() for _ in range(4)]
+    with pytest.raises(ReplayBusyError, match="of which 4 are being written"):
+        store.allocate()
+    for row in rows:
+        row.cancel()
+
+
+def test_a_deleted_row_is_readable_until_its_index_is_used_again():
+    store = ReplayStore.create(SCHEMA, 2)
+    keys = store.insert(content([1, 2]))
+    store.delete(keys)
+    selection = Selection(keys, np.zeros(2, np.int64), np.ones(2), np.ones(2, np.float32))
+    wanted = [Subscription(column="obs")]
+    assert gather(store, selection, wanted).current.all()
+    store.insert(content([3]))
+    found = gather(store, selection, wanted)
+    assert found.current.tolist() == [False, True]
+    assert found.values["obs"][1].tolist() == [200.0] * 3
+
+
+@pytest.mark.parametrize("budget", [None, 40_000])
+def test_rows_beyond_the_budget_are_spilled_and_read_back(tmp_path, budget):
+    rng, rows = np.random.default_rng(0), 200
+    store = ReplayStore.create(
+        SCHEMA, rows, selectors=(Sequences(1),), memory_bytes=budget, folder=tmp_path if budget else None
+    )
+    kept, lengths = {}, {}
+    for number in range(500):
+        length = int(rng.integers(1, 9))
+        keys = store.insert(content([number]), [length])
+        kept[int(keys.indices[0])] = number
+        lengths[int(keys.indices[0])] = length
+    status = store.status()
+    keys = Keys(status["index"], status["generation"])
+    last = Selection(keys, status["length"] - 1, np.ones(rows), np.ones(rows, np.float32))
+    if budget:
+        assert store.prefetch(keys) > rows / 2
+        assert store.counters()["spilled"] >= store.prefetch(keys)
+        assert os.fstat(store._descriptors[0]).st_size + os.fstat(store._descriptors[1]).st_size <= budget
+    window = [Subscription(column="obs", length=2), Subscription(column="action")]
+    found = gather(store, last, window)
+    assert found.current.all()
+    for index, number in kept.items():
+        expected = 100 * number + lengths[index] - 1
+        assert found.values["obs"][index, :, 0].tolist() == [expected, expected + 1]
+        assert found.values["action"][index] == lengths[index] - 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_in_a_folder_is_mapped_and_leaves_nothing_there(tmp_path):
+    store = ReplayStore.create(SCHEMA, 5, folder=tmp_path)
+    store.insert(content([4]))
+    assert ReplayStore.attach(store.endpoint).block("obs", 0)[3].tolist() == [403.0] * 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_processes_attach_by_endpoint_or_pickle():
+    store = ReplayStore.create(SCHEMA, 5, selectors=SELECTORS)
+    store.insert(content([4]))
+    other = pickle.loads(pickle.dumps(store))
+    assert (other.schema, other.specs, len(other)) == (store.schema, store.specs, 1)
+    endpoint = store.endpoint
+    store.close()
+    store.close()
+    with pytest.raises(ReplayError, match=r"no longer exists|cannot be opened"):
+        ReplayStore.attach(endpoint)
+    with pytest.raises(ReplayError, match="this replay store is closed"):
+        store.insert(content([1]))
+    assert len(ReplayStore.attach(other.endpoint)) == 1
+
+
+def test_single_transitions_need_no_time_axis():
+    schema = ReplaySchema((Column(name="x", dtype="float64", shape=(2,)), Column(name="y", dtype="uint8")))
+    store = ReplayStore.create(schema, 4)
+    keys = store.insert({"x": np.array([[1.0, 2.0], [3.0, 4.0]]), "y": np.array([5, 6], np.uint8)})
+    assert store.block("x", keys.indices[1]).tolist() == [[3.0, 4.0]]
+    assert store.block("y", keys.indices[1]).tolist() == [6]
+    assert len(store.insert({"x": np.empty((0, 2)), "y": np.empty(0, np.uint8)}).indices) == 0
+
+
+def changed(**columns):
+    return {**content([0]), **columns}
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (
+            lambda s: s.insert(changed(obs=np.zeros((1, 9, 3)))),
+            r"obs is float64\[1, 9, 3\] where 1 rows of 1 to 8 steps",
+        ),
+        (
+            lambda s: s.insert(changed(action=np.zeros((2, 8), "int16"))),
+            r"action is int16\[2, 8\] where 1 rows",
+        ),
+        (lambda s: s.insert(changed(obs=np.zeros((1, 12, 3), "float32"))), r"obs is float32\[1, 12, 3\]"),
+        (lambda s: s.insert(changed(obs=np.zeros(3, "float32"))), r"obs is float32\[3\]"),
+        (lambda s: s.insert({"obs": 1}), r"columns \['obs'\] were given where \['action', 'done', 'obs'\]"),
+        (lambda s: s.insert({**content([0]), "reward": 3}), "columns .* were given where"),
+        (
+            lambda s: s.insert({"obs": content([0])["obs"], "done": 2, "reward": 3}),
+            "this store has no column 'reward'",
+        ),
+        (lambda s: s.insert(content([0]), [9]), r"lengths are \[9\]: give 1 of 1 to 8"),
+        (lambda s: s.insert(content([0]), [0]), "give 1 of 1 to 8"),
+        (
+            lambda s: s.insert(content([0]), priorities=[-1.0]),
+            r"priorities are \[-1.0\]: use finite ones, at least 0",
+        ),
+        (lambda s: s.insert(content([0]), priorities=np.nan), "use finite ones"),
+        (lambda s: s.insert(content([0]), priorities=[1.0, 2.0]), "give one, or 1"),
+        (lambda s: s.insert(content([0]), timestamps=[-1]), r"timestamps are \[-1\]"),
+        (
+            lambda s: s.delete(Keys(np.array([4]), np.array([1], np.uint64))),
+            "indices 4 to 4 are not all in this shard",
+        ),
+        (lambda s: s.delete(Keys(np.array([0]), np.array([], np.uint64))), "indices and"),
+        (lambda s: s.allocate().commit(9), "lengths are"),
+        (lambda s: s.commit(0, 1, 1.0, None), "only the process that allocated a row commits"),
+        (lambda s: s.allocate()["reward"], "this store has no column 'reward'"),
+        (lambda s: ReplayStore.create(SCHEMA, 0), "capacity is 0"),
+        (lambda s: ReplayStore.create(SCHEMA, 4, shard=2, num_shards=2), "shard 2 of 2"),
+        (
+            lambda s: ReplayStore.create(SCHEMA, 4, removal="newest"),
+            "removal 'newest' is not known: use fifo, lifo",
+        ),
+        (lambda s: ReplayStore.create(SCHEMA, 4, max_times_sampled=-1), "max_times_sampled is -1"),
+        (
+            lambda s: ReplayStore.create(SCHEMA, 10**6, memory_bytes=10**6),
+            "memory_bytes is 1,000,000 where this table needs",
+        ),
+        (lambda s: ReplayStore.create(SCHEMA, 2**31 - 1), "MiB in memory"),
+        (lambda s: ReplayStore.create(SCHEMA, 4, folder="/does/not/exist"), "MiB in /does/not/exist"),
+        (lambda s: ReplayStore.attach("/proc/1/fd/99999#5"), "cannot be opened"),
+        (lambda s: ReplayStore.attach("nonsense"), "cannot be opened"),
+        (lambda s: Column(name="a", dtype="complex128"), "column 'a' has type complex128"),
+        (lambda s: Column(name="a", dtype="object"), "column 'a' has type object"),
+        (lambda s: Column(name="a", dtype="float32", shape=(0,)), r"column 'a' has shape \(0,\)"),
+        (lambda s: ReplaySchema(()), "at least one is needed"),
+        (lambda s: ReplaySchema(SCHEMA.columns, 0), "max_length is 0"),
+    ],
+)
+def test_bad_input_is_explained_in_one_sentence(act, message):
+    store = ReplayStore.create(SCHEMA, 4)
+    with pytest.raises(ReplayError, match=message) as raised:
+        act(store)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    from actors.replay import kernel
+
+    kernel.library.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(
+        ReplayError, match=r"replay stores need a C compiler: no C compiler .* install one or set CC"
+    ):
+        ReplayStore.create(SCHEMA, 4)

@@ -1,0 +1,122 @@
+"""Trees of sums: the kernel against the readable descent, exact sums above 2**24, the trees of shards as one tree."""
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.replay import kernel
+from actors.replay.kernel import TreeStruct, address
+from actors.replay.tree import Edges, descend, merge, total
+
+
+class Tree:
+    """A tree of given leaves, in memory of its own."""
+
+    def __init__(self, leaves, base=0, whole=None):
+        self.library, self.struct = kernel.library(), TreeStruct()
+        shape = (base, len(leaves), whole or base + len(leaves))
+        size = self.library.replay_tree_layout(ctypes.addressof(self.struct), None, *shape)
+        self.memory = np.zeros(size // 8 + 8)
+        self.library.replay_tree_layout(ctypes.addressof(self.struct), address(self.memory), *shape)
+        self.at = ctypes.addressof(self.struct)
+        self.set(np.arange(base, base + len(leaves)), leaves)
+
+    def set(self, indices, values):
+        indices, values = np.asarray(indices, np.int64), np.asarray(values, float)
+        scratch = indices.copy()
+        self.library.replay_tree_set(self.at, len(indices), *map(address, (indices, values, scratch)))
+
+    def group(self, level, number):
+        first = self.struct.first[level - 1] & ~7
+        place = (self.struct.level[level - 1] - address(self.memory)) // 8 + 8 * number - first
+        return self.memory[place : place + 8]
+
+    def groups(self):
+        levels = range(1, self.struct.levels)
+        return {
+            (level, self.struct.first[level] + k): self.group(level, self.struct.first[level] + k)
+            for level in levels
+            for k in range(self.struct.nodes[level])
+        }
+
+    def total(self):
+        return total(self.group(self.struct.levels - 1, 0))
+
+    def draw(self, u):
+        targets, leaves = np.asarray(u) * self.total(), np.empty(len(u), np.int64)
+        self.library.replay_tree_draw(self.at, len(u), address(targets), address(leaves))
+        return leaves, targets
+
+    def edges(self):
+        levels = self.struct.levels
+        first = np.array(self.struct.first[:levels])
+        last = first + np.array(self.struct.nodes[:levels]) - 1
+        children = np.zeros((levels, 2, 8))
+        for level in range(1, levels):
+            children[level] = self.group(level, first[level]), self.group(level, last[level])
+        return Edges(first, last, children)
+
+
+weights = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e6)), min_size=1, max_size=200).filter(any)
+
+
+@settings(max_examples=60, deadline=None)
+@given(leaves=weights, seed=st.integers(0, 2**32))
+def test_draws_are_those_of_the_readable_descent(leaves, seed):
+    tree, u = Tree(leaves), np.random.default_rng(seed).random(50)
+    drawn, rests = tree.draw(u)
+    level, number, rest = descend(tree.groups(), tree.struct.levels - 1, u * tree.total())
+    assert not level.any()
+    np.testing.assert_array_equal(drawn, number)
+    np.testing.assert_array_equal(rests, rest)
+    assert (np.asarray(leaves)[drawn] > 0).all()
+    assert (rests < np.asarray(leaves)[drawn]).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(leaves=weights, changes=st.lists(st.tuples(st.integers(0, 199), st.floats(0, 1e3)), max_size=40))
+def test_changed_leaves_give_the_tree_that_is_built_from_them(leaves, changes):
+    changes = [(index % len(leaves), value) for index, value in changes]
+    tree = Tree(leaves)
+    tree.set(*(zip(*changes, strict=True) if changes else ([], [])))
+    expected = np.asarray(leaves)
+    for index, value in changes:
+        expected[index] = value
+    np.testing.assert_array_equal(tree.memory, Tree(expected).memory)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), cuts=st.sampled_from([1, 2, 3, 5, 6, 10]))
+def test_the_trees_of_shards_are_pieces_of_the_whole_tree(seed, cuts):
+    leaves = np.random.default_rng(seed).random(60) ** 4
+    whole, size = Tree(leaves), 60 // cuts
+    shards = [Tree(leaves[k * size : (k + 1) * size], k * size, 60) for k in range(cuts)]
+    merged = merge([shard.edges() for shard in shards])
+    assert merged
+    for (level, number), children in merged.items():
+        np.testing.assert_array_equal(children, whole.group(level, number))
+
+
+def test_thirty_million_equal_weights_are_drawn_evenly():
+    """Float32 sums end at 2**24: beyond it, single precision draws only some of the indices."""
+    size, draws = 30_000_000, 200_000
+    tree = Tree(np.ones(size))
+    drawn, _ = tree.draw(np.random.default_rng(0).random(draws))
+    assert tree.total() == size
+    assert drawn.max() > 0.999 * size
+    for part in (drawn[drawn < 2**24], drawn[drawn >= 2**24]):
+        # The share of odd indices is 1/2 with a standard deviation of 1 / (2 sqrt(n)).
+        assert abs(np.mean(part % 2) - 0.5) < 4 * 0.5 / np.sqrt(len(part))
+
+
+@pytest.mark.parametrize(("seed", "stream", "round_", "draw"), [(0, 0, 0, 0), (2**63 + 5, 2, 7, 123456789)])
+def test_uniform_numbers_are_those_of_numpys_philox(seed, stream, round_, draw):
+    key, counter = np.array([seed, stream], np.uint64), np.array([0, 0, round_, draw], np.uint64)
+    expected = np.random.Generator(np.random.Philox(key=key, counter=counter)).random(1000)
+    for first in (0, 1, 6, 503):
+        out = np.empty(1000 - first)
+        kernel.library().replay_uniforms(seed, stream, round_, draw, first, len(out), address(out))
+        np.testing.assert_array_equal(out, expected[first:])
