@@ -16,12 +16,13 @@ from actors.replay.selection import (
     select_mixture,
 )
 from actors.replay.store import Keys, ReplayStore, ReservedRow
-from actors.replay.subscriptions import Gathered, Subscription, gather
+from actors.replay.subscriptions import Gathered, Gatherer, Subscription, gather
 
 __all__ = [
     "Column",
     "Fifo",
     "Gathered",
+    "Gatherer",
     "Keys",
     "Lifo",
     "Prioritized",

@@ -28,7 +28,7 @@ enum { ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES };
 enum { IN_PLACE, HEAD, TAIL };
 enum { STALE, VALID, OUTSIDE };
 /* Results below 0: why nothing was done. */
-enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8 };
+enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9 };
 enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 4096, AHEAD = 8, SPINS = 200, GROUP = 16 };
 
 /* Status of one index: a cache line. */
@@ -278,13 +278,13 @@ static int64_t reserve_scratch(Store *s, int64_t n) {
     return 0;
 }
 
-/* Bring one tree up to date with the status of these local indices. */
+/* Bring one tree up to date with the status of these rows, by global index. */
 static void update_tree(Store *s, const Tree *t, int64_t n, const int64_t *indices) {
     for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) __builtin_prefetch(node(t, 0, s->base + indices[i + AHEAD]), 1);
-        *node(t, 0, s->base + indices[i]) = leaf_of(t, &s->rows[indices[i]]);
-        s->scratch[i] = s->base + indices[i];
+        if (i + AHEAD < n) __builtin_prefetch(node(t, 0, indices[i + AHEAD]), 1);
+        *node(t, 0, indices[i]) = leaf_of(t, &s->rows[indices[i] - s->base]);
     }
+    memcpy(s->scratch, indices, n * sizeof *indices);
     refresh(t, n, s->scratch);
 }
 
@@ -526,11 +526,12 @@ static int64_t give_slot(Store *s, int64_t i) {
 /* Take back rows that are being written. */
 static void undo(Store *s, int64_t n, const int64_t *indices) {
     for (int64_t i = 0; i < n; i++) {
-        Row *r = &s->rows[indices[i]];
+        const int64_t local = indices[i] - s->base;
+        Row *r = &s->rows[local];
         if (state_of(r) != WRITING) continue; /* named twice */
-        unlink_writing(s, indices[i]);
+        unlink_writing(s, local);
         set_tag(r, r->tag >> 2, FREE);
-        push_free(s, indices[i]);
+        push_free(s, local);
     }
 }
 
@@ -547,25 +548,27 @@ static int64_t check_room(Store *s, int64_t n) {
 
 static int64_t allocate(Store *s, int64_t n, int64_t *indices) {
     Header *h = s->header;
+    const uint64_t self = own_identity();
     int64_t got = 0, victims = 0, failed = reserve_scratch(s, n);
     if (!failed) failed = check_room(s, n);
     while (got < n && !failed) {
         const int64_t evicted = h->evicted, index = obtain(s);
         if (index < 0) { failed = index; break; }
         if ((failed = give_slot(s, index))) { /* the file cannot be written: a victim is lost */
+            const int64_t lost = s->base + index;
             set_tag(&s->rows[index], s->rows[index].tag >> 2, FREE);
             push_free(s, index);
-            update_trees(s, 1, &index);
+            update_trees(s, 1, &lost);
             break;
         }
         Row *r = &s->rows[index];
-        r->owner = own_identity();
+        r->owner = self;
         set_tag(r, (r->tag >> 2) + 1, WRITING);
         link_writing(s, index);
         if (index >= h->high) h->high = index + 1;
-        indices[got++] = index;
+        indices[got++] = s->base + index;
         if (h->evicted != evicted) { /* victims first, so that one update of the trees serves them */
-            indices[got - 1] = indices[victims], indices[victims++] = index;
+            indices[got - 1] = indices[victims], indices[victims++] = s->base + index;
         }
     }
     update_trees(s, victims, indices);
@@ -582,9 +585,11 @@ int64_t replay_allocate(Store *s, int64_t n, int64_t *indices) {
 }
 
 static int64_t owned(Store *s, int64_t n, const int64_t *indices) {
+    const uint64_t self = own_identity();
     for (int64_t i = 0; i < n; i++) {
-        const Row *r = &s->rows[indices[i]];
-        if (state_of(r) != WRITING || r->owner != own_identity()) return 0;
+        if (indices[i] < s->base || indices[i] >= s->base + s->capacity) return 0;
+        const Row *r = &s->rows[indices[i] - s->base];
+        if (state_of(r) != WRITING || r->owner != self) return 0;
     }
     return 1;
 }
@@ -596,13 +601,14 @@ static int64_t commit(Store *s, int64_t n, const int64_t *indices, const int64_t
     if (failed) return failed;
     if (!owned(s, n, indices)) return NOT_OWNED;
     for (int64_t i = 0; i < n; i++) {
-        Row *r = &s->rows[indices[i]];
+        const int64_t local = indices[i] - s->base;
+        Row *r = &s->rows[local];
         if (state_of(r) != WRITING) continue; /* named twice */
-        unlink_writing(s, indices[i]);
+        unlink_writing(s, local);
         r->length = lengths[i], r->priority = priorities[i], r->timestamp = timestamps ? timestamps[i] : clock_ns;
         r->sequence = ++h->sequence, r->sampled = 0;
         set_tag(r, r->tag >> 2, COMMITTED); /* publishes the blocks and the status */
-        link_committed(s, indices[i]);
+        link_committed(s, local);
         h->inserted++;
     }
     update_trees(s, n, indices);
@@ -630,11 +636,11 @@ int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *source
                       const double *priorities, const int64_t *timestamps, int64_t clock_ns, int64_t *indices, uint64_t *generations) {
     const int64_t got = replay_allocate(s, n, indices);
     if (got < 0) return got;
-    for (int64_t i = 0; i < n; i++) generations[i] = s->rows[indices[i]].tag >> 2;
+    for (int64_t i = 0; i < n; i++) generations[i] = s->rows[indices[i] - s->base].tag >> 2;
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
         for (int64_t i = 0; i < n; i++)
-            memcpy(s->data + column->offset + s->rows[indices[i]].slot * column->block_bytes,
+            memcpy(s->data + column->offset + s->rows[indices[i] - s->base].slot * column->block_bytes,
                    sources[c] + i * (steps + column->extra) * column->step_bytes, (lengths[i] + column->extra) * column->step_bytes);
     }
     return replay_commit(s, n, indices, lengths, priorities, timestamps, clock_ns);
@@ -650,13 +656,22 @@ static void retire(Store *s, int64_t i) {
 
 static int is_current(const Row *r, uint64_t generation) { return r->tag == (generation << 2 | COMMITTED); }
 
+/* Take the lock for a request about n rows by global index. */
+static int64_t lock_for(Store *s, int64_t n, const int64_t *indices) {
+    for (int64_t i = 0; i < n; i++)
+        if (indices[i] < s->base || indices[i] >= s->base + s->capacity) return FOREIGN;
+    int64_t failed = lock(s);
+    if (!failed && (failed = reserve_scratch(s, n))) unlock(s, 0);
+    return failed;
+}
+
 /* Delete rows, except those of another generation. Returns how many. */
 int64_t replay_delete(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations) {
-    int64_t failed = lock(s), done = 0;
+    const int64_t failed = lock_for(s, n, indices);
+    int64_t done = 0;
     if (failed) return failed;
-    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
     for (int64_t i = 0; i < n; i++)
-        if (is_current(&s->rows[indices[i]], generations[i])) retire(s, indices[i]), done++;
+        if (is_current(&s->rows[indices[i] - s->base], generations[i])) retire(s, indices[i] - s->base), done++;
     s->header->deleted += done;
     update_trees(s, n, indices);
     return unlock(s, done);
@@ -664,12 +679,13 @@ int64_t replay_delete(Store *s, int64_t n, const int64_t *indices, const uint64_
 
 /* Set priorities, except of rows of another generation. Returns how many. */
 int64_t replay_update(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, const double *priorities) {
-    int64_t failed = lock(s), done = 0;
+    const int64_t failed = lock_for(s, n, indices);
+    int64_t done = 0;
     if (failed) return failed;
-    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
     for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) __builtin_prefetch(&s->rows[indices[i + AHEAD]], 1);
-        if (is_current(&s->rows[indices[i]], generations[i])) s->rows[indices[i]].priority = priorities[i], done++;
+        if (i + AHEAD < n) __builtin_prefetch(&s->rows[indices[i + AHEAD] - s->base], 1);
+        Row *r = &s->rows[indices[i] - s->base];
+        if (is_current(r, generations[i])) r->priority = priorities[i], done++;
     }
     for (int64_t k = 0; k < s->num_trees; k++)
         if (s->trees[k].kind == PRIORITIES || s->trees[k].kind == LEAST_PRIORITIES) update_tree(s, &s->trees[k], n, indices);
@@ -701,57 +717,61 @@ void replay_uniforms(uint64_t seed, uint64_t stream, uint64_t round, uint64_t dr
     }
 }
 
-/* Count selections. accepted (or NULL): 0 where the row had been selected max_sampled times before. */
-static void mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
+/* Count selections. accepted: 0 where the row is gone, or was selected max_sampled times before. Returns how many are 1. */
+static int64_t mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
     Header *h = s->header;
-    int64_t retired = 0;
+    int64_t retired = 0, good = 0;
     for (int64_t i = 0; i < n; i++) {
-        Row *r = &s->rows[indices[i]];
-        const int good = is_current(r, generations[i]);
-        if (accepted) accepted[i] = good;
-        if (!good) continue;
-        h->selected++;
-        if (++r->sampled == (uint64_t)h->max_sampled) retire(s, indices[i]), retired++;
+        Row *r = &s->rows[indices[i] - s->base];
+        good += accepted[i] = is_current(r, generations[i]);
+        if (accepted[i] && ++r->sampled == (uint64_t)h->max_sampled) retire(s, indices[i] - s->base), retired++;
     }
+    h->selected += good;
     if (retired) update_trees(s, n, indices);
+    return good;
 }
 
-/* Global indices that hold the targets u * total of a tree, with their generations, lengths and weights. u becomes the rest
-   within the leaf. accepted: as of mark(); NULL: not counted. */
-int64_t replay_draw(Store *s, int64_t tree, int64_t n, double *u, int64_t *indices, uint64_t *generations, int64_t *lengths,
-                    double *weights, double *total, uint8_t *accepted) {
+/* What a draw finds, by draw. */
+typedef struct {
+    double *rest;          /* of the target within its leaf */
+    int64_t *indices;      /* global */
+    uint64_t *generations;
+    int64_t *lengths;
+    double *weights;
+    double *total;         /* of the tree, once */
+    uint8_t *accepted;     /* as of mark() */
+} Drawn;
+
+/* n targets u * total of a tree, u being the uniform numbers of this draw, and the rows that hold them, counted as selected.
+   Returns how many are accepted. */
+int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t stream, uint64_t round, uint64_t draw,
+                    const Drawn *d) {
     const Tree *t = &s->trees[tree];
+    double *u = d->rest;
+    replay_uniforms(seed, stream, round, draw, 0, n, u);
     int64_t failed = lock(s);
     if (failed) return failed;
     if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
-    *total = total_of(t);
-    if (!(*total > 0.0)) return unlock(s, EMPTY);
-    for (int64_t i = 0; i < n; i++) u[i] *= *total;
+    const double total = *d->total = total_of(t);
+    if (!(total > 0.0)) return unlock(s, EMPTY);
+    for (int64_t i = 0; i < n; i++) u[i] *= total;
     if (t->kind == ROWS && s->header->count == s->header->high && s->base == 0)
         /* Every index is committed: the tree would return the target's whole part. */
-        for (int64_t i = 0; i < n; i++) indices[i] = (int64_t)u[i], u[i] -= (double)indices[i];
-    else replay_tree_draw(t, n, u, indices);
+        for (int64_t i = 0; i < n; i++) d->indices[i] = (int64_t)u[i], u[i] -= (double)d->indices[i];
+    else replay_tree_draw(t, n, u, d->indices);
     for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) __builtin_prefetch(&s->rows[indices[i + AHEAD] - s->base], 1);
-        const Row *r = &s->rows[indices[i] - s->base];
-        generations[i] = r->tag >> 2, lengths[i] = r->length;
-        weights[i] = t->kind == ROWS ? 1.0 : *node(t, 0, indices[i]);
+        if (i + AHEAD < n) __builtin_prefetch(&s->rows[d->indices[i + AHEAD] - s->base], 1);
+        const Row *r = &s->rows[d->indices[i] - s->base];
+        d->generations[i] = r->tag >> 2, d->lengths[i] = r->length;
+        d->weights[i] = t->kind == ROWS ? 1.0 : *node(t, 0, d->indices[i]);
     }
-    if (accepted) {
-        for (int64_t i = 0; i < n; i++) indices[i] -= s->base;
-        mark(s, n, indices, generations, accepted);
-        for (int64_t i = 0; i < n; i++) indices[i] += s->base;
-    }
-    return unlock(s, n);
+    return unlock(s, mark(s, n, d->indices, d->generations, d->accepted));
 }
 
-/* Count selections of local indices. accepted: as of mark(). */
+/* Count selections. accepted: as of mark(). */
 int64_t replay_mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
-    int64_t failed = lock(s);
-    if (failed) return failed;
-    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
-    mark(s, n, indices, generations, accepted);
-    return unlock(s, n);
+    const int64_t failed = lock_for(s, n, indices);
+    return failed ? failed : unlock(s, mark(s, n, indices, generations, accepted));
 }
 
 /* A consistent copy of the status table. */
@@ -790,11 +810,11 @@ int64_t replay_descend(Store *s, int64_t tree, int64_t n, const int64_t *level, 
 
 /* Delete the row that a user's policy chose. Returns 0 if it is not selectable any more. */
 int64_t replay_evict(Store *s, int64_t index, uint64_t generation) {
-    int64_t failed = lock(s), done = 0;
+    const int64_t failed = lock_for(s, 1, &index);
+    int64_t done = 0;
     if (failed) return failed;
-    if ((failed = reserve_scratch(s, 1))) return unlock(s, failed);
-    if (is_current(&s->rows[index], generation)) {
-        retire(s, index);
+    if (is_current(&s->rows[index - s->base], generation)) {
+        retire(s, index - s->base);
         update_trees(s, 1, &index);
         s->header->evicted += done = 1;
     }
@@ -855,19 +875,23 @@ __attribute__((always_inline)) static inline int64_t collect_chunk(
     return failed;
 }
 
-/* Copy windows of selected rows (local indices) into the parts' outputs, for begin <= i < end.
+/* Copy windows of selected rows into the parts' outputs, for begin <= i < end.
 
-   valid[i]: VALID; STALE if the row was overwritten, before or during the copy; OUTSIDE if it has no such timestep. */
+   valid[i]: VALID; STALE if the row was overwritten, before or during the copy; OUTSIDE if it has no such timestep. Returns
+   how many are not VALID. */
 int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
                       const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid) {
-    int64_t slots[CHUNK], lengths[CHUNK], failed = 0;
+    int64_t local[CHUNK], slots[CHUNK], lengths[CHUNK], failed = 0, bad = 0;
     for (int64_t first = begin; first < end; first += CHUNK) {
-        const int64_t n = end - first < CHUNK ? end - first : CHUNK;
-        const int64_t *index = indices + first, *step = steps + first;
+        const int64_t n = end - first < CHUNK ? end - first : CHUNK, *step = steps + first;
+        for (int64_t i = 0; i < n; i++) {
+            local[i] = indices[first + i] - s->base;
+            if (local[i] < 0 || local[i] >= s->capacity) return FOREIGN;
+        }
         /* 1. Status. ACQUIRE: the blocks' bytes, and the length, are at least as new as the tag. */
         for (int64_t i = 0; i < n; i++) {
-            if (i + AHEAD < n) __builtin_prefetch(&s->rows[index[i + AHEAD]]);
-            const Row *r = &s->rows[index[i]];
+            if (i + AHEAD < n) __builtin_prefetch(&s->rows[local[i + AHEAD]]);
+            const Row *r = &s->rows[local[i]];
             const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
             lengths[i] = r->length, slots[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
             const int good = tag >> 2 == generations[first + i] && (tag & 3) >= COMMITTED;
@@ -878,39 +902,42 @@ int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t 
         for (int64_t k = 0; k < num_parts; k++) {
             const int64_t bytes = parts[k].length * s->columns[parts[k].column].step_bytes;
             const Part *p = &parts[k];
-            failed |= bytes == 1   ? collect_chunk(s, p, n, index, slots, lengths, step, first, 1)
-                      : bytes == 4 ? collect_chunk(s, p, n, index, slots, lengths, step, first, 4)
-                      : bytes == 8 ? collect_chunk(s, p, n, index, slots, lengths, step, first, 8)
-                                   : collect_chunk(s, p, n, index, slots, lengths, step, first, bytes);
+            failed |= bytes == 1   ? collect_chunk(s, p, n, local, slots, lengths, step, first, 1)
+                      : bytes == 4 ? collect_chunk(s, p, n, local, slots, lengths, step, first, 4)
+                      : bytes == 8 ? collect_chunk(s, p, n, local, slots, lengths, step, first, 8)
+                                   : collect_chunk(s, p, n, local, slots, lengths, step, first, bytes);
         }
         /* 3. Status again. The fence keeps the copies before these loads. */
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         for (int64_t i = 0; i < n; i++) {
-            const Row *r = &s->rows[index[i]];
-            const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_RELAXED);
-            const int same = tag >> 2 == generations[first + i] && (tag & 3) >= COMMITTED;
-            if (valid[first + i] == VALID && !same) valid[first + i] = STALE;
+            const Row *r = &s->rows[local[i]];
+            const int was_valid = valid[first + i] == VALID;
             /* Spilled during the copy: the slot may hold another row by now, but the file has this one. */
-            else if (valid[first + i] == VALID && __atomic_load_n(&r->slot, __ATOMIC_RELAXED) != slots[i]) {
-                for (int64_t k = 0; k < num_parts; k++) failed |= collect(s, &parts[k], index[i], NONE, lengths[i], step[i], first + i);
+            if (was_valid && __atomic_load_n(&r->slot, __ATOMIC_RELAXED) != slots[i]) {
+                for (int64_t k = 0; k < num_parts; k++)
+                    failed |= collect(s, &parts[k], local[i], NONE, lengths[i], step[i], first + i);
                 __atomic_thread_fence(__ATOMIC_ACQUIRE);
-                if (__atomic_load_n(&r->tag, __ATOMIC_RELAXED) >> 2 != generations[first + i]) valid[first + i] = STALE;
             }
+            const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_RELAXED);
+            if (was_valid && !(tag >> 2 == generations[first + i] && (tag & 3) >= COMMITTED)) valid[first + i] = STALE;
+            bad += valid[first + i] != VALID;
         }
     }
-    return failed ? IO_ERROR : 0;
+    return failed ? IO_ERROR : bad;
 }
 
 /* Ask the kernel to read the blocks of spilled rows ahead. Returns how many are spilled. */
 int64_t replay_prefetch(const Store *s, int64_t n, const int64_t *indices) {
     int64_t spilled = 0;
     for (int64_t i = 0; i < n && s->spill != NONE; i++) {
-        const Row *r = &s->rows[indices[i]];
-        if (__atomic_load_n(&r->slot, __ATOMIC_ACQUIRE) != NONE) continue;
+        const int64_t local = indices[i] - s->base;
+        if (local < 0 || local >= s->capacity) return FOREIGN;
+        const Row *r = &s->rows[local];
+        if (__atomic_load_n(&r->slot, __ATOMIC_ACQUIRE) != NONE || state_of(r) < COMMITTED) continue;
         spilled++;
         for (int64_t c = 0; c < s->num_columns; c++) {
             const Column *column = &s->columns[c];
-            posix_fadvise(s->spill, column->file_offset + indices[i] * column->block_bytes,
+            posix_fadvise(s->spill, column->file_offset + local * column->block_bytes,
                           (r->length + column->extra) * column->step_bytes, POSIX_FADV_WILLNEED);
         }
     }

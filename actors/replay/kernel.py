@@ -29,7 +29,9 @@ ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES = range(5)
 """Kinds of trees: what a leaf is."""
 PADDINGS = ("in_place", "head", "tail")
 STALE, VALID, OUTSIDE = range(3)
-LOCK_TIMEOUT, ALL_WRITING, NEED_VICTIM, NOT_OWNED, EMPTY, NO_SLOT, IO_ERROR, NO_MEMORY = range(-1, -9, -1)
+LOCK_TIMEOUT, ALL_WRITING, NEED_VICTIM, NOT_OWNED, EMPTY, NO_SLOT, IO_ERROR, NO_MEMORY, FOREIGN = range(
+    -1, -10, -1
+)
 FANOUT, MAX_LEVELS = 8, 14
 LOCK_BYTES = 64
 
@@ -116,6 +118,15 @@ class StoreStruct(ctypes.Structure):
     )
 
 
+class DrawnStruct(ctypes.Structure):
+    """Drawn of kernel.c."""
+
+    _fields_ = tuple(
+        (name, _ADDRESS)
+        for name in ("rest", "indices", "generations", "lengths", "weights", "total", "accepted")
+    )
+
+
 class PartStruct(ctypes.Structure):
     """Part of kernel.c."""
 
@@ -131,6 +142,7 @@ _MIRRORS: Mirrors = {
     "Tree": TreeStruct,
     "Column": ColumnStruct,
     "Store": StoreStruct,
+    "Drawn": DrawnStruct,
     "Part": PartStruct,
     f"sizeof(pthread_mutex_t) <= {LOCK_BYTES}": 1,
     **{name.upper(): value for value, name in enumerate(REMOVALS)},
@@ -146,7 +158,7 @@ _ARGUMENTS = {
     "create": "p", "reap": "p", "identity": "",
     "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
     "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp",
-    "uniforms": "uuuuiip", "draw": "piippppppp", "edges": "pip", "descend": "piippppppp",
+    "uniforms": "uuuuiip", "draw": "piiuuuup", "edges": "pip", "descend": "piippppppp",
     "gather": "piipppipp", "prefetch": "pip",
     "tree_layout": "ppiii", "tree_build": "p", "tree_set": "pippp", "tree_draw": "pipp", "tree_descend": "pipppp",
 }  # fmt: skip

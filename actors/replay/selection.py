@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,8 +58,10 @@ class _Found(NamedTuple):
     generations: NDArray[np.uint64]
     steps: Integers
     probabilities: Floats
+    is_counted: bool = False
+    """Whether the rows were counted as selected."""
     accepted: NDArray[np.bool_] | None = None
-    """Which rows count; None: not counted yet."""
+    """Which of them still could be; None: all."""
 
 
 class Selector(Protocol):
@@ -106,9 +109,7 @@ class Uniform:
     def choose(self, store: ReplayStore, draw: _Draw) -> Steps:
         """As of ``Selector``."""
         drawn, probabilities = yield from _by_targets(store, self.spec, draw)
-        return _Found(
-            drawn.indices, drawn.generations, np.zeros(draw.k, np.int64), probabilities, drawn.accepted
-        )
+        return _found(store, drawn, _zeros(draw.k), probabilities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ class Sequences:
         drawn, probabilities = yield from _by_targets(store, self.spec, draw)
         # A leaf is a number of windows, so the whole part of the rest is the number of a window.
         starts = drawn.rest.astype(np.int64) * self.stride
-        return _Found(drawn.indices, drawn.generations, starts, probabilities / drawn.weights, drawn.accepted)
+        return _found(store, drawn, starts, probabilities / drawn.weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,29 @@ class Prioritized:
         """As of ``Selector``."""
         drawn, probabilities = yield from _by_targets(store, self.spec, draw)
         starts = _starts(drawn.lengths, self.length, self.stride, draw)
-        return _Found(drawn.indices, drawn.generations, starts, probabilities, drawn.accepted)
+        return _found(store, drawn, starts, probabilities)
+
+
+def _found(store: ReplayStore, drawn: Drawn, steps: Integers, probabilities: Floats) -> _Found:
+    """A single store counts the rows while it draws."""
+    counted = store.num_shards == 1
+    return _Found(drawn.indices, drawn.generations, steps, probabilities, counted, drawn.accepted)
+
+
+@lru_cache(maxsize=64)
+def _zeros(n: int) -> Integers:
+    """Steps of n whole trajectories; read-only."""
+    zeros = np.zeros(n, np.int64)
+    zeros.flags.writeable = False
+    return zeros
+
+
+@lru_cache(maxsize=64)
+def _ones(n: int) -> NDArray[np.float32]:
+    """Weights of n rows without importance sampling; read-only."""
+    ones = np.ones(n, np.float32)
+    ones.flags.writeable = False
+    return ones
 
 
 def _check_windows(length: int, stride: int) -> None:
@@ -178,7 +201,7 @@ def _starts(lengths: Integers, length: int, stride: int, draw: _Draw) -> Integer
     """Uniform start of a sub-sequence in each row."""
     windows = (lengths - length) // stride + 1
     if length == 1 and windows.max(initial=1) == 1:
-        return np.zeros(draw.k, np.int64)
+        return _zeros(draw.k)
     return (draw.uniforms(_STARTS, 0, draw.k) * windows).astype(np.int64) * stride
 
 
@@ -186,22 +209,24 @@ def _by_targets(
     store: ReplayStore, spec: TreeSpec, draw: _Draw
 ) -> Generator[Any, list[Any], tuple[Drawn, Floats]]:
     """Draw by a tree of sums. Returns the rows, and the probability of each."""
-    tree, u = store.tree(spec), draw.uniforms(_TARGETS, 0, draw.k)
+    tree = store.tree(spec)
     if store.num_shards == 1:
-        drawn = store.draw(tree, u)
+        drawn = store.draw(tree, draw.k, draw.seed % 2**64, _TARGETS, draw.round, draw.draw % 2**64)
         return drawn, drawn.weights / drawn.total
     # 1. The tree of all shards, down to the nodes that lie in one shard.
     groups, everything = yield from _whole_tree(store, spec)
-    level, number, rest = descend(groups, max(height for height, _ in groups), u * everything)
+    level, number, rest = descend(
+        groups, max(height for height, _ in groups), draw.uniforms(_TARGETS, 0, draw.k) * everything
+    )
     # 2. Each shard finishes the draws that end in it.
     mine = store.owner(number << 3 * level) == store.base // store.capacity
     part = store.descend(tree, level[mine], number[mine], rest[mine])
     # 3. All parts, in the order of the draws.
-    found = Drawn.of_targets(np.empty(draw.k))
+    found, _ = Drawn.of(draw.k)
     for theirs, columns in (yield (mine, part[:5])):
         for whole, column in zip(found[:5], columns, strict=True):
             whole[theirs] = column
-    return found, found.weights / everything
+    return found, found.weights / everything  # counted by _mark
 
 
 def _whole_tree(
@@ -333,7 +358,7 @@ def _by_candidates(
         )
     everything = everything or sum(shard[4] for shard in shards)
     probabilities = np.ones(draw.k) if exponent is None else merged[3][order] / everything
-    return _Found(merged[1][order], merged[2][order], np.zeros(draw.k, np.int64), probabilities)
+    return _Found(merged[1][order], merged[2][order], _zeros(draw.k), probabilities)
 
 
 def _least(keys: NDArray[Any], k: int) -> Integers:
@@ -405,13 +430,13 @@ def _select(
     store: ReplayStore, selector: Selector, k: int, seed: int, draw: int
 ) -> Generator[Any, list[Any], Selection]:
     parts: list[_Found] = []
-    missing, taken = k, np.empty(0, np.int64)
+    missing, taken = k, _zeros(0)
     for round_ in range(_ROUNDS):
         found = yield from selector.choose(store, _Draw(missing, seed, draw, round_, taken))
         accepted = found.accepted
-        if accepted is None:
+        if not found.is_counted:
             accepted = yield from _mark(store, found)
-        if not accepted.all():
+        if accepted is not None and not accepted.all():
             found = _Found(
                 found.indices[accepted],
                 found.generations[accepted],
@@ -447,7 +472,7 @@ def _finish(
     )
     indices, generations, steps, probabilities = columns
     importance = getattr(selector, "importance", 0.0)
-    weights = np.ones(len(indices), np.float32)
+    weights = _ones(len(indices))
     if importance:
         count = sum((yield len(store))) if store.num_shards > 1 else len(store)
         # w_i = (N P(i))**-beta / max_j w_j

@@ -11,6 +11,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from actors.replay import kernel, memory
 from actors.replay.errors import ReplayBusyError, ReplayError
-from actors.replay.kernel import ColumnStruct, HeaderStruct, StoreStruct, TreeStruct, address
+from actors.replay.kernel import ColumnStruct, DrawnStruct, HeaderStruct, StoreStruct, TreeStruct, address
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Edges, Floats, Integers
 from collectives.closing import ClosesOnExit
@@ -29,6 +30,8 @@ LOCK_LIMIT_S = 10.0
 """Longest wait for another process that holds the lock. It holds it for microseconds, or it is suspended."""
 MAX_TIMESTAMP = 0x3FF0 << 48
 """Exclusive. In nanoseconds since 1970, the year 2116."""
+_MOST_FORMS = 64
+"""Sets of shapes that are known to fit."""
 _LOCK_AT, _META_BYTES_AT, _META_AT = 3072, 3584, 4096
 STATUS = np.dtype(
     [
@@ -69,7 +72,7 @@ class Drawn(NamedTuple):
         indices, generations, lengths, weights: of the rows, (n,)
         rest: of the target within the row's leaf, (n,)
         total: of the tree, (1,)
-        accepted: False where a row may not be selected any more, (n,); None: nothing was counted
+        accepted: False where a row was selected too often within the draw, (n,); None: all are good
     """
 
     indices: Integers
@@ -78,14 +81,26 @@ class Drawn(NamedTuple):
     weights: Floats
     rest: Floats
     total: Floats
-    accepted: NDArray[np.bool_] | None = None
+    accepted: NDArray[np.bool_] | None
 
     @classmethod
-    def of_targets(cls, rest: Floats) -> Self:
-        """Space for the rows of n targets."""
-        n = len(rest)
-        rows = np.empty(n, np.int64), np.empty(n, np.uint64), np.empty(n, np.int64), np.empty(n)
-        return cls(*rows, rest, np.empty(1))
+    def of(cls, n: int) -> tuple[Self, DrawnStruct]:
+        """Space for n rows, in one piece of memory, and its addresses for the kernel."""
+        words = np.empty(7 * max(1, n), np.int64)
+        at, reals, size = address(words), words.view(np.float64), 8 * n
+        struct = DrawnStruct(
+            at + 4 * size, at, at + size, at + 2 * size, at + 3 * size, at + 5 * size, at + 6 * size
+        )
+        drawn = cls(
+            words[:n],
+            words[n : 2 * n].view(np.uint64),
+            words[2 * n : 3 * n],
+            reals[3 * n : 4 * n],
+            reals[4 * n : 5 * n],
+            reals[5 * n : 5 * n + 1],
+            words[6 * n :].view(bool)[:n],
+        )
+        return drawn, struct
 
 
 class ReservedRow:
@@ -162,7 +177,8 @@ class ReplayStore(ClosesOnExit):
         self._header = HeaderStruct.from_buffer(self._control)
         self._views = self._columns()
         self._rows = np.frombuffer(self._control, kernel.ROW, self.capacity, _layout(meta)["rows"])
-        self._defaults: dict[tuple[int, int], tuple[Integers, Floats]] = {}
+        self._dtypes = {column.name: column.dtype for column in self.schema.columns}
+        self._forms: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
         self._closed = False
 
     @classmethod
@@ -305,46 +321,38 @@ class ReplayStore(ClosesOnExit):
             ReplayError: a column is missing or unknown, or has another type or shape; or a value is outside its range.
             ReplayBusyError: more rows than are free or removable.
         """
-        arrays, count, steps = self._arrays(rows)
+        arrays, (count, steps) = self._arrays(rows)
         if not count:
             return Keys(np.empty(0, np.int64), np.empty(0, np.uint64))
         pointers = (ctypes.c_void_p * len(arrays))(*map(address, arrays))
-        sizes, weights, times = self._statistics(count, steps, lengths, priorities, timestamps)
-        keys = Keys(np.empty(count, np.int64), np.empty(count, np.uint64))
+        kept = self._statistics(count, steps, lengths, priorities, timestamps)
+        words = np.empty(2 * count, np.int64)
+        at = address(words)
         arguments = (
-            *(self.native, count, steps, ctypes.addressof(pointers), address(sizes), address(weights)),
-            *(None if times is None else address(times), time.time_ns(), *map(address, keys)),
+            *(self.native, count, steps, ctypes.addressof(pointers), *kept.addresses, time.time_ns()),
+            *(at, at + 8 * count),
         )
         self._with_victims(lambda: self._library.replay_insert(*arguments), count)
-        if self.base:
-            keys.indices[:] += self.base
-        return keys
+        return Keys(words[:count], words[count:].view(np.uint64))
 
     def commit(self, index: int, length: int | None, priority: float, timestamp: int | None) -> Keys:
-        """See ``ReservedRow.commit``. ``index`` is local."""
-        if not 0 <= index < self.capacity:
-            raise ReplayError(f"local index {index} is not one of {self.capacity}")
+        """See ``ReservedRow.commit``."""
         steps = self.schema.max_length if length is None else length
-        sizes, weights, times = self._statistics(1, self.schema.max_length, [steps], priority, timestamp)
-        local = np.array([index])
-        generations = self._rows["tag"][local] >> np.uint64(2)
-        self._call(
-            self._library.replay_commit,
-            *(1, address(local), address(sizes), address(weights), None if times is None else address(times)),
-            time.time_ns(),
+        kept = self._statistics(1, self.schema.max_length, [steps], priority, timestamp)
+        keys = Keys(
+            np.array([index]), self._rows["tag"][index - self.base : index - self.base + 1] >> np.uint64(2)
         )
-        return Keys(local + self.base, generations)
+        self._call(self._library.replay_commit, 1, address(keys.indices), *kept.addresses, time.time_ns())
+        return keys
 
     def cancel(self, index: int) -> None:
-        """See ``ReservedRow.cancel``. ``index`` is local."""
-        if not 0 <= index < self.capacity:
-            raise ReplayError(f"local index {index} is not one of {self.capacity}")
+        """See ``ReservedRow.cancel``."""
         self._call(self._library.replay_cancel, 1, address(np.array([index])))
 
     def delete(self, keys: Keys) -> int:
         """Take rows out of selection; they stay readable until overwritten. Returns how many were still there."""
-        local, generations = self.local(keys)
-        return self._call(self._library.replay_delete, len(local), address(local), address(generations))
+        indices, generations = checked(keys)
+        return self._call(self._library.replay_delete, len(indices), address(indices), address(generations))
 
     def update_priorities(self, keys: Keys, priorities: ArrayLike) -> int:
         """Set priorities. Rows that were overwritten since are left alone. Returns how many were set.
@@ -354,10 +362,10 @@ class ReplayStore(ClosesOnExit):
         Raises:
             ReplayError: an index is not of this shard, or a priority is negative or not finite.
         """
-        local, generations = self.local(keys)
-        values = _values("priorities", priorities, len(local))
+        indices, generations = checked(keys)
+        values = _values("priorities", priorities, len(indices))
         return self._call(
-            self._library.replay_update, len(local), address(local), address(generations), address(values)
+            self._library.replay_update, len(indices), *map(address, (indices, generations, values))
         )
 
     def reclaim(self) -> int:
@@ -367,9 +375,9 @@ class ReplayStore(ClosesOnExit):
     # ---- reading
 
     def block(self, column: str, index: int) -> NDArray[Any]:
-        """A column's block of a local index that is in memory: (max_length + extra, *shape)."""
+        """A column's block of a global index whose row is in memory: (max_length + extra, *shape)."""
         self.check_open()
-        return self._views[self.schema.position(column)][self._rows["slot"][index]]
+        return self._views[self.schema.position(column)][self._rows["slot"][index - self.base]]
 
     def status(self) -> NDArray[Any]:
         """A consistent copy of the status table: (capacity,) of ``STATUS``."""
@@ -402,26 +410,6 @@ class ReplayStore(ClosesOnExit):
         )
         return {name: int(getattr(self._header, name)) for name in names}
 
-    def local(self, keys: Keys) -> tuple[Integers, NDArray[np.uint64]]:
-        """Keys with indices of this shard's own, from 0.
-
-        Raises:
-            ReplayError: an index is not of this shard.
-        """
-        self.check_open()
-        indices = np.ascontiguousarray(keys.indices, np.int64) - self.base
-        generations = np.ascontiguousarray(keys.generations, np.uint64)
-        if indices.shape != generations.shape or indices.ndim != 1:
-            raise ReplayError(
-                f"keys have {indices.shape} indices and {generations.shape} generations: give (n,) of each"
-            )
-        if len(indices) and not 0 <= indices.min() <= indices.max() < self.capacity:
-            raise ReplayError(
-                f"indices {int(indices.min()) + self.base} to {int(indices.max()) + self.base} are not all in this shard, "
-                f"which has {self.base} to {self.base + self.capacity - 1}"
-            )
-        return indices, generations
-
     def owner(self, indices: Integers) -> Integers:
         """Shard of each global index."""
         return indices // self.capacity
@@ -440,16 +428,20 @@ class ReplayStore(ClosesOnExit):
             )
         return self.specs.index(spec)
 
-    def draw(self, tree: int, u: Floats) -> Drawn:
-        """Rows that hold the targets u * total of a tree, counted as selected. ``u``: (n,) in [0, 1).
+    def draw(self, tree: int, n: int, *numbers: int) -> Drawn:
+        """Rows that hold n random targets of a tree, counted as selected.
+
+        Args:
+            tree: as of ``tree``
+            n: draws
+            numbers: seed, stream, round and draw of the uniform numbers
 
         Raises:
             ReplayError: nothing can be selected.
         """
-        drawn, accepted = Drawn.of_targets(u), np.empty(len(u), bool)
-        outputs = map(address, (drawn.rest, *drawn[:4], drawn.total, accepted))
-        self._call(self._library.replay_draw, tree, len(u), *outputs)
-        return drawn._replace(accepted=accepted)
+        drawn, struct = Drawn.of(n)
+        accepted = self._call(self._library.replay_draw, tree, n, *numbers, ctypes.addressof(struct))
+        return drawn if accepted < n else drawn._replace(accepted=None)
 
     def edges(self, tree: int) -> Edges:
         """The part of a tree that other shards need for a common draw."""
@@ -460,29 +452,28 @@ class ReplayStore(ClosesOnExit):
         return Edges(first, first + np.array(found.nodes[: found.levels]) - 1, children)
 
     def descend(self, tree: int, level: Integers, number: Integers, rest: Floats) -> Drawn:
-        """Rows of this shard that hold targets within nodes of its own. Nothing is counted; ``rest`` is overwritten."""
-        drawn = Drawn.of_targets(rest)
-        outputs = map(address, (level, number, rest, *drawn[:4]))
+        """Rows of this shard that hold targets within nodes of its own. Nothing is counted."""
+        drawn, _ = Drawn.of(len(rest))
+        drawn.rest[:] = rest
+        outputs = map(address, (level, number, drawn.rest, *drawn[:4]))
         self._call(self._library.replay_descend, tree, len(rest), *outputs)
         return drawn
 
     def mark(self, keys: Keys) -> NDArray[np.bool_]:
         """Count rows as selected. False where a row was not selectable any more."""
-        local, generations = self.local(keys)
-        accepted = np.empty(len(local), bool)
-        self._call(
-            self._library.replay_mark, len(local), address(local), address(generations), address(accepted)
-        )
+        indices, generations = checked(keys)
+        accepted = np.empty(len(indices), bool)
+        self._call(self._library.replay_mark, len(indices), *map(address, (indices, generations, accepted)))
         return accepted
 
-    def gather(self, begin: int, end: int, *arguments: Any) -> None:
+    def gather(self, begin: int, end: int, *arguments: Any) -> int:
         """Call kernel.c's ``replay_gather``. Threads of one process may do so at the same time."""
-        self._check(self._library.replay_gather(self.native, begin, end, *arguments))
+        return self._call(self._library.replay_gather, begin, end, *arguments)
 
     def prefetch(self, keys: Keys) -> int:
         """Start reading the spilled rows of these, so that a later gather does not wait. Returns how many are spilled."""
-        local, _ = self.local(keys)
-        return self._call(self._library.replay_prefetch, len(local), address(local))
+        indices, _ = checked(keys)
+        return self._call(self._library.replay_prefetch, len(indices), address(indices))
 
     def close(self) -> None:
         """Close the files. Views of rows stay valid. Other processes are not affected. Safe to call twice."""
@@ -572,54 +563,61 @@ class ReplayStore(ClosesOnExit):
         self._check(self._library.replay_create(self.native))
         header.magic = MAGIC  # last: who attaches before that is refused
 
-    def _arrays(self, rows: Mapping[str, Any]) -> tuple[list[NDArray[Any]], int, int]:
-        """Contiguous arrays in the order of the columns, the number of rows, and of steps."""
+    def _arrays(self, rows: Mapping[str, Any]) -> tuple[list[NDArray[Any]], tuple[int, int]]:
+        """Contiguous arrays in the order of the columns; the number of rows, and of steps."""
         if len(rows) != len(self.schema.columns):
             names = sorted(column.name for column in self.schema.columns)
             raise ReplayError(f"columns {sorted(rows)} were given where {names} are expected")
-        arrays: list[NDArray[Any]] = []
+        if unknown := rows.keys() - self._dtypes.keys():
+            self.schema.position(min(unknown))
+        try:
+            arrays = [np.asarray(rows[name]) for name in self._dtypes]
+        except (ValueError, TypeError) as error:
+            raise ReplayError(f"a column is no array: {error}") from error
+        shapes = tuple([array.shape for array in arrays])
+        if shapes not in self._forms:
+            if len(self._forms) > _MOST_FORMS:
+                self._forms.clear()
+            self._forms[shapes] = self._form(shapes)
+        for array, (name, dtype) in zip(arrays, self._dtypes.items(), strict=True):
+            if array.dtype != dtype:
+                raise ReplayError(f"{name} is {array.dtype}{list(array.shape)} where {dtype} is expected")
+        return [array if array.flags.c_contiguous else array.copy() for array in arrays], self._forms[shapes]
+
+    def _form(self, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
+        """Number of rows and steps of arrays of these shapes."""
         count = steps = -1
-        for column in self.schema.columns:
-            if column.name not in rows:
-                unknown = rows.keys() - {one.name for one in self.schema.columns}
-                self.schema.position(min(unknown))
-            array = np.asarray(rows[column.name])
-            single = self.schema.max_length == 1 and not column.extra and array.ndim == len(column.shape) + 1
-            found = 1 if single else array.shape[1] - column.extra if array.ndim > 1 else -1
+        for column, shape in zip(self.schema.columns, shapes, strict=True):
+            single = self.schema.max_length == 1 and not column.extra and len(shape) == len(column.shape) + 1
+            found = 1 if single else shape[1] - column.extra if len(shape) > 1 else -1
             if count < 0:
-                count, steps = array.shape[0] if array.ndim else -1, found
+                count, steps = shape[0] if shape else -1, found
             wanted = (count, *column.shape) if single else (count, steps + column.extra, *column.shape)
-            if (
-                array.dtype != column.dtype
-                or array.shape != wanted
-                or not 0 < steps <= self.schema.max_length
-            ):
+            if shape != wanted or not 0 < steps <= self.schema.max_length:
                 raise ReplayError(
-                    f"{column.name} is {array.dtype}{list(array.shape)} where {max(count, 0)} rows of 1 to "
+                    f"{column.name} has shape {list(shape)} where {max(count, 0)} rows of 1 to "
                     f"{self.schema.max_length} steps (+ {column.extra}) of {column} are expected"
                 )
-            arrays.append(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-        return arrays, count, steps
+        return count, steps
 
     def _statistics(
         self, count: int, steps: int, lengths: Any, priorities: Any, timestamps: Any
-    ) -> tuple[Integers, Floats, Integers | None]:
+    ) -> _Statistics:
         """Checked lengths, priorities and timestamps of ``count`` rows."""
-        if (count, steps) not in self._defaults:
-            self._defaults[count, steps] = np.full(count, steps, np.int64), np.ones(count)
-        sizes, weights = self._defaults[count, steps]
+        if lengths is None and priorities is None and timestamps is None:
+            return _default_statistics(count, steps)
+        sizes, weights, times = np.full(count, steps, np.int64), np.ones(count), None
         if lengths is not None:
             sizes = np.ascontiguousarray(lengths, np.int64)
             if sizes.shape != (count,) or not 0 < sizes.min() <= sizes.max() <= steps:
                 raise ReplayError(f"lengths are {_brief(lengths)}: give {count} of 1 to {steps}")
         if priorities is not None:
             weights = _values("priorities", priorities, count)
-        times = None
         if timestamps is not None:
             times = np.ascontiguousarray(np.broadcast_to(np.asarray(timestamps, np.int64), (count,)))
             if not 0 <= times.min() <= times.max() < MAX_TIMESTAMP:
                 raise ReplayError(f"timestamps are {_brief(timestamps)}: use 0 to {MAX_TIMESTAMP - 1}")
-        return sizes, weights, times
+        return _Statistics.of(sizes, weights, times)
 
     def _with_victims(self, request: Callable[[], int], count: int) -> None:
         """Make a request that allocates rows; if it needs them, evict those that the user's function names."""
@@ -627,15 +625,16 @@ class ReplayStore(ClosesOnExit):
         while (result := request()) == kernel.NEED_VICTIM:
             status = self.status()
             assert callable(self._removal)
-            chosen = np.atleast_1d(np.asarray(self._removal(status), np.int64)) - self.base
-            evicted = 0
-            for index in chosen.tolist():
-                if not 0 <= index < self.capacity:
-                    break
-                evicted += self._call(self._library.replay_evict, index, int(status["generation"][index]))
+            chosen = np.atleast_1d(np.asarray(self._removal(status), np.int64))
+            held = chosen[(chosen >= self.base) & (chosen < self.base + self.capacity)].tolist()
+            generations = status["generation"]
+            evicted = sum(
+                self._call(self._library.replay_evict, index, int(generations[index - self.base]))
+                for index in held
+            )
             if not evicted:
                 raise ReplayError(
-                    f"the removal function returned {_brief(chosen + self.base)}: it must name rows in state COMMITTED"
+                    f"the removal function returned {_brief(chosen)}: it must name rows in state COMMITTED"
                 )
         self._check(result, count)
 
@@ -662,7 +661,43 @@ class ReplayStore(ClosesOnExit):
                 f"{count} rows were requested, and memory_bytes has space for {self._meta['slots']}, of which {writing} are "
                 "being written: use a larger budget, or request fewer"
             )
+        if result == kernel.FOREIGN:
+            raise ReplayError(
+                f"an index is not of this shard, which has {self.base} to {self.base + size - 1}"
+            )
         raise ReplayError(_REASONS[result])
+
+
+class _Statistics(NamedTuple):
+    """Lengths, priorities and timestamps of rows, and their addresses for the kernel."""
+
+    arrays: tuple[NDArray[Any] | None, ...]
+    addresses: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, *arrays: NDArray[Any] | None) -> Self:
+        """With the addresses of the arrays."""
+        return cls(arrays, tuple(None if array is None else address(array) for array in arrays))
+
+
+@lru_cache(maxsize=64)
+def _default_statistics(count: int, steps: int) -> _Statistics:
+    return _Statistics.of(np.full(count, steps, np.int64), np.ones(count), None)
+
+
+def checked(keys: Keys) -> Keys:
+    """Keys as contiguous arrays of the kernel's types.
+
+    Raises:
+        ReplayError: they are not (n,) each.
+    """
+    indices = np.ascontiguousarray(keys.indices, np.int64)
+    generations = np.ascontiguousarray(keys.generations, np.uint64)
+    if indices.shape != generations.shape or indices.ndim != 1:
+        raise ReplayError(
+            f"keys have indices {list(indices.shape)} and generations {list(generations.shape)}: give (n,) of each"
+        )
+    return Keys(indices, generations)
 
 
 _REASONS = {

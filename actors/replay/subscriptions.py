@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from actors.replay import kernel
 from actors.replay.errors import ReplayError
 from actors.replay.kernel import PartStruct, address
 from actors.replay.selection import Selection
-from actors.replay.store import ReplayStore
+from actors.replay.store import ReplayStore, checked
 
 Padding = Literal["in_place", "head", "tail"]
 _THREAD_BYTES = 2**19
@@ -71,6 +70,99 @@ class Gathered(NamedTuple):
     current: NDArray[np.bool_]
 
 
+class Gatherer:
+    """Copies windows of n selected rows of one shard into the same batch, again and again."""
+
+    def __init__(
+        self,
+        store: ReplayStore,
+        subscriptions: Sequence[Subscription],
+        n: int,
+        *,
+        out: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Prepare the batch.
+
+        Args:
+            store: the shard that has the rows
+            subscriptions: at least one, of different names
+            n: rows of a batch
+            out: arrays or CPU tensors (pinned ones, too) to copy into, by name; others are made
+            threads: at most; None: as many as this process has cores, for large batches
+
+        Raises:
+            ReplayError: an unknown column, or an ``out`` of another kind.
+        """
+        names = [subscription.key for subscription in subscriptions]
+        if not names or len(set(names)) != len(names):
+            raise ReplayError(
+                f"subscriptions are named {names}: at least one is needed, each with a name of its own"
+            )
+        if unknown := (out or {}).keys() - set(names):
+            raise ReplayError(f"out has {sorted(unknown)}, which no subscription fills: they are {names}")
+        self._store, self._n = store, n
+        self._parts, size = (PartStruct * len(names))(), 0
+        self.values: dict[str, Any] = {}
+        self.masks: dict[str, NDArray[np.bool_]] = {}
+        for part, wanted in zip(self._parts, subscriptions, strict=True):
+            size += self._prepare(part, wanted, (out or {}).get(wanted.key))
+        most = threads or len(os.sched_getaffinity(0))
+        workers = min(most, max(1, size // _THREAD_BYTES), max(1, n))
+        self._bounds = [n * worker // workers for worker in range(workers + 1)]
+        self._part_arguments = (len(names), ctypes.addressof(self._parts))
+
+    def _prepare(self, part: PartStruct, wanted: Subscription, given: Any) -> int:
+        """Fill one part and make its arrays. Returns the bytes of its values."""
+        position = self._store.schema.position(wanted.column)
+        column, steps = (
+            self._store.schema.columns[position],
+            () if wanted.length is None else (wanted.length,),
+        )
+        shape = (self._n, *steps, *column.shape)
+        values = np.empty(shape, column.dtype) if given is None else given
+        self.values[wanted.key], self.masks[wanted.key] = values, np.empty((self._n, *steps), bool)
+        part.column, part.offset, part.length = position, wanted.offset, wanted.length or 1
+        part.padding = kernel.PADDINGS.index(wanted.padding)
+        part.out = _address_of(values, wanted.key, shape, column.dtype)
+        part.mask = address(self.masks[wanted.key])
+        return int(self._n * part.length * column.step_bytes)
+
+    def __call__(self, selection: Selection) -> Gathered:
+        """Copy the windows of these n rows; the values of the call before are overwritten.
+
+        Raises:
+            ReplayError: another number of rows, a row of another shard, or a timestep that its trajectory does not have.
+        """
+        indices, generations = checked(selection.keys)
+        steps = np.ascontiguousarray(selection.steps, np.int64)
+        if not len(indices) == len(steps) == self._n:
+            raise ReplayError(
+                f"{len(indices)} rows and {len(steps)} steps were given where {self._n} are expected"
+            )
+        valid = np.empty(self._n, np.uint8)
+        arguments = (
+            address(indices),
+            address(generations),
+            address(steps),
+            *self._part_arguments,
+            address(valid),
+        )
+        ranges = zip(self._bounds[1:-1], self._bounds[2:], strict=True)
+        others = [_pool().submit(self._store.gather, begin, end, *arguments) for begin, end in ranges]
+        try:
+            bad = self._store.gather(0, self._bounds[1], *arguments)
+        finally:
+            for other in others:
+                other.exception()  # the arrays must live until all threads have ended
+        if bad + sum(other.result() for other in others) and (valid == kernel.OUTSIDE).any():
+            at = int(np.argmax(valid == kernel.OUTSIDE))
+            raise ReplayError(
+                f"row {int(indices[at])} has no timestep {int(steps[at])}: its trajectory is shorter"
+            )
+        return Gathered(self.values, self.masks, valid.view(bool))  # STALE is 0, VALID is 1
+
+
 def gather(
     store: ReplayStore,
     selection: Selection,
@@ -79,74 +171,8 @@ def gather(
     out: Mapping[str, Any] | None = None,
     threads: int | None = None,
 ) -> Gathered:
-    """Copy the windows of selected rows of one shard.
-
-    Args:
-        store: the shard that has all of them
-        selection: n rows and their timesteps
-        subscriptions: at least one, of different names
-        out: arrays or CPU tensors (pinned ones, too) to copy into, by name; others are made
-        threads: at most; None: as many as this process has cores, for large batches
-
-    Raises:
-        ReplayError: an unknown column, a timestep that its trajectory does not have, or an ``out`` of another kind.
-    """
-    n = len(selection)
-    local, generations = store.local(selection.keys)
-    parts, values, masks, size = _parts(store, n, subscriptions, out or {})
-    valid = np.empty(n, np.uint8)
-    steps = np.ascontiguousarray(selection.steps, np.int64)
-    arguments = (
-        *map(address, (local, generations, steps)),
-        len(parts),
-        ctypes.addressof(parts),
-        address(valid),
-    )
-    wanted = min(threads or len(os.sched_getaffinity(0)), max(1, size // _THREAD_BYTES), max(1, n))
-    bounds = [n * thread // wanted for thread in range(wanted + 1)]
-    others = [
-        _pool().submit(store.gather, begin, end, *arguments) for begin, end in itertools.pairwise(bounds)
-    ]
-    try:
-        store.gather(0, bounds[1], *arguments)
-    finally:
-        for other in others:
-            other.result()
-    if (valid == kernel.OUTSIDE).any():
-        at = int(np.argmax(valid == kernel.OUTSIDE))
-        raise ReplayError(
-            f"row {int(selection.keys.indices[at])} has no timestep {int(steps[at])}: its trajectory is shorter"
-        )
-    return Gathered(values, masks, valid == kernel.VALID)
-
-
-def _parts(
-    store: ReplayStore, n: int, subscriptions: Sequence[Subscription], out: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any], dict[str, NDArray[np.bool_]], int]:
-    """The kernel's parts, the arrays they fill, and their bytes."""
-    names = [subscription.key for subscription in subscriptions]
-    if not names or len(set(names)) != len(names):
-        raise ReplayError(
-            f"subscriptions are named {names}: at least one is needed, each with a name of its own"
-        )
-    if unknown := out.keys() - set(names):
-        raise ReplayError(f"out has {sorted(unknown)}, which no subscription fills: they are {names}")
-    parts, size = (PartStruct * len(names))(), 0
-    values: dict[str, Any] = {}
-    masks: dict[str, NDArray[np.bool_]] = {}
-    for part, wanted in zip(parts, subscriptions, strict=True):
-        position = store.schema.position(wanted.column)
-        column, steps = store.schema.columns[position], () if wanted.length is None else (wanted.length,)
-        shape = (n, *steps, *column.shape)
-        given = out.get(wanted.key)
-        values[wanted.key] = np.empty(shape, column.dtype) if given is None else given
-        masks[wanted.key] = np.empty((n, *steps), bool)
-        part.column, part.offset, part.length = position, wanted.offset, wanted.length or 1
-        part.padding = kernel.PADDINGS.index(wanted.padding)
-        part.out = _address_of(values[wanted.key], wanted.key, shape, column.dtype)
-        part.mask = address(masks[wanted.key])
-        size += n * part.length * column.step_bytes
-    return parts, values, masks, size
+    """Copy the windows of selected rows once. Arguments and errors as of ``Gatherer``."""
+    return Gatherer(store, subscriptions, len(selection), out=out, threads=threads)(selection)
 
 
 def _address_of(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -175,3 +201,6 @@ def _address_of(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[A
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(thread_name_prefix="replay")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the threads

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from replay_tables import LENGTH, SCHEMA, SELECTORS, content
 
-from actors.replay import Prioritized, ReplayStore, Sequences, Subscription, Uniform, gather, select
+from actors.replay import (
+    Prioritized,
+    ReplayBusyError,
+    ReplayStore,
+    Sequences,
+    Subscription,
+    Uniform,
+    gather,
+    select,
+)
 from actors.replay.kernel import COMMITTED, FREE, WRITING
 from actors.replay.store import _LOCK_AT
 
@@ -125,6 +134,34 @@ def test_the_row_of_a_killed_writer_is_given_to_the_next_who_needs_it():
     assert store.counters()["evicted"] == 0
     os.waitpid(child, 0)
     os.close(pipe)
+
+
+def test_a_suspended_holder_of_the_lock_is_named_instead_of_awaited_for_ever(monkeypatch):
+    monkeypatch.setattr("actors.replay.store.LOCK_LIMIT_S", 0.05)
+    store = ReplayStore.create(SCHEMA, 2)
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_lock.argtypes = libc.pthread_mutex_unlock.argtypes = (ctypes.c_void_p,)
+    libc.pthread_mutex_lock(store._native.header + _LOCK_AT)
+    with pytest.raises(ReplayBusyError, match=r"another process has held the store's lock for 0.05 s"):
+        store.insert(content([1]))
+    libc.pthread_mutex_unlock(store._native.header + _LOCK_AT)
+    store.insert(content([1]))
+
+
+def test_a_forked_reader_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr("actors.replay.subscriptions._THREAD_BYTES", 1)
+    store = ReplayStore.create(SCHEMA, 4)
+    store.insert(content(range(4)))
+    chosen = select(store, Uniform(), 8, seed=0, draw=0)
+    gather(store, chosen, [Subscription(column="obs")], threads=3)
+
+    def work(pipe):
+        found = gather(store, chosen, [Subscription(column="obs")], threads=3)
+        os.write(pipe, struct.pack("qqq", *[int(found.current.sum())] * 3))
+
+    child, pipe = forked(work)
+    assert received(pipe) == [(8, 8, 8)]
+    os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("harm", ["lists", "trees", "queue"])

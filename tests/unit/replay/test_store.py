@@ -276,14 +276,15 @@ def changed(**columns):
     [
         (
             lambda s: s.insert(changed(obs=np.zeros((1, 9, 3)))),
-            r"obs is float64\[1, 9, 3\] where 1 rows of 1 to 8 steps",
+            r"obs is float64\[1, 9, 3\] where float32",
         ),
         (
             lambda s: s.insert(changed(action=np.zeros((2, 8), "int16"))),
-            r"action is int16\[2, 8\] where 1 rows",
+            r"action has shape \[2, 8\] where 1 rows of 1 to 8 steps",
         ),
-        (lambda s: s.insert(changed(obs=np.zeros((1, 12, 3), "float32"))), r"obs is float32\[1, 12, 3\]"),
-        (lambda s: s.insert(changed(obs=np.zeros(3, "float32"))), r"obs is float32\[3\]"),
+        (lambda s: s.insert(changed(obs=np.zeros((1, 12, 3), "float32"))), r"obs has shape \[1, 12, 3\]"),
+        (lambda s: s.insert(changed(obs=np.zeros(3, "float32"))), r"obs has shape \[3\]"),
+        (lambda s: s.insert({"obs": [[1, 2], [3]], "done": 1, "action": 2}), "inhomogeneous"),
         (lambda s: s.insert({"obs": 1}), r"columns \['obs'\] were given where \['action', 'done', 'obs'\]"),
         (lambda s: s.insert({**content([0]), "reward": 3}), "columns .* were given where"),
         (
@@ -301,9 +302,12 @@ def changed(**columns):
         (lambda s: s.insert(content([0]), timestamps=[-1]), r"timestamps are \[-1\]"),
         (
             lambda s: s.delete(Keys(np.array([4]), np.array([1], np.uint64))),
-            "indices 4 to 4 are not all in this shard",
+            "an index is not of this shard, which has 0 to 3",
         ),
-        (lambda s: s.delete(Keys(np.array([0]), np.array([], np.uint64))), "indices and"),
+        (
+            lambda s: s.delete(Keys(np.array([0]), np.array([], np.uint64))),
+            r"keys have indices \[1\] and generations \[0\]",
+        ),
         (lambda s: s.allocate().commit(9), "lengths are"),
         (lambda s: s.commit(0, 1, 1.0, None), "only the process that allocated a row commits"),
         (lambda s: s.allocate()["reward"], "this store has no column 'reward'"),

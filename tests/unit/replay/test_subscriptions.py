@@ -141,7 +141,7 @@ def test_windows_of_no_length_and_unknown_paddings_are_refused():
         Subscription(column="obs", length=0)
     with pytest.raises(ReplayError, match="padding 'left' is not known: use in_place, head, tail"):
         Subscription(column="obs", padding="left")
-    with pytest.raises(ReplayError, match="not all in this shard"):
+    with pytest.raises(ReplayError, match="an index is not of this shard, which has 0 to 0"):
         gather(
             ReplayStore.create(SCHEMA, 1),
             selection_of(Keys(np.array([1]), np.array([1], np.uint64)), [0]),
