@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rayagi.run.errors import disk_errors
+from rayagi.run.errors import DiskError, disk_errors
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -39,12 +40,16 @@ def replace_bytes(path: Path, content: bytes) -> None:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_bytes(beside, content)
+        try:
+            write_bytes(beside, content)
+        except DiskError as error:
+            raise DiskError(str(path), error.reason) from error
         with disk_errors(path):
             beside.replace(path)
             sync_folder(path.parent)
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # the error above says what is wrong
+            beside.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:

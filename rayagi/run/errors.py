@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from rayagi.run.quantities import bytes_text
 
 _DISK_ERRNOS = frozenset(
     {
@@ -137,11 +140,20 @@ class LimitReachedError(RunError):
 
 @contextmanager
 def disk_errors(path: Path | str, hint: str = WRITABLE) -> Iterator[None]:
-    """Convert an OSError of writing to a ``DiskError`` with path and hint."""
+    """Convert an OSError of writing to a ``DiskError`` with path, free space if that is short, and hint."""
     try:
         yield
     except OSError as error:
         if error.errno not in _DISK_ERRNOS:
             raise
         named = error.filename if isinstance(error.filename, str) else str(path)
-        raise DiskError(named, os.strerror(error.errno or 0), hint) from error
+        raise DiskError(named, os.strerror(error.errno or 0) + _free_space(error, path), hint) from error
+
+
+def _free_space(error: OSError, path: Path | str) -> str:
+    """`` (4 KiB of 3 MiB are free)`` if the disk is full; empty for other errors."""
+    folder = next((each for each in Path(path).absolute().parents if each.is_dir()), None)
+    if error.errno != errno.ENOSPC or folder is None:
+        return ""
+    disk = shutil.disk_usage(folder)
+    return f" ({bytes_text(disk.free)} of {bytes_text(disk.total)} are free)"

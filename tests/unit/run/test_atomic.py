@@ -1,11 +1,13 @@
 """Atomic writes call fsync: on the content before the rename, on the folder after it."""
 
 import os
+import re
 
 import pytest
 
 from rayagi.run import atomic
 from rayagi.run.csv_log import CsvLog
+from rayagi.run.errors import DiskError
 
 
 @pytest.fixture
@@ -56,3 +58,10 @@ def test_a_log_that_is_closed_is_on_the_disk(tmp_path, events):
     log.append([{"iteration": 1.0}])
     log.close()
     assert events == [("fsync", "p.csv")]
+
+
+def test_a_failed_replacement_names_the_file_and_not_the_temporary_one(tmp_path):
+    (tmp_path / "folder").write_text("")
+    path = tmp_path / "folder" / "run.json"
+    with pytest.raises(DiskError, match=re.escape(f"cannot write {path}: Not a directory")):
+        atomic.replace_text(path, "{}")

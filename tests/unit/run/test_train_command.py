@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -504,3 +505,62 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
     assert "--out" not in done.stderr
     assert "The last good checkpoint is iteration_000020" in done.stderr
     assert CheckpointStore(tmp_path / "runs/a/checkpoints").load().name == "iteration_000020"
+
+
+SMALL_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
+"""Runs a shell command in a mount namespace of its own: what it mounts is gone when it ends."""
+
+
+def can_mount():
+    command = [*SMALL_DISK, "mount -t tmpfs -o size=1m tmpfs /mnt"]
+    return shutil.which("unshare") is not None and subprocess.run(command, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of one's own")
+def test_a_run_on_a_disk_that_fills_up_ends_with_a_sentence_and_resumes_once_there_is_space(tmp_path):
+    code = """
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        import test_train_command as module
+        import rayagi.cli.train as train
+        from rayagi.cli import main
+
+        def fill_up():
+            with open("filler", "wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(1000))
+                except OSError:
+                    pass
+
+        class Session(module.FakeOpenSession):
+            events = {25: fill_up}
+
+        train.session_of = Session
+        sys.exit(main(["train", *sys.argv[2:]]))
+    """
+    train = [sys.executable, "-c", textwrap.dedent(code), str(Path(__file__).parent)]
+    script = """
+        mount -t tmpfs -o size=3m tmpfs "$0"; cd "$0"
+        "$@" InvertedPendulum-v5 --time 1h --name a --checkpoint-every 10 2>"$0.error" && exit 3
+        ls -A runs/a runs/a/checkpoints >"$0.files"
+        rm filler
+        "$@" --resume runs/a --iterations 24 >"$0.resumed"
+        cp runs/a/progress.csv "$0.csv"
+    """
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(
+        [*SMALL_DISK, script, str(disk), *train], capture_output=True, timeout=240, check=False, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    error = (tmp_path / "disk.error").read_text()
+    full = r"No space left on device \(0 B of 3 MiB are free\); free space there, or make it writable"
+    assert re.match(
+        rf"rayagi: cannot write runs/a/\S+: {full}\nThe last good checkpoint is iteration_000020", error
+    )
+    files = (tmp_path / "disk.files").read_text().split()
+    assert "iteration_000020" in files
+    assert not [name for name in files if name.endswith(".tmp") or name.startswith(".iteration")]
+    assert "at iteration 20 in runs/a" in (tmp_path / "disk.resumed").read_text()
+    assert [row["iteration"] for row in read_rows(tmp_path / "disk.csv")] == list(range(1, 25))
