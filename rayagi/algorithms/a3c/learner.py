@@ -16,7 +16,7 @@ from rayagi.algorithms.a3c import A3CSpec
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.algorithms.one_pass import OnePassUpdater, RMSProp
 from rayagi.algorithms.rollout_learner import OnPolicyLearner
-from rayagi.native.thread_pool import ThreadPool
+from rayagi.native.learning import ThreadPool
 
 
 class A3CUpdater(OnePassUpdater[A3CSpec]):
