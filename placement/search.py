@@ -11,6 +11,8 @@ to stop, and which candidate is best. *Row* means all trials of one GMIperGPU. C
 - A trial that used more than its GMI's share of memory, where no limit was enforced, counts as out of memory.
 - ``EarlyStopping`` holds the rules that end a row. Its defaults are the papers' rules. The other fields handle what the
   papers do not cover: measurement noise, and CPU cores, where memory hardly grows with environments.
+- A coarse pass may come first: every row with few numbers of environments. The rows then follow from the fastest to the
+  slowest, so that a search that is ended early has seen all of them, and the best ones closely.
 - ``estimate`` (line 26) is one GMI's throughput times the number of GMIs. The probe runs all GMIs of a device at once, so
   their contention is measured. Devices are assumed identical and independent.
 """
@@ -34,11 +36,21 @@ FailureKind = Literal["crashed", "out of memory", "hung", "too long", "cannot be
 """``too long``: measuring it would exceed the time limit of a trial. ``cannot be planned``: the machine cannot hold so many
 GMIs on all of its devices together."""
 TrialVerdict = Literal[
-    "first", "going on", "saturated", "plateau", "no memory", "failed", "cannot win", "compared", "again"
+    "coarse",
+    "first",
+    "going on",
+    "saturated",
+    "plateau",
+    "no memory",
+    "failed",
+    "cannot win",
+    "compared",
+    "again",
 ]
-"""``first``: the row's first trial. ``going on``: the row continues. ``saturated``: Sat < alpha. ``plateau``: gain below
-``EarlyStopping.min_gain``. ``cannot win``: skipped because of its upper bound. ``compared``: the row's fastest candidate,
-remeasured next to a slower one. ``again``: remeasured by ``placement.validation``."""
+"""``coarse``: a trial of the coarse pass. ``first``: the row's first trial. ``going on``: the row continues. ``saturated``:
+Sat < alpha. ``plateau``: gain below ``EarlyStopping.min_gain``. ``cannot win``: skipped because of its upper bound.
+``compared``: the row's fastest candidate, remeasured next to a slower one. ``again``: remeasured by
+``placement.validation``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,9 +155,12 @@ def explore(
     early_stopping: EarlyStopping = PAPER_STOPPING,
     gmis_per_gpu: Sequence[int] = GMIS_PER_GPU,
     num_envs: Sequence[int] = NUM_ENVS,
+    coarse: Sequence[int] = (),
     score: Score = throughput,
 ) -> Iterator[Trial]:
     """Algorithm 1: most GMIs first, environments doubling; yields each finished trial.
+
+    A candidate of the coarse pass is probed again where its row follows: the probe should remember its outcomes.
 
     Args:
         probe: measures a candidate
@@ -154,6 +169,7 @@ def explore(
         early_stopping: rules that end or skip a row
         gmis_per_gpu: numbers of GMIs on one device, in the order of the search
         num_envs: numbers of environments of one GMI, ascending
+        coarse: those of the coarse pass, from the first of ``num_envs`` on; empty: no such pass
         score: objective to maximise
 
     Raises:
@@ -162,20 +178,55 @@ def explore(
     if list(num_envs) != sorted(set(num_envs)) or min((*num_envs, *gmis_per_gpu, num_gpus), default=0) < 1:
         raise ValueError("environments have to ascend, and all numbers have to be positive")
     trials: list[Trial] = []
-    for gmis in gmis_per_gpu:  # line 2: GMIperGPU in 10 ... 1
-        # Ours: skip the row if even its upper bound is no improvement.
-        pruned = _pruned_by_upper_bound(trials, gmis, num_envs[0], early_stopping, score)
-        if pruned is not None:
-            trials.append(pruned)
-            yield pruned
-            continue
-        for trial in _explore_env_counts(
-            probe, gmis, num_envs, gpu_memory_bytes / gmis, num_gpus, early_stopping, score
-        ):
+
+    def row(gmis: int, envs: Sequence[int], rules: EarlyStopping) -> Iterator[Trial]:
+        for trial in _explore_env_counts(probe, gmis, envs, gpu_memory_bytes / gmis, num_gpus, rules, score):
             # Lines 27-29: acc_top > max_top.
-            better = trial.score is not None and trial.score > highest_score(trials)
-            trials.append(replace(trial, best=better))
-            yield trials[-1]
+            yield replace(trial, best=trial.score is not None and trial.score > highest_score(trials))
+
+    if coarse:
+        for gmis in gmis_per_gpu:
+            for trial in row(gmis, coarse, PAPER_STOPPING):
+                # A row whose first trial fails has ended; any other end is only that of the coarse pass.
+                ended = trial.num_envs == num_envs[0] and trial.score is None
+                trials.append(trial if ended else replace(trial, verdict="coarse"))
+                yield trials[-1]
+    first_fine = len(trials)
+    for gmis in _fastest_first(trials, gmis_per_gpu):  # line 2: GMIperGPU in 10 ... 1
+        # Ours: skip the row if even its upper bound is no improvement.
+        pruned = _pruned_by_upper_bound(trials[first_fine:], gmis, num_envs[0], early_stopping, score)
+        for trial in row(gmis, num_envs, early_stopping) if pruned is None else (pruned,):
+            trials.append(trial)
+            yield trial
+
+
+def _fastest_first(coarse: Sequence[Trial], gmis_per_gpu: Sequence[int]) -> list[int]:
+    """The rows that have not ended in the coarse pass, by their best score there; in their order without such a pass."""
+    ended = {trial.gmis_per_gpu for trial in coarse if trial.verdict != "coarse"}
+    rows = [gmis for gmis in gmis_per_gpu if gmis not in ended]
+    return sorted(
+        rows, key=lambda gmis: -highest_score([each for each in coarse if each.gmis_per_gpu == gmis])
+    )
+
+
+_ROW_ENDS: tuple[TrialVerdict, ...] = ("saturated", "plateau", "no memory", "failed", "cannot win")
+
+
+def untried(
+    trials: Sequence[Trial], gmis_per_gpu: Sequence[int], num_envs: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """What a search that was ended early has not tried: GMIs per device -> numbers of environments without a trial.
+
+    Only rows that no rule has ended; some of these candidates might have been skipped.
+    """
+    left: dict[int, tuple[int, ...]] = {}
+    for gmis in gmis_per_gpu:
+        row = [trial for trial in trials if trial.gmis_per_gpu == gmis]
+        last = any(trial.num_envs == num_envs[-1] and trial.verdict in ("first", "going on") for trial in row)
+        if not last and not any(trial.verdict in _ROW_ENDS for trial in row):
+            tried = {trial.num_envs for trial in row}
+            left[gmis] = tuple(envs for envs in num_envs if envs not in tried)
+    return left
 
 
 def _explore_env_counts(
@@ -282,8 +333,9 @@ def _pruned_by_upper_bound(
         early_stopping: has the upper bound
         score: objective to maximise
     """
-    best = best_trial(trials)
     ended = any(trial.verdict in ("saturated", "plateau") or _too_long(trial) for trial in trials)
+    scored = (trial for trial in trials if trial.score is not None)
+    best = max(scored, key=lambda trial: highest_score([trial]), default=None)
     if early_stopping.upper_bound is None or best is None or best.score is None or not ended:
         return None
     upper_bound = early_stopping.upper_bound(trials, gmis)

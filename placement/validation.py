@@ -173,6 +173,11 @@ def _merge_repeats(trials: Sequence[Trial]) -> list[Trial]:
     found: dict[tuple[int, int], list[Trial]] = {}
     for trial in trials:
         found.setdefault(_candidate(trial), []).append(trial)
+    # A candidate that crashed once may have been measured later.
+    found = {
+        candidate: [trial for trial in same if trial.score is not None] or same
+        for candidate, same in found.items()
+    }
     means = {candidate: _mean_score(same) for candidate, same in found.items()}
     drift: dict[tuple[int, int], float] = {}
     for rival, compared in pairwise(trials):

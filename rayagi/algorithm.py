@@ -22,6 +22,7 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.tune import PlacementGroupFactory
 from ray.tune.result import TRIAL_INFO
+from ray.util.placement_group import get_current_placement_group
 
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import PlacementPlan
@@ -134,7 +135,8 @@ class GmiAlgorithm(Algorithm):
         if spec.gmi.is_resolved:
             return spec
         machine = cluster_machine() if ray.is_initialized() else local_machine()
-        return resolve_auto(spec, machine, log=_logger.info)
+        in_trial = ray.is_initialized() and get_current_placement_group() is not None
+        return resolve_auto(spec, machine, log=_logger.info, may_continue=not in_trial)
 
     def _run_name(self) -> str | None:
         """The trial's id, the tag of exported metrics; None outside Tune."""

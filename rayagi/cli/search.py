@@ -73,9 +73,20 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     unit = "GMIs per GPU" if result.on_gpus else "GMIs"
     found = counted(best.gmis_per_gpu, "GMI") + (" per GPU" if result.on_gpus else "")
     head = (unit, "envs", "steps/s", "+-", "memory of a GMI", "projected", "Sat", "")
-    rows = [head, *(_row(trial, best=trial is best) for trial in result.trials)]
+    fine = {(each.gmis_per_gpu, each.num_envs) for each in result.trials if each.verdict != "coarse"}
+    # Those of the coarse pass only where nothing followed.
+    shown = [
+        trial
+        for trial in result.trials
+        if trial.verdict != "coarse" or trial is best or (trial.gmis_per_gpu, trial.num_envs) not in fine
+    ]
+    rows = [head, *(_row(trial, best=trial is best) for trial in shown)]
     lines = aligned(rows, right=range(len(head)))
-    ended = "" if result.complete else " The budget ended the search; the same command continues it."
+    ended = (
+        ""
+        if result.complete
+        else f" The budget ended the search; the same command continues it. {result.rest()}"
+    )
     unsure = "" if best.verdict == "again" else " It was measured only once, briefly."
     noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."
     because = f" It is {best.reason}." if best.reason and best.verdict == "again" else ""

@@ -20,12 +20,17 @@ BUDGET_S = 300.0
 """Time budget of a search that a run starts by itself; `rayagi search` has no default limit."""
 
 
+_continued: set[Path] = set()
+"""Stores of the searches that this process has continued: the trials of a Tune experiment resolve the same one."""
+
+
 def resolve_auto(
     spec: RunSpec,
     machine: Machine,
     *,
     log: Callable[[str], None] = lambda text: None,
     may_search: bool = True,
+    may_continue: bool = True,
     folder: Path | None = None,
 ) -> RunSpec:
     """Replace ``"auto"`` by values; given ones stay. Returns the spec itself if there is no ``"auto"``.
@@ -35,6 +40,7 @@ def resolve_auto(
         machine: the machine of the run
         log: called with a sentence for each result and measurement
         may_search: whether to measure if there is no cached result; starts Ray
+        may_continue: whether to continue a cached search that its budget ended, once per process; with ``may_search``
         folder: cache of the searches; None: ~/.cache/rayagi/search
 
     Raises:
@@ -82,18 +88,24 @@ def _with_numbers(
     )
     store = SearchStore(spec, machine, folder)
     found = store.load_note(settings.name())
-    if found is None:
-        if not may_search:
-            raise PlanError(
-                "numbers left to a search",
-                f"{spec.env.id} was not searched on this machine with this version",
-                f"Run `rayagi search {spec.env.id}` first, or give numbers",
-            )
-        log(
-            f"Searching the best configuration of {spec.env.id}, {duration_text(BUDGET_S)} at most; cached for later runs."
+    if found is None and not may_search:
+        raise PlanError(
+            "numbers left to a search",
+            f"{spec.env.id} was not searched on this machine with this version",
+            f"Run `rayagi search {spec.env.id}` first, or give numbers",
         )
-        best = search(spec, machine, settings, on_start=lambda what: log(f"  measuring {what} ...")).best
-        found = {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs}
+    continues = may_search and may_continue and store.path not in _continued
+    if found is None or (continues and not found["complete"]):
+        begun = "Searching" if found is None else "Continuing the search of"
+        log(
+            f"{begun} the best configuration of {spec.env.id}, {duration_text(BUDGET_S)} at most; cached for later runs."
+        )
+        search(spec, machine, settings, on_start=lambda what: log(f"  measuring {what} ..."))
+        _continued.add(store.path)
+        found = SearchStore(spec, machine, folder).load_note(settings.name())
+        assert found is not None  # search() has saved it
+    if not found["complete"]:
+        log(f"The search is not complete. {found['rest']} `rayagi search {spec.env.id}` completes it.")
     gmis, num_envs = int(found["gmis"]), int(found["num_envs"])
     log(f"auto: {counted(gmis, 'GMI')}{' per GPU' if on_gpus else ''} of {num_envs} environments, by search.")
     in_all = on_gpus and isinstance(gmi.num_gmis, int)

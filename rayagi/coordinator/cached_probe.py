@@ -58,6 +58,8 @@ class CachedProbe:
     def _outcome(self, gmis_per_gpu: int, num_envs: int, round_: int) -> TrialMeasurement | TrialFailure:
         kept = self._store.outcome(gmis_per_gpu, num_envs, round_)
         if kept is not None:
+            if isinstance(kept, TrialMeasurement):
+                self._probe.remember(gmis_per_gpu, kept.steps_per_s)
             return kept
         if self._ends_at is not None and time.monotonic() >= self._ends_at:
             raise BudgetSpentError

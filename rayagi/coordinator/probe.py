@@ -159,6 +159,10 @@ class SessionProbe(ClosesOnExit):
         """
         return self.measure(gmis_per_gpu, num_envs, self._settings)
 
+    def remember(self, gmis_per_gpu: int, steps_per_s: float) -> None:
+        """Take account of an earlier measurement in the predictions of how long an iteration lasts."""
+        self._fastest[gmis_per_gpu] = max(steps_per_s, self._fastest.get(gmis_per_gpu, 0.0))
+
     def measure(
         self, gmis_per_gpu: int, num_envs: int, settings: ProbeSettings
     ) -> TrialMeasurement | TrialFailure:
@@ -204,7 +208,7 @@ class SessionProbe(ClosesOnExit):
             return TrialFailure(kind=kind, reason=reason, duration_s=time.monotonic() - started)
         kept = results[steady.warm_up :]
         steps_per_s = kept[0].metrics["env_steps"] / gmis_per_gpu / steady.mean_s
-        self._fastest[gmis_per_gpu] = max(steps_per_s, self._fastest.get(gmis_per_gpu, 0.0))
+        self.remember(gmis_per_gpu, steps_per_s)
         return TrialMeasurement(
             steps_per_s=steps_per_s,
             memory_bytes=int(max(memory_of(result) for result in results)),

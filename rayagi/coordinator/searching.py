@@ -27,8 +27,9 @@ from placement.search import (
     core_upper_bound,
     explore,
     throughput,
+    untried,
 )
-from placement.types import Machine
+from placement.types import Machine, core_ranges
 from placement.validation import validate_finalists
 from rayagi.algorithms.gradient_noise import NoiseScale, useful_steps_per_s
 from rayagi.config.spec import RunSpec
@@ -47,6 +48,8 @@ HOST_MEMORY_SHARE = 0.9
 MIN_GAIN = 0.05
 """On cores: minimum relative gain of a doubling over the row's fastest trial. If a fixed cost per iteration is spread over
 more environments, a doubling that gains g leaves at most g / (1 - g) to all further ones."""
+COARSE_STEP = 3
+"""With a time budget, a coarse pass tries every third number of environments, eight times the one before."""
 PATIENCE = 3
 """On cores: consecutive doublings without that gain that end a row. One or two may be disturbed trials."""
 MIN_BOUND_GAIN = 0.1
@@ -97,6 +100,8 @@ class SearchResult:
     trials: tuple[Trial, ...]
     complete: bool
     """False if the budget ended it."""
+    untried: dict[int, tuple[int, ...]]
+    """GMIs per device -> numbers of environments that the budget left untried."""
     on_gpus: bool
     num_devices: int
     memory_bytes: int
@@ -106,6 +111,21 @@ class SearchResult:
     noise: NoiseScale | None = None
     """For the objective ``time_to_return``."""
     store: Path = field(default_factory=Path)
+
+    def rest(self) -> str:
+        """What the budget left to do, as a sentence; empty if the search is complete."""
+        if self.complete:
+            return ""
+        if not self.untried:
+            return "Not done: measuring the best candidates again."
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for gmis, envs in self.untried.items():
+            alike.setdefault(envs, []).append(gmis)
+        unit = "GMIs per GPU" if self.on_gpus else "GMIs"
+        rows = (
+            f"{core_ranges(gmis)} {unit} of {_doublings(envs)} environments" for envs, gmis in alike.items()
+        )
+        return f"Not tried: {'; '.join(rows)}."
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready values; an infinite Sat becomes null, since JSON has no infinity."""
@@ -118,6 +138,17 @@ class SearchResult:
         return plain
 
 
+def _doublings(counts: Sequence[int]) -> str:
+    """Numbers of environments as ranges of doublings: ``256-512, 2048-32768``."""
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and count == 2 * runs[-1][-1]:
+            runs[-1].append(count)
+        else:
+            runs.append([count])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "more"
+
+
 def search(
     spec: RunSpec,
     machine: Machine,
@@ -128,7 +159,8 @@ def search(
 ) -> SearchResult:
     """Find the configuration that trains fastest on this machine. Starts Ray only if a trial has to run.
 
-    Interrupted by Ctrl-C, it keeps its measurements; the next call continues from them.
+    Interrupted by Ctrl-C or ended by its budget, it keeps its measurements; the next call continues with what was not tried.
+    With a budget, a coarse pass over all numbers of GMIs comes first.
 
     Args:
         spec: the task; its own numbers of GMIs and environments are ignored
@@ -147,6 +179,9 @@ def search(
     store = SearchStore(spec, machine, settings.folder)
     if settings.again:
         store.clear()
+    # A finished search is replayed as it was.
+    kept = store.load_note(settings.name()) or {"complete": False}
+    coarse = kept["coarse"] if kept["complete"] else settings.budget_s is not None
     on_gpus = uses_gpus(spec, machine)
     usable, _ = usable_machine(spec, machine)
     num_devices = usable.num_gpus if on_gpus else 1
@@ -160,7 +195,7 @@ def search(
         ends_at = None if settings.budget_s is None else began + settings.budget_s
         with SessionProbe(spec, machine) as sessions:
             probe = CachedProbe(sessions, store, ray, on_start, ends_at)
-            trials, complete = _run_search(probe, spec, machine, settings, score, on_trial)
+            trials, complete = _run_search(probe, spec, machine, settings, score, on_trial, coarse=coarse)
     best = _best(trials, validated=complete)
     if best is None:
         reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, TrialFailure))
@@ -171,6 +206,9 @@ def search(
         best=best,
         trials=tuple(trials),
         complete=complete,
+        untried={}
+        if complete
+        else untried(trials, _gmis(spec, machine, settings), _num_envs(on_gpus, settings)),
         on_gpus=on_gpus,
         num_devices=num_devices,
         memory_bytes=device_memory_bytes(spec, usable),
@@ -178,9 +216,14 @@ def search(
         noise=noise,
         store=store.path,
     )
-    store.save_note(
-        settings.name(), {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs, "complete": complete}
-    )
+    found = {
+        "gmis": best.gmis_per_gpu,
+        "num_envs": best.num_envs,
+        "complete": complete,
+        "rest": result.rest(),
+        "coarse": coarse,
+    }
+    store.save_note(settings.name(), found)
     return result
 
 
@@ -198,6 +241,8 @@ def _run_search(
     settings: SearchSettings,
     score: Score,
     on_trial: Callable[[Trial], None],
+    *,
+    coarse: bool,
 ) -> tuple[list[Trial], bool]:
     """Run Algorithm 1, then validate its best candidates; returns the trials, and False if the budget ended it."""
     on_gpus = uses_gpus(spec, machine)
@@ -216,6 +261,7 @@ def _run_search(
         early_stopping=_early_stopping(spec, machine, probe.compare),
         gmis_per_gpu=_gmis(spec, machine, settings),
         num_envs=_num_envs(on_gpus, settings),
+        coarse=_num_envs(on_gpus, settings)[::COARSE_STEP] if coarse else (),
         score=score,
     )
     if not _collect_trials(steps, trials, on_trial):

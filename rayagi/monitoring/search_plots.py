@@ -36,11 +36,12 @@ def save_search_plots(trials: Sequence[Trial], memory_bytes: int, folder: Path, 
 
 
 def _by_gmis(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
-    groups: dict[int, list[Trial]] = {}
+    groups: dict[int, dict[int, Trial]] = {}
     for trial in trials:
         if isinstance(trial.outcome, TrialMeasurement) and trial.verdict not in ("compared", "again"):
-            groups.setdefault(trial.gmis_per_gpu, []).append(trial)
-    return groups
+            # The row's own trial after that of the coarse pass.
+            groups.setdefault(trial.gmis_per_gpu, {})[trial.num_envs] = trial
+    return {gmis: [row[envs] for envs in sorted(row)] for gmis, row in groups.items()}
 
 
 def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: int) -> None:

@@ -40,6 +40,7 @@ def result():
     )
     return SearchResult(
         task="Ant-v5", settings=SearchSettings(), best=best, trials=(first, best, no_room, crashed), complete=False,
+        untried={3: (8, 16, 32), 1: (16, 64), 4: (8, 16, 32)},
         on_gpus=False, num_devices=1, memory_bytes=900 * MIB, duration_s=61.0,
     )  # fmt: skip
 
@@ -51,6 +52,7 @@ def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
     assert lines[4].split()[-1] == "failed"
     text = "\n".join(lines)
     assert "3,000 steps/s, found in 1 min 01 s. The budget ended the search" in text
+    assert "Not tried: 3-4 GMIs of 8-32 environments; 1 GMIs of 16, 64 environments." in text
     assert "rayagi train Ant-v5 --gmis 2 --num-envs 16" in text
 
 

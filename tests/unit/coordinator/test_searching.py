@@ -15,7 +15,7 @@ from placement.inventory import load_machine
 from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
-from rayagi.coordinator import cached_probe, searching
+from rayagi.coordinator import auto, cached_probe, searching
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind, run_spec_of
 from rayagi.coordinator.search_store import SearchStore, code_digest, code_files, search_key
@@ -55,13 +55,16 @@ class Bench:
     """
 
     def __init__(self):
-        self.asked, self.confirmed, self.fails, self.interrupt_at = [], [], set(), None
+        self.asked, self.confirmed, self.fails, self.interrupt_at, self.known = [], [], set(), None, {}
 
     def __call__(self, spec, machine):
         return self
 
     def __enter__(self):
         return self
+
+    def remember(self, gmis, steps_per_s):
+        self.known.setdefault(gmis, []).append(steps_per_s)
 
     def __exit__(self, *about):
         pass
@@ -213,7 +216,88 @@ def test_a_budget_ends_the_search_with_what_there_is(bench, two_cores, tmp_path)
         run(bench, two_cores, tmp_path)
     found = run(bench, two_cores, tmp_path, budget_s=1e-9)
     assert (found.best.num_envs, found.complete) == (16, False)
-    assert found.best.verdict == "first"  # there was no time to confirm it
+    assert found.best.verdict == "coarse"  # there was no time to confirm it
+
+
+class Clock:
+    """In the place of the module time: ten seconds pass with every measurement of a bench."""
+
+    def __init__(self, bench):
+        self.bench = bench
+
+    def monotonic(self):
+        return 10.0 * (len(self.bench.asked) + len(self.bench.confirmed))
+
+
+@pytest.fixture
+def clock(bench, monkeypatch):
+    for module in (searching, cached_probe):
+        monkeypatch.setattr(module, "time", Clock(bench))
+    monkeypatch.setattr(auto, "_continued", set())
+
+
+COARSE = [(gmis, envs) for gmis in range(10, 0, -1) for envs in (128, 1024)]
+"""With the bench above, 1024 environments are no faster than 128, and 8192 are not tried."""
+
+
+def test_a_budget_covers_all_numbers_of_gmis_before_it_looks_closely(bench, clock, eight_gpus, tmp_path):
+    found = run(bench, eight_gpus, tmp_path, budget_s=220.0)
+    # Twenty measurements in the coarse pass; then two of the rows, the fastest one first.
+    assert bench.asked == [*COARSE, (10, 256), (9, 256)]
+    assert (found.best.gmis_per_gpu, found.best.num_envs, found.complete) == (10, 128, False)
+    assert found.untried == dict.fromkeys(range(8, 0, -1), (256, 512, 2048, 4096, 8192, 16384, 32768))
+    assert found.rest() == "Not tried: 1-8 GMIs per GPU of 256-512, 2048-32768 environments."
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["complete"] is False
+
+
+def test_a_search_that_its_budget_ended_is_continued_with_what_was_not_tried(
+    bench, clock, eight_gpus, tmp_path
+):
+    first = run(bench, eight_gpus, tmp_path, budget_s=50.0)
+    assert bench.asked == COARSE[:5]
+    assert first.untried[10] == (256, 512, 2048, 4096, 8192, 16384, 32768)
+    assert first.untried[7] == first.untried[1] == (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+    found = run(bench, eight_gpus, tmp_path, budget_s=1e9)
+    assert bench.asked == [*COARSE, *((gmis, 256) for gmis in range(10, 0, -1))]
+    assert (found.complete, found.untried, found.rest()) == (True, {}, "")
+    # What was measured before limits how long an iteration may last.
+    assert len(bench.known[10]) > 1
+    whole = run(bench, eight_gpus, tmp_path / "other")
+    assert (found.best.gmis_per_gpu, found.best.num_envs) == (whole.best.gmis_per_gpu, whole.best.num_envs)
+    # The finished search stays, whatever the next budget is.
+    measured = len(bench.asked)
+    again = run(bench, eight_gpus, tmp_path, budget_s=1e-9)
+    assert (again.complete, len(bench.asked)) == (True, measured)
+
+
+def test_auto_continues_an_incomplete_search_once_in_every_process(
+    bench, clock, eight_gpus, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(auto, "BUDGET_S", 210.0)
+    spec = replace(SPEC, gmi=replace(SPEC.gmi, gmis_per_gpu="auto", num_envs="auto"))
+    messages = []
+
+    def resolve(**options):
+        messages.clear()
+        return resolve_auto(spec, eight_gpus, log=messages.append, folder=tmp_path, **options).gmi
+
+    rest = "The search is not complete. Not tried: 1-9 GMIs per GPU of 256-512, 2048-32768 environments. "
+    assert resolve().gmis_per_gpu == 10
+    assert messages[0].startswith("Searching the best configuration of Ant-v5")
+    assert messages[-2].startswith(rest)
+    # A plan, a trial of Tune, and this process again take what there is, and say so.
+    for options in ({"may_search": False}, {"may_continue": False}, {}):
+        resolve(**options)
+        assert len(bench.asked) == 21
+        assert messages[0].startswith(rest)
+    monkeypatch.setattr(auto, "_continued", set())
+    assert resolve().gmis_per_gpu == 10
+    assert messages[0].startswith("Continuing the search of the best configuration of Ant-v5")
+    assert len(set(bench.asked)) == len(bench.asked) == 30
+    assert len(messages) == 1 + 9 + len(bench.confirmed) + 1
+    monkeypatch.setattr(auto, "_continued", set())
+    resolve()
+    assert messages == ["auto: 10 GMIs per GPU of 128 environments, by search."]
 
 
 def test_crashes_are_tried_again_and_lack_of_memory_or_time_is_not(two_cores, tmp_path):

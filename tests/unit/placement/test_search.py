@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from placement.search import (
     explore,
     project_memory,
     saturation_metric,
+    untried,
 )
 
 MIB = 2**20
@@ -127,6 +130,62 @@ def test_a_comparison_that_fails_changes_nothing():
         (32, "going on"),
         (64, "saturated"),
     ]
+
+
+def test_after_a_coarse_pass_the_rows_follow_from_the_fastest_on():
+    # One GMI has 900 steps/s, two have 350 each, three have 200 each; all gain half as much again up to 512.
+    each = {1: 900.0, 2: 350.0, 3: 200.0}
+    probe = Formula(
+        lambda gmis, envs: each[gmis] * 1.5 ** min(envs.bit_length(), 10), lambda gmis, envs: MIB * envs
+    )
+    row = (128, 256, 512, 1024)
+    trials = list(
+        explore(
+            probe, num_gpus=1, gpu_memory_bytes=2**50, gmis_per_gpu=(3, 2, 1), num_envs=row, coarse=row[::3]
+        )
+    )
+    assert probe.asked[:6] == [(gmis, envs) for gmis in (3, 2, 1) for envs in (128, 1024)]
+    assert [trial.verdict for trial in trials[:6]] == ["coarse"] * 6
+    assert probe.asked[6:] == [(gmis, envs) for gmis in (1, 2, 3) for envs in row]
+    assert (best_trial(trials).gmis_per_gpu, best_trial(trials).num_envs) == (1, 1024)
+
+
+def test_a_row_whose_first_trial_fails_in_the_coarse_pass_has_ended():
+    asked = []
+
+    def probe(gmis, envs):
+        asked.append((gmis, envs))
+        return TrialFailure(kind="crashed", reason="signal 11") if gmis == 2 else measured(envs, envs)
+
+    numbers = {"gmis_per_gpu": (2, 1), "num_envs": (128, 256)}
+    trials = list(explore(probe, num_gpus=1, gpu_memory_bytes=2**50, coarse=(128,), **numbers))
+    assert asked == [(2, 128), (1, 128), (1, 128), (1, 256)]
+    assert [trial.verdict for trial in trials] == ["failed", "coarse", "first", "going on"]
+    assert untried(trials, **numbers) == {}
+    assert untried(trials[:3], **numbers) == {1: (256,)}
+    assert untried(trials[:1], **numbers) == {1: (128, 256)}
+
+
+@given(st.data())
+def test_a_coarse_pass_changes_the_order_of_the_rows_and_nothing_in_them(data):
+    table, memory = data.draw(machines())
+    numbers = {"gmis_per_gpu": (4, 3, 2, 1), "num_envs": (128, 256, 512, 1024)}
+
+    def rows(**options):
+        trials = list(
+            explore(lambda *what: table[what], num_gpus=2, gpu_memory_bytes=memory, **numbers, **options)
+        )
+        assert untried(trials, **numbers) == {}
+        fine = [replace(trial, best=False) for trial in trials if trial.verdict != "coarse"]
+        return {
+            gmis: [trial for trial in fine if trial.gmis_per_gpu == gmis] for gmis in (4, 3, 2, 1)
+        }, trials
+
+    plain, _ = rows()
+    found, trials = rows(coarse=(128, 1024))
+    assert found == plain
+    scores = [trial.score for trial in trials if trial.score is not None]
+    assert (best_trial(trials).score if scores else None) == max(scores, default=None)
 
 
 def test_memory_ends_a_size_before_the_trial():

@@ -90,6 +90,24 @@ def test_a_candidate_from_a_slow_minute_is_ranked_by_its_ratio_to_the_compared_r
     assert places(validate_finalists(again, trials, num_gpus=1)) == [(2, 1024), (2, 256)]
 
 
+def test_a_candidate_that_crashed_before_it_was_measured_contends_with_its_measurement():
+    crashed = Trial(
+        gmis_per_gpu=2,
+        num_envs=32,
+        verdict="coarse",
+        outcome=TrialFailure(kind="crashed", reason="signal 11"),
+    )
+    trials = [crashed, trial(2, 16, 900), trial(2, 32, 1000)]
+    asked = []
+
+    def again(gmis, envs, round_):
+        asked.append((gmis, envs))
+        return measured(500.0)
+
+    list(validate_finalists(again, trials, num_gpus=1))
+    assert (2, 32) in asked
+
+
 def test_a_lucky_trial_does_not_win():
     # One trial of 1 x 1024 said 7651; measured again it makes 5100 and 5000, and 2 x 256 makes 7300.
     trials = [trial(2, 256, 7200, 0.05), trial(1, 512, 6500, 0.05), trial(1, 1024, 7651, 0.1)]
