@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from math import floor
+from math import fsum
 from typing import Any, Literal
 
 from placement.backend_choice import UnusedGpu, choose_backend, without_gpus
@@ -81,7 +81,8 @@ class PlacementPlan:
                 limit = self._limits(gmi_slice).memory_bytes
                 if limit is not None:
                     return limit
-                return floor(gpu.available_bytes * gmi_slice.gpu_fraction)
+                here = (each for each in self.slices if each.gpu_uuid == gpu.uuid)
+                return gpu.share_bytes(gmi_slice.gpu_fraction, fsum(each.gpu_fraction for each in here))
         return node.memory_total_bytes // sum(other.node == gmi_slice.node for other in self.slices)
 
     def _limits(self, gmi_slice: Slice) -> SliceLimits:

@@ -46,6 +46,8 @@ class GpuProcess:
     pid: int
     memory_used_bytes: int | None = None
     """None if the driver does not report it, as in a container or on a GPU in MIG mode."""
+    of_ray: bool = False
+    """Whether it is a worker of Ray, which counts the fractions of GPUs that its workers have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,10 +81,18 @@ class Gpu:
 
     @property
     def available_bytes(self) -> int:
-        """Memory for new processes: what is free; all of it if that was not read, or where instances divide it (MIG)."""
+        """Memory that is free or that Ray's workers have; all if that was not read, or where instances divide it (MIG).
+
+        The memory of Ray's workers is that of their own fractions, or of a run that is just ending.
+        """
         if self.memory_free_bytes is None or self.mig_enabled:
             return self.memory_total_bytes
-        return self.memory_free_bytes
+        of_ray = sum(process.memory_used_bytes or 0 for process in self.processes if process.of_ray)
+        return min(self.memory_total_bytes, self.memory_free_bytes + of_ray)
+
+    def share_bytes(self, fraction: float, planned: float) -> int:
+        """Memory of a share: its fraction of the GPU's, or less if the ``planned`` shares together have less available."""
+        return int(min(self.memory_total_bytes, self.available_bytes / planned) * fraction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,7 +11,7 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from math import floor
+from math import floor, fsum
 from pathlib import Path
 
 from placement.backends.base import Availability, SliceHealth, SliceLimits, validate_sizes
@@ -45,7 +45,7 @@ class MpsBackend(PartitionedBackend):
         """SMs in whole chunks with static partitions, else by thread percentage."""
         chunk = chunk_for(gpu, sizes) if (node.cuda_version or (0, 0)) >= FIRST_STATIC else None
         return tuple(
-            SliceLimits(sm_count=sms_of(gpu, size, chunk), memory_bytes=memory_of(gpu, size))
+            SliceLimits(sm_count=sms_of(gpu, size, chunk), memory_bytes=memory_of(gpu, size, sizes))
             for size in sizes
         )
 
@@ -180,23 +180,25 @@ def _partition(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | 
     daemon.start(gpu.uuid, static=chunk is not None)
     daemon.start_server()
     if chunk is None:
-        return tuple(_capped_share(gpu, size, daemon) for size in sizes)
-    return tuple(_static_partition_share(gpu, size, daemon, chunk) for size in sizes)
+        return tuple(_capped_share(gpu, size, sizes, daemon) for size in sizes)
+    return tuple(_static_partition_share(gpu, size, sizes, daemon, chunk) for size in sizes)
 
 
-def _capped_share(gpu: Gpu, size: float, daemon: MpsDaemon) -> Share:
+def _capped_share(gpu: Gpu, size: float, sizes: Sequence[float], daemon: MpsDaemon) -> Share:
     return Share(
         kind="mps",
         gpu_uuid=gpu.uuid,
         fraction=size,
         sm_count=sms_of(gpu, size, None),
-        memory_bytes=memory_of(gpu, size),
+        memory_bytes=memory_of(gpu, size, sizes),
         pipe_directory=str(daemon.pipe),
         thread_percentage=round(100 * size, 2),
     )
 
 
-def _static_partition_share(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int) -> Share:
+def _static_partition_share(
+    gpu: Gpu, size: float, sizes: Sequence[float], daemon: MpsDaemon, chunk: int
+) -> Share:
     sms = sms_of(gpu, size, chunk) or 0
     # Partitions end with their daemon and need no step of their own in the ledger.
     return Share(
@@ -204,7 +206,7 @@ def _static_partition_share(gpu: Gpu, size: float, daemon: MpsDaemon, chunk: int
         gpu_uuid=gpu.uuid,
         fraction=size,
         sm_count=sms,
-        memory_bytes=memory_of(gpu, size),
+        memory_bytes=memory_of(gpu, size, sizes),
         pipe_directory=str(daemon.pipe),
         sm_partition=daemon.add_partition(gpu.uuid, sms // chunk),
     )
@@ -323,6 +325,6 @@ def sms_of(gpu: Gpu, size: float, chunk: int | None) -> int | None:
     return max(1, floor(gpu.sm_count * size)) if chunk is None else floor(gpu.sm_count * size / chunk) * chunk
 
 
-def memory_of(gpu: Gpu, size: float) -> int:
-    """Bytes of a share, in whole MiB, the unit of MPS's memory limit."""
-    return floor(gpu.available_bytes * size) // MIB * MIB
+def memory_of(gpu: Gpu, size: float, sizes: Sequence[float]) -> int:
+    """Bytes of a share of these sizes, in whole MiB, the unit of MPS's memory limit."""
+    return gpu.share_bytes(size, fsum(sizes)) // MIB * MIB

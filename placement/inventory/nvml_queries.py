@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 from placement.mig_geometry import Geometry
@@ -22,15 +23,28 @@ def if_supported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
+PROC = Path("/proc")
+
+
 def read_processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...]:
     """Compute processes on a GPU or a MIG instance, as far as this user may see them."""
     found = if_supported(nvml, nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or []
     return tuple(
         GpuProcess(
-            pid=int(one.pid), memory_used_bytes=None if one.usedGpuMemory is None else int(one.usedGpuMemory)
+            pid=int(one.pid),
+            memory_used_bytes=None if one.usedGpuMemory is None else int(one.usedGpuMemory),
+            of_ray=_is_ray_worker(int(one.pid)),
         )
         for one in found
     )
+
+
+def _is_ray_worker(pid: int) -> bool:
+    """By the title that Ray gives its workers: ``ray::`` and what they run. False for a process that cannot be seen."""
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes().startswith(b"ray::")
+    except OSError:
+        return False
 
 
 def text(value: str | bytes) -> str:

@@ -19,6 +19,7 @@ from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
 from collectives.closing import ClosesOnExit
 from placement.errors import InventoryError, PlanError, ReservationError
+from placement.plan import PlacementPlan
 from placement.search import FailureKind, TrialFailure, TrialMeasurement
 from placement.types import Machine
 from rayagi.config.errors import ConfigError
@@ -228,8 +229,17 @@ class SessionProbe(ClosesOnExit):
             self._session.rebuild(factory)
             return self._session
         self.close()
-        self._session, self._gmis = Session(spec, factory=factory).__enter__(), gmis_per_gpu
+        session = Session(spec, factory=factory, make_plan=lambda now: self._plan(spec, now))
+        self._session, self._gmis = session.__enter__(), gmis_per_gpu
         return self._session
+
+    def _plan(self, spec: RunSpec, now: Machine) -> PlacementPlan:
+        """The plan with the GPUs as they were before the search: processes of the trial before may not have ended yet."""
+        before = {gpu.uuid: gpu for node in self._machine.nodes for gpu in node.gpus}
+        nodes = (
+            replace(node, gpus=tuple(before.get(gpu.uuid, gpu) for gpu in node.gpus)) for node in now.nodes
+        )
+        return plan_of(spec, replace(now, nodes=tuple(nodes)))
 
     def close(self) -> None:
         """Stop the processes. Idempotent."""

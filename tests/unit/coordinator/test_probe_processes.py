@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actors.errors import GmiSilentError
@@ -29,7 +31,8 @@ class Sessions:
     def __init__(self):
         self.log, self.fails = [], {}
 
-    def __call__(self, spec, factory):
+    def __call__(self, spec, factory, make_plan):
+        self.make_plan = make_plan
         return _Session(self, spec, factory)
 
     def build(self, what, gmis, factory):
@@ -146,3 +149,20 @@ def test_what_is_not_about_the_candidate_ends_the_probe_and_its_processes(sessio
     with pytest.raises(type(error)):
         probe(2, 32)
     assert sessions.log[-1] == ("closed", 2)
+
+
+def test_memory_of_the_trial_before_is_not_taken_for_that_of_others(monkeypatch):
+    before = load_machine("tests/data/machines/a100_80x4_in_use.json")
+    (node,) = before.nodes
+    spec = replace(preset("Ant-v5"), gmi=replace(preset("Ant-v5").gmi, num_envs=32))
+    sessions = Sessions()
+    monkeypatch.setattr(probing, "Session", sessions)
+    with SessionProbe(spec, before, SETTINGS) as probe:
+        probe(2, 128)
+        # The processes of a trial that has just ended hold all of the first GPU, by an MPS server that ends too.
+        held = replace(node.gpus[0], memory_free_bytes=0, mps_running=True)
+        now = replace(before, nodes=(replace(node, ray_node_id="n1", gpus=(held, *node.gpus[1:])),))
+        plan = sessions.make_plan(now)
+    assert {gmi_slice.gpu_uuid for gmi_slice in plan.slices} == {held.uuid}
+    assert [plan.memory_bytes(index) for index in range(2)] == [40 * 2**30] * 2
+    assert (plan.backend, plan.machine.nodes[0].ray_node_id) == ("mps", "n1")

@@ -18,7 +18,7 @@ from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
 from placement.partitioner import Partitioner
-from placement.types import Node, Share, Slice
+from placement.types import Gpu, Node, Share, Slice
 from tests.fakes.gpus import FakeGpu
 from tests.fakes.mps import NOTHING, client, gpu, surroundings
 from tests.fakes.nvml import FakeDriver
@@ -358,14 +358,17 @@ sizes = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=12).filter(lambda fo
 
 @given(sizes, st.integers(8, 200), st.sampled_from([(7, 0), (8, 0), (9, 0)]), st.integers(2**30, 2**38))
 def test_shares_together_never_exceed_the_gpu(found, sms, capability, memory):
-    whole = SimpleNamespace(uuid="G", sm_count=sms, compute_capability=capability, available_bytes=memory)
+    whole = Gpu(
+        index=0, uuid="G", name="fake", sm_count=sms, compute_capability=capability, memory_total_bytes=2**38,
+        memory_free_bytes=memory,
+    )  # fmt: skip
     daemon = SimpleNamespace(pipe="/p", add_partition=lambda uuid, chunks: f"{uuid}/{chunks}")
     chunk = sms_per_chunk(whole)
-    shares = [mps._capped_share(whole, size, daemon) for size in found]
+    shares = [mps._capped_share(whole, size, found, daemon) for size in found]
     assert sum(share.memory_bytes for share in shares) <= memory
     assert sum(share.thread_percentage for share in shares) <= 100 + 0.005 * len(shares)
     if chunk is not None:
-        shares = [mps._static_partition_share(whole, size, daemon, chunk) for size in found]
+        shares = [mps._static_partition_share(whole, size, found, daemon, chunk) for size in found]
         assert sum(share.sm_count for share in shares) <= sms
         assert all(share.sm_count % chunk == 0 for share in shares)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from placement.errors import InventoryError
+from placement.inventory import nvml_queries
 from placement.inventory.nvml import (
     DriverReading,
     as_gpu,
@@ -125,6 +126,15 @@ def test_processes_and_the_mps_server_are_found(monkeypatch):
     first, second, third = read(monkeypatch, driver).gpus
     assert first.processes == (GpuProcess(pid=41, memory_used_bytes=3 * 2**30), GpuProcess(pid=42))
     assert (first.mps_running, second.mps_running, third.mps_running) == (False, True, True)
+
+
+def test_rays_workers_are_known_by_their_title(monkeypatch, tmp_path):
+    monkeypatch.setattr(nvml_queries, "PROC", tmp_path)
+    for pid, title in ((41, b"ray::Gmi.iterate\0"), (42, b"python\0train.py\0--name\0ray::x\0")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(title)
+    (only,) = read(monkeypatch, FakeDriver(a100(0, pids={41: 1, 42: 2, 43: 3}))).gpus
+    assert [(one.pid, one.of_ray) for one in only.processes] == [(41, True), (42, False), (43, False)]
 
 
 def test_memory_is_reported_by_process_including_mps_clients(monkeypatch):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.plan import make_plan
-from placement.types import Machine, Node
+from placement.types import Gpu, GpuProcess, Machine, Node
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 
@@ -132,6 +133,24 @@ def test_the_table_is_aligned_and_ends_with_the_reason():
 def test_memory_of_a_gpu_slice_is_its_fraction_of_what_is_free_on_the_gpu():
     plan = make_plan(machine("a100x1"), num_envs=1, gmis_per_gpu=2)
     assert plan.memory_bytes(0) == 20180 * 2**20  # of 40960 MiB, 40360 are free
+
+
+def test_what_is_in_use_by_others_leaves_less_for_the_shares_together():
+    # 100 bytes: 40 are free, Ray's workers have 30, others 30.
+    used = (
+        GpuProcess(pid=1, memory_used_bytes=30, of_ray=True),
+        GpuProcess(pid=2, memory_used_bytes=30),
+        GpuProcess(pid=3, of_ray=True),
+    )
+    gpu = Gpu(
+        index=0, uuid="GPU-0", name="fake", memory_total_bytes=100, memory_free_bytes=40, processes=used
+    )
+    assert gpu.available_bytes == 70
+    # Half of the GPU is 50 and alone has them; two halves have 70 together.
+    assert (gpu.share_bytes(0.5, 0.5), gpu.share_bytes(0.5, 1.0), gpu.share_bytes(1.0, 1.0)) == (50, 35, 70)
+    assert replace(gpu, mig_enabled=True).available_bytes == 100  # its instances say what they have
+    assert replace(gpu, memory_free_bytes=None).available_bytes == 100
+    assert replace(gpu, memory_free_bytes=99).available_bytes == 100
 
 
 def test_a_plan_becomes_json():
