@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import time
+from functools import cache
 from typing import NamedTuple
 
 
@@ -24,7 +25,7 @@ SYSCALL_NUMBERS = BY_MACHINE.get(platform.machine())
 """Of this machine; None if they are not known."""
 
 
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
+_FUTEX_WAIT, _FUTEX_WAKE, _FUTEX_TRYLOCK_PI = 0, 1, 8
 _EVERYONE = 2**31 - 1
 _SLEEP_S = 1e-3
 """Sleep on a processor whose system call numbers are not known."""
@@ -52,6 +53,26 @@ def sleep(address: int, expected: int, limit_s: float) -> None:
         return
     limit = _Timespec(int(limit_s), int(limit_s % 1 * 1e9))
     _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_WAIT, expected & 0xFFFFFFFF, limit)
+
+
+def claim(address: int) -> bool:
+    """Set a word from 0 to another value, as one step: true for the one caller, of all processes, that did.
+
+    The compare-and-swap is the kernel's (``FUTEX_TRYLOCK_PI``), which needs no compiler; nothing is ever unlocked.
+
+    Args:
+        address: of a 32-bit word, or of the lower half of a 64-bit one
+    """
+    return (
+        SYSCALL_NUMBERS is not None
+        and _syscall(SYSCALL_NUMBERS.futex, address, _FUTEX_TRYLOCK_PI, 0, None) == 0
+    )
+
+
+@cache
+def can_claim() -> bool:
+    """Whether this kernel has ``claim``."""
+    return claim(ctypes.addressof(ctypes.c_uint64(0)))
 
 
 def wake(address: int) -> None:

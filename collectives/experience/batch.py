@@ -14,7 +14,7 @@ from torch import Tensor
 
 from collectives import futex
 from collectives.experience import file_layout
-from collectives.experience.errors import ChannelClosedError, ChannelError, SchemaError
+from collectives.experience.errors import ChannelClosedError, ChannelError, LeaseExpiredError, SchemaError
 from collectives.experience.file_layout import RingLayout, SharedFile
 from collectives.experience.inheritance import abandoned_slots, unreleased_batches
 from collectives.experience.messages import MessageLayout, MessageLayouts
@@ -53,6 +53,7 @@ class ProducerLink:
         self.channel, self.layouts, self.file = layouts.schema.name, layouts, ring_file
         self.words = words = ring_file.words
         self.pid, self.is_lost = words[file_layout.PID], False
+        self._has_lease = bool(words[file_layout.HAS_LEASE])
         self._abandoned: deque[int] = deque()
         """Inherited slots that were not taken."""
         self._inherited: set[int] = set()
@@ -84,16 +85,26 @@ class ProducerLink:
         """Whether the producer has closed its ring. Its queue may still have slots."""
         return bool(self.words[file_layout.CLOSED])
 
-    def next_slot(self) -> int | None:
-        """Take the oldest slot from the queue, then those that were inherited; None if there is none."""
+    def next_batch(self) -> Batch | None:
+        """Take the oldest batch from the queue, then those that were inherited; None if there is none."""
         words, queue_word = self.words, self._queue_word
         head = words[queue_word + file_layout.HEAD]
-        if words[queue_word + file_layout.TAIL] == head:
-            return self._abandoned.popleft() if self._abandoned else None
-        # The tail was loaded first: it publishes the entry, and the slot's header and body with it.
-        entry = words[queue_word + file_layout.QUEUE_AT + head % self.shape.places]
-        words[queue_word + file_layout.HEAD] = head + 1
-        return file_layout.slot_in(entry)
+        while words[queue_word + file_layout.TAIL] != head:
+            # The tail was loaded first: it publishes the entry, and the slot's header and body with it.
+            entry = words[queue_word + file_layout.QUEUE_AT + head % self.shape.places]
+            slot, ticket = file_layout.slot_and_ticket(entry)
+            head += 1
+            is_revoked = words[queue_word + self.shape.claims_at + slot]
+            if is_revoked:  # before the head: the producer then clears the claim
+                words[queue_word + self.shape.voided_at + slot] = ticket
+            words[queue_word + file_layout.HEAD] = head
+            if not is_revoked:
+                return Batch(self, slot, ticket, self._has_lease)
+        return self.inherited_batch(self._abandoned.popleft()) if self._abandoned else None
+
+    def inherited_batch(self, slot: int) -> Batch:
+        """A batch that a killed producer left: none revokes it."""
+        return Batch(self, slot, self.words[self.shape.slot_word(slot) + file_layout.SLOT_TICKET], False)
 
     def inherit(self) -> bool:
         """After the producer was killed: take what it left, unless another consumer does.
@@ -113,13 +124,15 @@ class ProducerLink:
         """Slots that a killed producer committed, and that no live consumer has."""
         return abandoned_slots(self.channel, self.words, self.shape, self.consumer)
 
-    def release(self, slot: int, ticket: int) -> None:
-        """Give a slot back, and wake the producer if it waits for one. Thread-safe."""
-        words = self.words
+    def release(self, slot: int, ticket: int, has_lease: bool) -> bool:
+        """Give a slot back, and wake the producer if it waits for one. False if it was revoked before. Thread-safe."""
+        words, queue_word, shape = self.words, self._queue_word, self.shape
+        is_ours = not has_lease or futex.claim(self.file.word_address(queue_word + shape.claims_at + slot))
         # The ticket releases this very batch; then a change of the futex word, by a value no other consumer stores.
-        words[self._queue_word + self.shape.released_at + slot] = ticket
+        words[queue_word + (shape.released_at if is_ours else shape.voided_at) + slot] = ticket
         words[file_layout.FREED] = self.consumer << 24 | next(self._releases) & 0xFFFFFF
         futex.wake(self.file.word_address(file_layout.FREED))
+        return is_ours
 
     def report_leak(self, sequence: int, how: str) -> None:
         """Log that a slot stays withheld until its tensors are gone."""
@@ -163,6 +176,7 @@ class Batch:
     __slots__ = (
         "__weakref__",
         "_base",
+        "_has_lease",
         "_layout",
         "_link",
         "_slot",
@@ -176,9 +190,9 @@ class Batch:
         "version",
     )
 
-    def __init__(self, link: ProducerLink, slot: int) -> None:
+    def __init__(self, link: ProducerLink, slot: int, ticket: int, has_lease: bool) -> None:
         header, words = link.shape.slot_word(slot), link.words
-        self._link, self._slot, self._ticket = link, slot, words[header + file_layout.SLOT_TICKET]
+        self._link, self._slot, self._ticket, self._has_lease = link, slot, ticket, has_lease
         self.producer, self.origin = link.producer, link.origin
         self.sequence, self.version = (
             words[header + file_layout.SLOT_SEQUENCE],
@@ -215,19 +229,29 @@ class Batch:
         return self._link.layouts.read(self._memory())
 
     def release(self) -> None:
-        """Tell the producer that these rows are consumed. Safe to call twice; thread-safe."""
+        """Tell the producer that these rows are consumed. Safe to call twice; thread-safe.
+
+        Raises:
+            LeaseExpiredError: this batch was held longer than its lease, and another consumer got it. What was read or
+                copied from it is void: the producer may have overwritten it.
+        """
         if self._base is None:
             return
         base, self._base, self._tensors = self._base, None, {}
         if sys.getrefcount(base) <= _OWN_REFERENCES:
-            self._link.release(self._slot, self._ticket)
+            if not self._link.release(self._slot, self._ticket, self._has_lease):
+                raise LeaseExpiredError(
+                    self._link.channel,
+                    f"batch {self.sequence} of producer {self.producer} was held longer than its lease and went to another "
+                    "consumer: discard what was read from it, or give the ring a longer lease_s",
+                )
             return
         self._link.report_leak(self.sequence, "was released while tensors of it are in use")
         self._release_with(base)
 
     def _release_with(self, base: memoryview) -> None:
         """Release once nothing refers to the memory. Not at exit: the producer then posts the batch to another consumer."""
-        weakref.finalize(base, self._link.release, self._slot, self._ticket).atexit = False
+        weakref.finalize(base, self._link.release, self._slot, self._ticket, self._has_lease).atexit = False
 
     def _memory(self) -> memoryview:
         if self._base is None:

@@ -159,21 +159,21 @@ class ConsumerEndpoint(ClosesOnExit):
             if (link.producer, link.origin) == (producer, origin):
                 for slot in link.abandoned():
                     if link.words[link.shape.slot_word(slot) + file_layout.SLOT_SEQUENCE] == sequence:
-                        return Batch(link, slot)
+                        return link.inherited_batch(slot)
         return None
 
     def _next_batch(self) -> Batch | None:
         links = self._links
         for offset in range(len(links)):
             index = (self._next + offset) % len(links)
-            slot = links[index].next_slot()
-            if slot is not None:
+            batch = links[index].next_batch()
+            if batch is not None:
                 self._next = index + 1
-                return Batch(links[index], slot)
+                return batch
         for link in self._left:
-            slot = link.next_slot()
-            if slot is not None:
-                return Batch(link, slot)
+            batch = link.next_batch()
+            if batch is not None:
+                return batch
         return None
 
     def _accept_connections(self) -> None:

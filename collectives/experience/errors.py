@@ -30,6 +30,10 @@ class ChannelTimeoutError(ChannelError):
         return f"{super().__str__()} (waited {self.waited_s:.1f} s)"
 
 
+class LeaseExpiredError(ChannelError):
+    """A consumer held a batch for longer than its lease, and lost it: what it has read of it is void."""
+
+
 class ChannelClosedError(ChannelError):
     """This producer ring, consumer endpoint or parameter store is closed, or its owner has ended."""
 

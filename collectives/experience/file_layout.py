@@ -1,16 +1,17 @@
 """Layout of a channel's two shared-memory files: which word is where, and which process writes it.
 
 The producer creates a ring file: header, one SPSC queue per consumer, slots. The consumer creates a file of one page: a
-doorbell and one connect request per producer. Every word has a single writer, except the two futex words (``FREED``,
-``DOORBELL``): any change wakes their sleeper, and no two writers store the same value there.
+doorbell and one connect request per producer. Every word has a single writer, except claims (``futex.claim``) and the two
+futex words (``FREED``, ``DOORBELL``): any change wakes their sleeper, and no two writers store the same value there.
 
 Memory order: the writer stores data first and then the word that publishes it (a release), the reader loads that word first
 and then the data (an acquire); ``shared_words`` keeps this order on every processor. So a writer that is killed between two
 stores leaves a prefix of them, and each prefix has one meaning:
 
-- commit: fields and header of a slot, its ticket, then ``COMMITTED``. A batch exists if ``COMMITTED`` has its ticket.
+- commit: fields and header of a slot, its ticket, then ``COMMITTED``. A batch exists if ``COMMITTED`` reached its ticket.
 - post: the queue's entry, the slot's state, then ``TAIL``. A slot whose entry lies at ``TAIL`` was not posted.
 - release: the ticket in ``released``. A committed slot is in use unless it is free or some consumer released its ticket.
+- revocation: the claim, state waiting, then a new ticket. The consumer that lost the claim says so at ``voided_at``.
 - reuse: state free, later ticket 0, then state reserved: no old ticket is seen in a slot that is being filled.
 """
 
@@ -38,6 +39,9 @@ MAX_CONSUMERS = 16
 """Attached to one producer ring at a time."""
 MAX_PRODUCERS = 256
 """Of one consumer: it has one connect-request word for each."""
+GENERATION_BITS = 8
+"""Bits of a ticket that count how often its batch was revoked; the others are the number of its commit."""
+LAST_GENERATION = 2**GENERATION_BITS - 1
 SLOT_BITS = 16
 """Bits of a slot's number in a queue's entry; the others hold the batch's ticket."""
 MAX_SLOTS = 2**SLOT_BITS
@@ -47,13 +51,13 @@ LINE = CACHE_LINE_BYTES // WORD
 """Words of a cache line."""
 
 # Header of a producer ring, in words. Written by the producer: constants first, the magic number last of them.
-MAGIC, PID, PRODUCER, ORIGIN, ROWS, SLOTS, STRIDE, SCHEMA_BYTES, CLOSED = range(9)
+MAGIC, PID, PRODUCER, ORIGIN, ROWS, SLOTS, STRIDE, SCHEMA_BYTES, CLOSED, HAS_LEASE = range(10)
+"""``HAS_LEASE``: whether the producer may revoke batches, so that consumers claim each before they release it."""
 COMMITTED, COMMITTED_ROWS, COMMITTED_BYTES, REPOSTED, NEWEST_VERSION, BLOCKED_NS, BLOCKED_SINCE_NS = range(
     2 * LINE, 2 * LINE + 7
 )
-"""Statistics since creation, written by the producer. A batch's ticket is the value of ``COMMITTED`` after its commit;
-storing it is the commit. The others are for ``inspection``. ``BLOCKED_SINCE_NS`` is the monotonic time since when the
-producer waits for a slot; 0 if it does not."""
+"""Statistics since creation, written by the producer. ``COMMITTED`` counts commits: storing it is the commit. The others are
+for ``inspection``. ``BLOCKED_SINCE_NS`` is the monotonic time since when the producer waits for a slot, else 0."""
 FREED = 4 * LINE
 """Futex word that consumers change after a release; a blocked producer sleeps on it."""
 CONSUMERS_AT = 6 * LINE
@@ -65,7 +69,9 @@ HEAD, ATTACH_ACK = LINE, LINE + 1
 """Written by the consumer: number of slots taken so far; 1 once it has mapped the ring file."""
 QUEUE_AT = 2 * LINE
 """Entries (``entry_of``), at ``TAIL`` modulo ``RingLayout.places``; written by the producer. Behind them, at
-``RingLayout.released_at``: the ticket that the consumer released last, for each slot; written by the consumer."""
+``RingLayout.released_at``: the ticket that the consumer released last, for each slot; written by the consumer. Then, at
+``voided_at``, the ticket of the batch that it last found revoked, for each slot. Then, at ``claims_at``, words by slot that
+decide between release and revocation (``futex.claim``); the producer clears it before it posts."""
 
 # Header of a slot, written by the producer. The ticket publishes the others: 0 while the slot is filled, and stored last.
 SLOT_TICKET, SLOT_SEQUENCE, SLOT_VERSION, SLOT_ROWS, SLOT_TIME_NS, SLOT_STATE = range(6)
@@ -107,8 +113,18 @@ class RingLayout:
 
     @cached_property
     def queue_words(self) -> int:
-        """Words of one queue: entries, then released tickets, each in whole cache lines."""
+        """Words of one queue: entries, released tickets, voided tickets, claims, each in whole cache lines."""
+        return self.released_at + 3 * -(-self.slots // LINE) * LINE
+
+    @cached_property
+    def voided_at(self) -> int:
+        """Word within a queue where the tickets of revoked batches begin, by slot."""
         return self.released_at + -(-self.slots // LINE) * LINE
+
+    @cached_property
+    def claims_at(self) -> int:
+        """Word within a queue where the claims begin, by slot."""
+        return self.voided_at + -(-self.slots // LINE) * LINE
 
     @cached_property
     def schema_at(self) -> int:
@@ -139,9 +155,9 @@ def entry_of(slot: int, ticket: int) -> int:
     return ticket << SLOT_BITS | slot
 
 
-def slot_in(entry: int) -> int:
-    """The slot of a queue's entry."""
-    return entry & MAX_SLOTS - 1
+def slot_and_ticket(entry: int) -> tuple[int, int]:
+    """Inverse of ``entry_of``."""
+    return entry & MAX_SLOTS - 1, entry >> SLOT_BITS
 
 
 def slot_stride(message_bytes: int) -> int:

@@ -27,7 +27,11 @@ def unreleased_batches(words: SharedWords, shape: RingLayout) -> dict[int, int]:
         header = shape.slot_word(slot)
         ticket = words[header + file_layout.SLOT_TICKET]
         is_free = words[header + file_layout.SLOT_STATE] == file_layout.STATE_FREE
-        if 0 < ticket <= committed and not is_free and all(words[at + slot] != ticket for at in queues):
+        if (
+            0 < ticket >> file_layout.GENERATION_BITS <= committed
+            and not is_free
+            and all(words[at + slot] != ticket for at in queues)
+        ):
             found[ticket] = slot
     return dict(sorted(found.items()))
 
@@ -48,6 +52,8 @@ def abandoned_slots(channel: str, words: SharedWords, shape: RingLayout, own_que
         if (
             queue < 0
             or _entry_at_tail(words, shape, queue) == entry  # killed before the tail that publishes it
+            or words[shape.queue_word(queue) + shape.voided_at + slot]
+            == ticket  # killed while it revoked the batch
             or (queue != own_queue and not _will_release(channel, words, shape, queue, entry))
         ):
             found.append(slot)

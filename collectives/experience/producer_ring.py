@@ -29,6 +29,10 @@ _SLEEP_S = 0.05
 """Longest sleep of a blocked producer before it checks whether its consumers are alive."""
 
 
+LEASE_S = 30.0
+"""Default of ``lease_s``: shorter than the time limits of blocked producers."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
     """An attached consumer, as known to the producer."""
@@ -67,6 +71,7 @@ class ProducerRing(ClosesOnExit):
         credit: int | None = None,
         origin: int = 0,
         routed: bool = False,
+        lease_s: float = LEASE_S,
     ) -> None:
         """Allocate the shared memory.
 
@@ -77,7 +82,9 @@ class ProducerRing(ClosesOnExit):
             producer: its number in the channel, from 0
             credit: unreleased batches that one consumer may have; None: all slots
             origin: distinguishes this producer from former ones of its number; the same in all its rings
-            routed: the owner posts each batch itself (``waiting``, ``post``, ``drop``), not this ring
+            routed: the owner posts each batch itself (``waiting``, ``post``, ``drop``), not this ring; there is no lease
+            lease_s: a consumer that holds a batch for longer, or takes none for longer, loses it to another one that
+                is attached. No lease where the kernel lacks ``FUTEX_TRYLOCK_PI``
 
         Raises:
             ChannelError: there is not enough memory.
@@ -93,7 +100,8 @@ class ProducerRing(ClosesOnExit):
                 f"and producer={producer} from 0 to {file_layout.MAX_PRODUCERS - 1}"
             )
         self.schema, self.rows, self.slots, self.producer = schema, rows, slots, producer
-        self._credit, self._routed = credit or slots, routed
+        self._credit, self._routed = min(credit or slots, slots), routed
+        self._lease_s = lease_s if not routed and futex.can_claim() else None
         self._row_bytes = schema.row_bytes
         self._layouts = MessageLayouts(schema)
         message = self._layouts.schema_message()
@@ -113,6 +121,7 @@ class ProducerRing(ClosesOnExit):
             (file_layout.SLOTS, slots),
             (file_layout.STRIDE, shape.slot_stride),
             (file_layout.SCHEMA_BYTES, len(message)),
+            (file_layout.HAS_LEASE, self._lease_s is not None),
             (file_layout.MAGIC, file_layout.RING_MAGIC),
         ):
             words[word] = value
@@ -214,15 +223,17 @@ class ProducerRing(ClosesOnExit):
             raise ValueError(f"version={version} and sequence={number} must not be negative")
         self._sequence = number
         words = self._words
-        ticket = words[file_layout.COMMITTED] + 1
+        count = words[file_layout.COMMITTED] + 1
         # The slot first, then ``COMMITTED``: this one store commits. Killed before it, this process has sent nothing;
         # killed after it, a consumer that is attached reads the batch, posted or not.
-        self._slots.commit(reservation.slot, ticket, number, version, reservation.num_rows)
-        words[file_layout.COMMITTED] = ticket
+        self._slots.commit(
+            reservation.slot, count << file_layout.GENERATION_BITS, number, version, reservation.num_rows
+        )
+        words[file_layout.COMMITTED] = count
         words[file_layout.COMMITTED_ROWS] += reservation.num_rows
         words[file_layout.COMMITTED_BYTES] += reservation.num_rows * self._row_bytes
         words[file_layout.NEWEST_VERSION] = version
-        if to is not None and self._is_open(to):
+        if to is not None and self._is_open(to) and not self._queues[to].revoked:
             self._post(reservation.slot, to)
         else:
             self._enqueue_waiting([reservation.slot])
@@ -247,8 +258,10 @@ class ProducerRing(ClosesOnExit):
         return self._is_open(queue) and self._queues[queue].endpoint == consumer_address
 
     def backlog(self, queue: int) -> int:
-        """Batches that were posted to a queue and not released."""
-        return len(self._queues[queue].posted) if queue in self._queues else 0
+        """Batches that were posted to a queue and not released; as many as slots while its consumer is late."""
+        if queue not in self._queues:
+            return 0
+        return self.slots if self._queues[queue].revoked else len(self._queues[queue].posted)
 
     def waiting(self) -> list[int]:
         """Sequence numbers of committed batches that were posted to no consumer, oldest first."""
@@ -320,7 +333,14 @@ class ProducerRing(ClosesOnExit):
                 self._requeue_unreleased(queue, list(queue.posted))
             elif is_closed:
                 self._requeue_unreleased(queue, queue.untaken())
-            if queue.pid in ended or (is_closed and not queue.posted):
+                queue.forget_untaken_revoked()
+            elif self._lease_s is not None and any(
+                self._is_open(other) and not self._queues[other].revoked
+                for other in self._queues
+                if other != number
+            ):
+                self._requeue_revoked(queue.revoke_expired(self._lease_s))
+            if queue.pid in ended or (is_closed and not queue.posted and not queue.revoked):
                 queue.detach()
                 del self._queues[number]
                 self._processes.watch_only(queue.pid for queue in self._queues.values())
@@ -340,6 +360,12 @@ class ProducerRing(ClosesOnExit):
         for slot in slots:
             del queue.posted[slot]
         self._enqueue_waiting(slots)
+        self._words[file_layout.REPOSTED] += len(slots)
+
+    def _requeue_revoked(self, slots: list[int]) -> None:
+        self._enqueue_waiting(slots)
+        for slot in slots:
+            self._slots.renew_ticket(slot)
         self._words[file_layout.REPOSTED] += len(slots)
 
     def _enqueue_waiting(self, slots: list[int]) -> None:

@@ -128,6 +128,10 @@ class Slots:
             self.set_state(slot, file_layout.STATE_FREE)
             self.free.append(slot)
 
+    def renew_ticket(self, slot: int) -> None:
+        """Count a revocation of the batch in a slot."""
+        self._words[self._headers[slot] + file_layout.SLOT_TICKET] += 1
+
     def ticket(self, slot: int) -> int:
         """Ticket of the batch in a slot."""
         return self._words[self._headers[slot] + file_layout.SLOT_TICKET]

@@ -6,6 +6,8 @@ The producer writes owner, tail and entries; the consumer writes head, attach ac
 
 from __future__ import annotations
 
+import time
+
 from collectives import futex
 from collectives.experience import file_layout
 from collectives.experience.descriptors import send_descriptor
@@ -26,7 +28,13 @@ class SpscQueue:
         self._channel = channel
         self.posted: dict[int, int] = {}
         """Ticket by slot, of slots that were posted and not released as far as is known."""
-        self._words, self._shape, self._number = ring_file.words, shape, number
+        self.revoked: dict[int, int] = {}
+        """Ticket by slot, of batches that were revoked, and of which the consumer does not know that so far."""
+        self._held_since_s: dict[int, float] = {}
+        """By posted slot: when it was taken, or when this consumer, which has not taken it, took another."""
+        self._untaken: set[int] = set()
+        self._head = 0
+        self._words, self._shape, self._number, self._file = ring_file.words, shape, number, ring_file
         self._begin = begin = shape.queue_word(number)
         self._released = begin + shape.released_at
         self._consumer_file = consumer_file
@@ -71,6 +79,11 @@ class SpscQueue:
         """Put a committed slot into the consumer's queue, and wake it."""
         words, begin = self._words, self._begin
         self.posted[slot] = ticket
+        self._untaken.add(slot)
+        self._held_since_s[slot] = time.monotonic()
+        words[begin + self._shape.claims_at + slot] = (
+            0  # the consumer is done with the batch before in this slot
+        )
         tail = words[begin + file_layout.TAIL]
         # The entry first, then the state, then the tail that publishes the entry: if this process is killed in between,
         # the entry at the tail tells that the slot was not posted. No entry is overwritten before it is taken: a queue
@@ -87,14 +100,42 @@ class SpscQueue:
         freed = [slot for slot, ticket in self.posted.items() if self._words[released + slot] == ticket]
         for slot in freed:
             del self.posted[slot]
+        for slot, ticket in list(self.revoked.items()):
+            if self._words[self._begin + self._shape.voided_at + slot] == ticket:
+                del self.revoked[slot]
         return freed
+
+    def revoke_expired(self, lease_s: float) -> list[int]:
+        """Take back batches that the consumer has held, or left untaken while it took no other, for ``lease_s``."""
+        now_s, head = time.monotonic(), self._words[self._begin + file_layout.HEAD]
+        if head != self._head:
+            self._held_since_s.update(dict.fromkeys(self._untaken, now_s))
+            self._head, self._untaken = head, {*self.untaken()}
+        claims = self._begin + self._shape.claims_at
+        taken_back = [
+            slot
+            for slot, ticket in self.posted.items()
+            if now_s - self._held_since_s[slot] >= lease_s
+            and ticket & file_layout.LAST_GENERATION != file_layout.LAST_GENERATION
+            # Either this claim succeeds, and the consumer's fails when it releases the batch; or the reverse.
+            and futex.claim(self._file.word_address(claims + slot))
+        ]
+        for slot in taken_back:
+            self.revoked[slot] = self.posted.pop(slot)
+        return taken_back
+
+    def forget_untaken_revoked(self) -> None:
+        """After the consumer closed: it finds no revoked batch any more that it has not taken."""
+        for entry in untaken_entries(self._words, self._shape, self._number):
+            slot, ticket = file_layout.slot_and_ticket(entry)
+            if self.revoked.get(slot) == ticket:
+                del self.revoked[slot]
 
     def untaken(self) -> list[int]:
         """Slots between head and tail: posted and not taken."""
-        queued = [
-            file_layout.slot_in(entry) for entry in untaken_entries(self._words, self._shape, self._number)
-        ]
-        return [slot for slot in queued if slot in self.posted]
+        entries = untaken_entries(self._words, self._shape, self._number)
+        queued = [file_layout.slot_and_ticket(entry) for entry in entries]
+        return [slot for slot, ticket in queued if self.posted.get(slot) == ticket]
 
     def notify_consumer(self) -> None:
         """Wake the consumer if it sleeps."""
