@@ -19,7 +19,7 @@ from rayagi.planning import serving_plan_of
 from rayagi.serving.program import ServingJob, merged_results
 from rayagi.serving.templates import serving_factory
 
-WARM_UP_ITERATIONS = 2
+WARM_UP_ITERATIONS = 1
 WARM_UP_STEPS = 64
 
 

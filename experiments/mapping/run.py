@@ -29,7 +29,7 @@ from rayagi.coordinator.profiling import unit_costs_of
 from rayagi.coordinator.throughput_model import UnitCosts, predict
 
 HERE = Path(__file__).parent
-QUIET_S = 5.0
+QUIET_S = 2.0
 """Longest wait for an idle machine before a measurement."""
 
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--num-envs", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=2.5, help="of each case, starting not included")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each case, starting not included")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     parser.add_argument("--record", action="store_true", help="write the model's validation beside the model")
     given = parser.parse_args()

@@ -28,7 +28,8 @@ DeviceKind = Literal["cores", "gpu"]
 class RoleCost:
     """Time of a role for a batch of environments.
 
-    - on cores: fixed_s + n per_env_s (1 - parallel + parallel / cores), by Amdahl's law;
+    - on cores: fixed_s + n per_env_s, measured on one core and on ``wide_cores``. Between and beyond, both follow 1 / cores,
+      as by Amdahl's law;
     - on a GPU: max(fixed_s, n per_env_s / share). Until the batch fills the slice, time does not depend on it: kernels and
       their launches take ``fixed_s``. Beyond, the slice is saturated.
     """
@@ -37,15 +38,22 @@ class RoleCost:
     fixed_s: float
     per_env_s: float
     """Per environment, on one core or on the whole GPU."""
-    parallel: float = 1.0
-    """Part of ``per_env_s`` that more cores divide, in [0, 1]."""
+    wide_fixed_s: float = 0.0
+    """``fixed_s`` on ``wide_cores``: threads cost time to start and join."""
+    wide_per_env_s: float = 0.0
+    wide_cores: float = 1.0
+    """1: measured on one core only, which takes the same time on more."""
 
     def seconds(self, num_envs: float, worker: Worker) -> float:
         """Time for ``num_envs`` environments on a GMI's slice."""
         if self.device == "gpu":
             return max(self.fixed_s, num_envs * self.per_env_s / worker.gpu_share)
-        divided = 1 - self.parallel + self.parallel / worker.cores
-        return self.fixed_s + num_envs * self.per_env_s * divided
+        narrow_s = self.fixed_s + num_envs * self.per_env_s
+        if self.wide_cores <= 1:
+            return narrow_s
+        wide_s = self.wide_fixed_s + num_envs * self.wide_per_env_s
+        # a + b / w through both: b = (narrow - wide) / (1 - 1 / W)
+        return narrow_s - (narrow_s - wide_s) * (1 - 1 / worker.cores) / (1 - 1 / self.wide_cores)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +68,8 @@ class UnitCosts:
     """One step of an agent alone: T_a."""
     update: RoleCost
     """One update on a rollout, without reductions: T_t."""
+    complete: RoleCost
+    """What a collector adds to a rollout for a trainer in another GMI: log probabilities and returns."""
     message_s: float
     """One message between two GMIs of a host, without its bytes."""
     bandwidth: float
@@ -212,7 +222,14 @@ def _rollouts(costs: UnitCosts, layout: Layout) -> dict[str, float]:
         return {"simulate": costs.num_steps * slowest(seconds, spread, len(workers))}
     steps = (_step(costs, agent, simulators, apart=apart) for agent, simulators, apart in _groups(layout))
     worst = max(steps, key=lambda parts: sum(parts.values()))
-    return {name: costs.num_steps * seconds for name, seconds in worst.items()}
+    parts = {name: costs.num_steps * seconds for name, seconds in worst.items()}
+    senders = [(agent, served) for agent, served, _ in _groups(layout) if "trainer" not in agent.roles]
+    if senders:
+        parts["act"] += max(
+            costs.complete.seconds(sum(worker.num_envs for worker in served), agent)
+            for agent, served in senders
+        )
+    return parts
 
 
 def _update(costs: UnitCosts, layout: Layout) -> dict[str, float]:
@@ -278,7 +295,9 @@ def unit_costs_from_dict(data: Mapping[str, Any]) -> UnitCosts:
         ValueError: a field is missing, unknown, or not a finite number of at least 0.
     """
     values = {
-        name: _read(RoleCost, name, value, {}) if name in ("rollout", "simulate", "act", "update") else value
+        name: _read(RoleCost, name, value, {})
+        if name in ("rollout", "simulate", "act", "update", "complete")
+        else value
         for name, value in data.items()
     }
     return _read(UnitCosts, "unit costs", values, {"num_envs": tuple})

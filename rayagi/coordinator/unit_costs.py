@@ -24,6 +24,7 @@ from actors.roles import CollectTimes, LocalSimulator, collect
 from actors.stepping import RemoteSimulators, StepServer
 from collectives.experience.directory import Directory
 from rayagi.algorithms.program import DpOnlyProgram
+from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.throughput_model import DeviceKind, RoleCost, UnitCosts
@@ -47,6 +48,8 @@ class SizeReading:
     update_s: float
     step_spread: float
     """Standard deviation of a simulation step, relative to the mean."""
+    complete_s: float = 0.0
+    """What a collector adds to a rollout before it sends it."""
     exchange_s: float = 0.0
     """One exchange of a step with all other GMIs, without physics; 0 with one GMI."""
 
@@ -97,15 +100,14 @@ def unit_costs(
         raise ValueError("messages are measured between two GMIs at least")
 
     def role(name: str, divisor: int, device: DeviceKind) -> RoleCost:
-        small, large, whole = (
-            _median(of, f"{size}.{name}") / divisor
-            for of, size in ((shared, "small"), (shared, "large"), (alone, "large"))
+        narrow, wide = (
+            tuple(_median(of, f"{size}.{name}") / divisor for size in ("small", "large"))
+            for of in (shared, alone)
         )
         if device == "gpu":
             # Occupancy: the whole device takes the small batch as fast as it can, and the large one as it is filled.
-            first = _median(alone, f"small.{name}") / divisor
-            return RoleCost(device="gpu", fixed_s=first, per_env_s=whole / single.num_envs[1])
-        return _on_cores(small, large, whole, last.num_envs, single.cores / last.cores)
+            return RoleCost(device="gpu", fixed_s=wide[0], per_env_s=wide[1] / single.num_envs[1])
+        return _on_cores(narrow, wide, last.num_envs, single.cores / last.cores)
 
     networks: DeviceKind = "gpu" if on_gpu else "cores"
     physics: DeviceKind = "gpu" if single.simulates_on_gpu else "cores"
@@ -120,6 +122,7 @@ def unit_costs(
         simulate=role("simulate_s", num_steps, physics),
         act=role("act_s", num_steps, networks),
         update=role("update_s", 1, networks),
+        complete=role("complete_s", 1, networks),
         # An exchange with k GMIs is k + 1 messages, and their bytes.
         message_s=max(_SMALLEST_S, (few - others * small_envs * per_row) / (others + 1)),
         bandwidth=row / per_row,
@@ -135,19 +138,27 @@ def unit_costs(
     )
 
 
-def _on_cores(small: float, large: float, whole: float, num_envs: tuple[int, int], cores: float) -> RoleCost:
-    """Fit fixed_s + n per_env_s to two sizes on one core, and Amdahl's law to the large one on all."""
-    few, many = num_envs
-    per_env_s = min(max(0.0, (large - small) / (many - few)), small / few)
-    fixed_s = small - few * per_env_s
-    divisible = many * per_env_s
-    if cores <= 1 or divisible <= 0:
-        return RoleCost(device="cores", fixed_s=fixed_s, per_env_s=per_env_s)
-    # Solved for the parallel part p: all cores take fixed_s + divisible (1 - p + p / cores).
-    parallel = (fixed_s + divisible - whole) / (divisible * (1 - 1 / cores))
+def _on_cores(
+    narrow: tuple[float, ...], wide: tuple[float, ...], num_envs: tuple[int, int], cores: float
+) -> RoleCost:
+    """Fit fixed_s + n per_env_s to the seconds of two sizes, on one core and on all."""
+    (fixed_s, per_env_s), (wide_fixed_s, wide_per_env_s) = (_line(num_envs, each) for each in (narrow, wide))
     return RoleCost(
-        device="cores", fixed_s=fixed_s, per_env_s=per_env_s, parallel=min(1.0, max(0.0, parallel))
+        device="cores",
+        fixed_s=fixed_s,
+        per_env_s=per_env_s,
+        # Never more than W times as fast on W cores: beyond them the time would become negative.
+        wide_fixed_s=max(wide_fixed_s, fixed_s / cores),
+        wide_per_env_s=max(wide_per_env_s, per_env_s / cores),
+        wide_cores=cores,
     )
+
+
+def _line(num_envs: tuple[int, int], seconds: tuple[float, ...]) -> tuple[float, float]:
+    """Intercept and slope through two sizes; neither is negative."""
+    (few, many), (small, large) = num_envs, seconds
+    slope = min(max(0.0, (large - small) / (many - few)), small / few)
+    return small - few * slope, slope
 
 
 def _median(readings: Sequence[CostReadings], name: str) -> float:
@@ -221,6 +232,7 @@ class CostProgram:
             act_s=times.act_s,
             update_s=metrics["update_s"],
             step_spread=spread,
+            complete_s=_complete_s(program),
             exchange_s=exchange.seconds(),
         )
 
@@ -258,6 +270,19 @@ class CostProgram:
             exchange.close()
         for program in self._programs:
             program.close()
+
+
+@torch.inference_mode()
+def _complete_s(program: DpOnlyProgram) -> float:
+    """Seconds of what a collector adds to its rollout (rayagi.algorithms.collector)."""
+    rollout, policy = program.rollout, program.learner.policy
+    done = (rollout.terminated | rollout.truncated).cpu()
+    started = time.perf_counter()
+    policy.model.head.log_prob(rollout.outputs, rollout.actions.to(policy.device)).cpu()
+    discounted_returns(
+        rollout.rewards.cpu(), done, torch.zeros(rollout.num_envs), program.spec.learning.gamma
+    )
+    return time.perf_counter() - started
 
 
 def _on_device(program: DpOnlyProgram) -> bool:

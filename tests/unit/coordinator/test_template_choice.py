@@ -25,11 +25,16 @@ GOOD = Validation(
 
 
 def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
-    return RoleCost(device="cores", fixed_s=fixed_s, per_env_s=per_env_s)
+    """Divided by cores: on two cores half of ``per_env_s``."""
+    return RoleCost(
+        device="cores", fixed_s=fixed_s, per_env_s=per_env_s,
+        wide_fixed_s=fixed_s, wide_per_env_s=per_env_s / 2, wide_cores=2,
+    )  # fmt: skip
 
 
 COSTS = UnitCosts(
     rollout=on_cores(0.0, 1e-4), simulate=on_cores(0.0, 1e-4), act=on_cores(1e-4, 0.0), update=on_cores(0.1, 1e-4),
+    complete=on_cores(0.0, 0.0),
     message_s=1e-4, bandwidth=1e9, reduce_s=1e-4, step_spread=0.1,
     state_bytes=100.0, action_bytes=20.0, reward_bytes=6.0, model_bytes=1e6, gmi_bytes=1e9, env_bytes=1e6,
     num_steps=32, num_updates=16, num_envs=(32, 128),

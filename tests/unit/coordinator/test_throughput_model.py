@@ -24,11 +24,16 @@ ALL = ("simulator", "agent", "trainer")
 
 
 def on_cores(fixed_s: float, per_env_s: float, parallel: float = 1.0) -> RoleCost:
-    return RoleCost(device="cores", fixed_s=fixed_s, per_env_s=per_env_s, parallel=parallel)
+    """Two cores divide this part of ``per_env_s``."""
+    return RoleCost(
+        device="cores", fixed_s=fixed_s, per_env_s=per_env_s,
+        wide_fixed_s=fixed_s, wide_per_env_s=per_env_s * (1 - parallel / 2), wide_cores=2,
+    )  # fmt: skip
 
 
 COSTS = UnitCosts(
     rollout=on_cores(0.0, 0.01), simulate=on_cores(0.0, 0.01), act=on_cores(0.1, 0.0), update=on_cores(1.0, 0.05, 0.5),
+    complete=on_cores(0.0, 0.0),
     message_s=0.02, bandwidth=1e9, reduce_s=0.1, step_spread=0.0,
     state_bytes=100.0, action_bytes=20.0, reward_bytes=6.0, model_bytes=1e6, gmi_bytes=1e9, env_bytes=1e6,
     num_steps=10, num_updates=4, num_envs=(16, 64),
@@ -43,9 +48,33 @@ def planned(template: str, num_gmis: int, *, serving: bool = False) -> Layout:
 
 def test_a_batch_takes_a_fixed_time_and_a_part_that_cores_divide():
     role = on_cores(1.0, 0.05, 0.5)
-    # 1 + 20 x 0.05 (1 - 0.5 + 0.5 / cores)
+    # 1 + 20 x 0.05 (1 - 0.5 + 0.5 / cores): 2 and 1.75 as measured on one and two, 1.625 on four.
     assert role.seconds(20, Worker(roles=ALL, cores=1)) == pytest.approx(2.0)
     assert role.seconds(20, Worker(roles=ALL, cores=2)) == pytest.approx(1.75)
+    assert role.seconds(20, Worker(roles=ALL, cores=4)) == pytest.approx(1.625)
+    one_core = RoleCost(device="cores", fixed_s=1.0, per_env_s=0.05)
+    assert one_core.seconds(20, Worker(roles=ALL, cores=4)) == 2.0
+
+
+def test_threads_may_cost_more_than_they_gain():
+    role = RoleCost(
+        device="cores", fixed_s=0.1, per_env_s=0.01, wide_fixed_s=0.4, wide_per_env_s=0.005, wide_cores=2
+    )
+    one, two = (Worker(roles=ALL, cores=cores) for cores in (1, 2))
+    assert [role.seconds(10, each) for each in (one, two)] == pytest.approx([0.2, 0.45])
+    assert [role.seconds(100, each) for each in (one, two)] == pytest.approx([1.1, 0.9])
+
+
+def test_collectors_of_other_trainers_complete_their_rollouts():
+    costs = dataclasses.replace(COSTS, complete=on_cores(0.5, 0.0))
+    for template, num_gmis, more in (
+        ("ea_t", 3, 0.5),
+        ("dp_mp", 4, 0.5),
+        ("e_at", 3, 0.0),
+        ("dp_only", 2, 0.0),
+    ):
+        with_it, without = (predict(each, planned(template, num_gmis)) for each in (costs, COSTS))
+        assert sum(with_it.parts_s.values()) - sum(without.parts_s.values()) == pytest.approx(more)
 
 
 def test_a_gpu_slice_saturates():
@@ -192,7 +221,7 @@ def test_figures_9_to_11_in_rank(gpus):
     one, two = (on_gpus("decoupled", halves, gpus, cut, moving, iteration_s=2.0).parts_s for cut in (1, 2))
     collected, trained = 2 * one["collect"] / two["collect"], 2 * one["update"] / two["update"]
     # Figure 11: physics on the host's cores in both, so GMIs only gain in the networks.
-    physics = RoleCost(device="cores", fixed_s=0.0, per_env_s=16 * 6.0)
+    physics = on_cores(0.0, 16 * 6.0)
     host = dataclasses.replace(PAPER, simulate=physics)
     ray = gain("dp_only", TRAINING_GMI, gpus, costs=host)
     assert serving > 1.05 * collected

@@ -16,16 +16,13 @@ from rayagi.config.rules import checked
 from rayagi.coordinator import unequal_choice
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.model_validation import Validation
-from rayagi.coordinator.throughput_model import RoleCost
-from tests.unit.coordinator.test_template_choice import COSTS
+from tests.unit.coordinator.test_template_choice import COSTS, on_cores
 
 CPU16, CPU2 = (load_machine(f"tests/data/machines/cpu{cores}.json") for cores in (16, 2))
 GOOD = Validation(
     date="d", cpu="A", cores=16, cases=20, pairs=100, right=95, median_error=0.06, p90_error=0.15
 )
-SLOW_PHYSICS = dataclasses.replace(
-    COSTS, rollout=RoleCost(device="cores", fixed_s=0.0, per_env_s=1e-2), step_spread=0.0
-)
+SLOW_PHYSICS = dataclasses.replace(COSTS, rollout=on_cores(0.0, 1e-2), step_spread=0.0)
 
 
 def spec_of(num_gmis=None, **gmi):
@@ -103,7 +100,7 @@ def test_what_the_model_may_not_rank_or_does_not_prefer_is_not_measured(speeds, 
     lines = []
     assert resolve_auto(spec_of(3), CPU16, log=lines.append, folder=tmp_path).gmi.slices is None
     assert "not validated" in lines[-1]
-    no_physics = dataclasses.replace(COSTS, rollout=RoleCost(device="cores", fixed_s=1.0, per_env_s=0.0))
+    no_physics = dataclasses.replace(COSTS, rollout=on_cores(1.0, 0.0))
     speeds([], [], costs=no_physics)
     assert resolve_auto(spec_of(3), CPU16, log=lines.append, folder=tmp_path).gmi.slices is None
     assert lines[-1] == "Equal GMIs: the prediction is within the model's error."

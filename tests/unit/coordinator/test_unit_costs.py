@@ -38,7 +38,7 @@ def reading(small, large, **changes):
     return dataclasses.replace(base, **changes)
 
 
-# A core: 0.2 + 0.05 N seconds; two cores: the large size in 0.2 + 1.6 x 0.75, so half of it is parallel.
+# A core: 0.2 + 0.05 N seconds; two cores: 0.2 + 0.0375 N.
 SHARED = reading(size(update_s=0.6, exchange_s=0.013), size(update_s=1.8, exchange_s=0.022))
 ALONE = reading(size(update_s=0.5), size(update_s=1.4), num_gmis=1, cores=2)
 
@@ -54,7 +54,15 @@ def test_two_sizes_and_two_widths_give_a_role_s_cost():
         pytest.approx(0.2),
         pytest.approx(0.05),
     )
-    assert found.parallel == pytest.approx(0.5)
+    assert (found.wide_fixed_s, found.wide_per_env_s) == (pytest.approx(0.2), pytest.approx(0.0375))
+    assert found.wide_cores == 2
+
+
+def test_cores_divide_a_role_at_most_by_their_number():
+    found = fitted(alone=(reading(size(update_s=0.1), size(update_s=0.2), num_gmis=1, cores=2),)).update
+    assert (found.wide_fixed_s, found.wide_per_env_s) == (pytest.approx(0.1), pytest.approx(0.025))
+    many = Worker(roles=(), cores=1000)
+    assert 0 <= found.seconds(8, many) < 0.001
 
 
 def test_an_exchange_is_two_messages_and_their_bytes():
