@@ -56,7 +56,8 @@ def resolve_auto(
         sizes = chosen_sizes(spec, machine, log=log, may_search=may_search, folder=folder)
         return checked(replace(spec, gmi=replace(spec.gmi, slices=sizes)))
     if spec.gmi.wants_search:
-        return _with_numbers(spec, machine, log, may_search=may_search, folder=folder)
+        continues = may_search and may_continue
+        return _with_numbers(spec, machine, log, may_search=may_search, may_continue=continues, folder=folder)
     return spec
 
 
@@ -73,7 +74,13 @@ def _with_template(
 
 
 def _with_numbers(
-    spec: RunSpec, machine: Machine, log: Callable[[str], None], *, may_search: bool, folder: Path | None
+    spec: RunSpec,
+    machine: Machine,
+    log: Callable[[str], None],
+    *,
+    may_search: bool,
+    may_continue: bool,
+    folder: Path | None,
 ) -> RunSpec:
     """The spec with the numbers that a search finds."""
     gmi = spec.gmi
@@ -94,7 +101,7 @@ def _with_numbers(
             f"{spec.env.id} was not searched on this machine with this version",
             f"Run `rayagi search {spec.env.id}` first, or give numbers",
         )
-    continues = may_search and may_continue and store.path not in _continued
+    continues = may_continue and store.path not in _continued
     if found is None or (continues and not found["complete"]):
         begun = "Searching" if found is None else "Continuing the search of"
         log(
