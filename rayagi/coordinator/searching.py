@@ -121,9 +121,10 @@ class SearchResult:
         alike: dict[tuple[int, ...], list[int]] = {}
         for gmis, envs in self.untried.items():
             alike.setdefault(envs, []).append(gmis)
-        unit = "GMIs per GPU" if self.on_gpus else "GMIs"
+        where = " per GPU" if self.on_gpus else ""
         rows = (
-            f"{core_ranges(gmis)} {unit} of {_doublings(envs)} environments" for envs, gmis in alike.items()
+            f"{core_ranges(gmis)} {'GMI' if gmis == [1] else 'GMIs'}{where} of {_doublings(envs)} environments"
+            for envs, gmis in alike.items()
         )
         return f"Not tried: {'; '.join(rows)}."
 

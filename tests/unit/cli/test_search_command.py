@@ -52,7 +52,7 @@ def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
     assert lines[4].split()[-1] == "failed"
     text = "\n".join(lines)
     assert "3,000 steps/s, found in 1 min 01 s. The budget ended the search" in text
-    assert "Not tried: 3-4 GMIs of 8-32 environments; 1 GMIs of 16, 64 environments." in text
+    assert "Not tried: 3-4 GMIs of 8-32 environments; 1 GMI of 16, 64 environments." in text
     assert "rayagi train Ant-v5 --gmis 2 --num-envs 16" in text
 
 
