@@ -20,7 +20,7 @@ BodyFormat = Literal["json", "npy", "raw"]
 PIECE_ROWS = 128
 """Most observations of a piece."""
 PIECE_BYTES = 32 * 2**10
-"""Most JSON that is parsed at once, unless a row is longer."""
+"""Most JSON that is parsed, and float32 that goes to one inference, at once, unless a row is longer."""
 _NPY_HEADER_BYTES = 2**14
 """More than numpy's limit for headers that it evaluates."""
 _HEAD = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"obs"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*(?=\[)')
@@ -63,6 +63,11 @@ class Expected:
         return self.obs_dim + self.state_dim
 
     @property
+    def piece_rows(self) -> int:
+        """Most rows of a piece."""
+        return max(1, min(PIECE_ROWS, PIECE_BYTES // (4 * self.row_dim)))
+
+    @property
     def max_body_bytes(self) -> int:
         """Size limit of a request in any format. JSON is the largest, some 25 characters per number."""
         return 4096 + 32 * self.row_dim * self.max_rows
@@ -93,9 +98,10 @@ class Expected:
             if num_rows + len(rows) > self.max_rows:
                 more = "" if is_last else "at least "
                 raise RequestError(f"got {more}{num_rows + len(rows)} rows; {self.shapes()}", status=413)
-            for begin in range(0, len(rows), PIECE_ROWS):
-                ends = is_last and begin + PIECE_ROWS >= len(rows)
-                yield Piece(_finite(rows[begin : begin + PIECE_ROWS], num_rows + begin), ends, is_single)
+            for begin in range(0, len(rows), self.piece_rows):
+                end = begin + self.piece_rows
+                ends = is_last and end >= len(rows)
+                yield Piece(_finite(rows[begin:end], num_rows + begin), ends, is_single)
             num_rows += len(rows)
 
     def _from_json(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:

@@ -183,6 +183,13 @@ def test_long_json_is_what_a_whole_parse_reads(count, indent, blanks, end, seed)
     assert (rows == obs.astype(np.float32)).all()
 
 
+@pytest.mark.parametrize(("obs_dim", "rows"), [(2, 128), (105, 78), (28224, 1)])
+def test_a_piece_has_at_most_128_rows_and_32_kib(obs_dim, rows):
+    expected = Expected(obs_dim=obs_dim, max_rows=300)
+    body = np.zeros((300, obs_dim), "<f4").tobytes()
+    assert {len(piece.rows) for piece in expected.pieces(body, "raw")} - {300 % rows} == {rows}
+
+
 LONG = json.dumps({"obs": [[0.25, 1.0]] * 1000}).encode()
 
 
