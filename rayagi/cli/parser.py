@@ -127,7 +127,6 @@ def _add_train(commands: Any) -> None:
     folder.add_argument("--out", type=Path, help="folder of run folders (default runs)")
     folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")
     folder.add_argument("--resume", type=Path, metavar="RUN", help="continue this run folder")
-    add_trust(folder)
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -264,6 +263,7 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
     )
+    add_trust(group)
     group.add_argument(
         "--algorithm",
         choices=tuple(DEFINITIONS),

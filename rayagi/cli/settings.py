@@ -46,7 +46,7 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
             arguments.config,
             arguments.task,
             arguments.algorithm,
-            trust_modules=getattr(arguments, "trust_modules", False),
+            trust_modules=arguments.trust_modules,
         )
     else:
         spec = preset(arguments.task, arguments.algorithm or "ppo")
