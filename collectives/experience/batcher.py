@@ -20,6 +20,8 @@ from collectives.experience.packer import ROW_FIELD, ChannelPlan
 from collectives.experience.reassembly import Reassembler, Transfer
 from collectives.rendezvous import host_identity
 
+_CPU = torch.device("cpu")
+
 Accept = Callable[[int], bool]
 """Whether experience of a policy version is fresh enough."""
 
@@ -97,12 +99,13 @@ class Batcher(ClosesOnExit):
             learn(experience["obs"], experience.versions)
     """
 
-    def __init__(self, plan: ChannelPlan, *, rows: int) -> None:
+    def __init__(self, plan: ChannelPlan, *, rows: int, device: torch.device = _CPU) -> None:
         """Create the consumer endpoints.
 
         Args:
             plan: the plan of the dispensers
             rows: of the full groups in a batch of ``next``
+            device: to which the trainer copies experience; for CUDA all of it is page-locked [unverified on GPU]
 
         Raises:
             ChannelError: there is not enough memory.
@@ -112,8 +115,10 @@ class Batcher(ClosesOnExit):
             raise ValueError(f"rows={rows}: at least 1")
         self.plan, self.rows = plan, rows
         self._identity = secrets.token_hex(8)
-        leader = ConsumerEndpoint(plan.groups[0])
-        self._consumer_endpoints = [leader, *(ConsumerEndpoint(group, leader) for group in plan.groups[1:])]
+        self._page_locked = locked = device.type == "cuda"
+        leader = ConsumerEndpoint(plan.groups[0], page_locked=locked)
+        others = [ConsumerEndpoint(group, leader, locked) for group in plan.groups[1:]]
+        self._consumer_endpoints = [leader, *others]
         self._reassembler = Reassembler(self._consumer_endpoints)
         self._full = [index for index, group in enumerate(plan.groups) if group.name not in plan.ragged]
         self._ragged = [index for index, group in enumerate(plan.groups) if group.name in plan.ragged]
@@ -372,13 +377,12 @@ class Batcher(ClosesOnExit):
         )
 
     def _register(self, rows: int) -> dict[str, Tensor]:
-        """Memory for a batch, reused if possible; page-locked if CUDA is available [unverified on GPU]."""
+        """Memory for a batch, reused if possible."""
         free = self._memory.get(rows)
         if free:
             return free.pop()
-        pinned = torch.cuda.is_available()
         return {
-            field.name: torch.empty((rows, *field.shape), dtype=field.dtype, pin_memory=pinned)
+            field.name: torch.empty((rows, *field.shape), dtype=field.dtype, pin_memory=self._page_locked)
             for group in self._full
             for field in self.plan.groups[group].fields
         }

@@ -38,18 +38,21 @@ class ConsumerEndpoint(ClosesOnExit):
 
     _closed = True
 
-    def __init__(self, schema: ExperienceSchema, leader: ConsumerEndpoint | None = None) -> None:
+    def __init__(
+        self, schema: ExperienceSchema, leader: ConsumerEndpoint | None = None, page_locked: bool = False
+    ) -> None:
         """Create the shared-memory file.
 
         Args:
             schema: fields of the channel
             leader: the consumer's endpoint of the first channel, if this one is of another channel of the same
                 producers. Of what a killed producer left, this one then takes only what is asked for by ``claim``
+            page_locked: whether batches are copied to a CUDA device: see ``SharedFile.page_lock``
 
         Raises:
             ChannelError: there is not enough memory.
         """
-        self.schema, self._leader = schema, leader
+        self.schema, self._leader, self._page_locked = schema, leader, page_locked
         self._layouts = MessageLayouts(schema)
         message = self._layouts.schema_message()
         self._file = SharedFile.create(schema.name, file_layout.CONSUMER_SCHEMA_AT + len(message))
@@ -203,6 +206,8 @@ class ConsumerEndpoint(ClosesOnExit):
             except ChannelError as error:
                 _logger.warning("%s", error)
             else:
+                if self._page_locked:
+                    ring_file.page_lock()
                 self._links.append(link)
                 self._processes.watch(link.pid)
         if refused is not None:  # the others are connected

@@ -18,8 +18,10 @@ stores leaves a prefix of them, and each prefix has one meaning:
 from __future__ import annotations
 
 import fcntl
+import logging
 import mmap
 import os
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -31,6 +33,8 @@ from collectives.experience.errors import ChannelError
 from collectives.experience.schema import ExperienceSchema
 from collectives.shared_words import shared_words, unsupported_reason
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned, preallocate
+
+_logger = logging.getLogger(__name__)
 
 FILE_PREFIX = "rayagi-channel:"
 RING_MAGIC = 0x3230584F42594152
@@ -172,6 +176,7 @@ class SharedFile:
     The endpoint contains the inode, because descriptor numbers are reused after ``close``.
     """
 
+    _is_page_locked = False
     descriptor: int | None = None
     """In the process that created it, or received it: other processes open it through /proc. The mapping holds its own."""
 
@@ -267,6 +272,18 @@ class SharedFile:
             return False
         return True
 
+    def page_lock(self) -> None:
+        """Page-lock the mapping, so that CUDA copies from it directly, while this object exists [unverified on GPU].
+
+        If the driver refuses, that is logged, and copies go through the driver's own buffer.
+        """
+        status = torch.cuda.cudart().cudaHostRegister(self.address, len(self.bytes), 0)
+        self._is_page_locked = int(status) == 0
+        if not self._is_page_locked:
+            _logger.warning(
+                "a channel's memory is not page-locked (%s): copies to the GPU are slower", status
+            )
+
     def word_address(self, word: int) -> int:
         """Address of a word, for futex calls."""
         return self.address + word * WORD
@@ -282,6 +299,8 @@ class SharedFile:
 
     def __del__(self) -> None:
         self.close()
+        if self._is_page_locked and not sys.is_finalizing():  # the driver ends with the process
+            torch.cuda.cudart().cudaHostUnregister(self.address)
 
 
 def pid_of(endpoint: str) -> int:

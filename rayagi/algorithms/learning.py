@@ -62,7 +62,8 @@ class LearnerProgram:
 
     def _open_channels(self) -> Batcher:
         """Open consumer endpoints, and announce them to collectors."""
-        batcher = Batcher(self._plan, rows=self.dataflow.rows(self.number))
+        rows = self.dataflow.rows(self.number)
+        batcher = Batcher(self._plan, rows=rows, device=self.context.device)
         batcher.announce(self.context.directory, EXPERIENCE_CHANNEL, self.number, node=self.context.node)
         return batcher
 

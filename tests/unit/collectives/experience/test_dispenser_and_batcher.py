@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from collectives.experience.batcher import Batcher
+from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
 from collectives.experience.packer import ChannelPlan
+from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
 
 LIMIT_S = 5.0
@@ -314,3 +316,56 @@ def test_nothing_is_reported_as_leaked(pair, caplog):
                 check(experience)
         assert dispenser.drain(LIMIT_S) == 0
     assert caplog.records == []
+
+
+class Cudart:
+    """Stands in for torch's: notes what is page-locked."""
+
+    def __init__(self, status=0):
+        self.status, self.locked = status, {}
+
+    def cudaHostRegister(self, address, size, flags):
+        self.locked[address] = size
+        return self.status
+
+    def cudaHostUnregister(self, address):
+        del self.locked[address]
+        return 0
+
+
+@pytest.mark.parametrize(("device", "rings"), [("cpu", 0), ("cuda", 3)])
+def test_rings_are_page_locked_where_the_consumers_device_is_cuda(device, rings, monkeypatch):
+    """Whether this machine has a GPU does not matter; the memory of a ring is released with its link."""
+    cudart = Cudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with (
+        Batcher(plan_of(), rows=4, device=torch.device(device)) as batcher,
+        Dispenser(plan_of(), rows=4, producer=0) as dispenser,
+    ):
+        dispenser.attach(0, batcher.endpoints)
+        send(dispenser, 0, version=7)
+        with batcher.next(LIMIT_S) as experience:
+            assert check(experience) == [0, 1, 2, 3]
+            places = {*cudart.locked.items()}
+            assert len(places) == rings
+            obs = experience["obs"]
+            inside = [
+                at <= obs.data_ptr() and obs.data_ptr() + obs.nbytes <= at + size for at, size in places
+            ]
+            assert sum(inside) == min(1, rings)
+            del obs
+        dispenser.close()
+        assert batcher.next(LIMIT_S) is None
+        assert cudart.locked == {}
+
+
+def test_a_driver_that_refuses_to_page_lock_is_reported_once_per_ring(monkeypatch, caplog):
+    cudart = Cudart(status=1)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    ring = ProducerRing(OBS, rows=1)
+    with ConsumerEndpoint(OBS, page_locked=True) as consumer:
+        ring.attach(consumer.endpoint)
+        ring.reserve().commit(version=0)
+        consumer.take(LIMIT_S).release()
+    assert caplog.text.count("is not page-locked (1)") == 1
