@@ -103,8 +103,12 @@ def main() -> None:
         costs = costs_of(given.tasks, given.kinds, min(given.num_envs))
         for repeat in range(given.repeats):
             for case in cases(given.tasks, given.kinds, given.num_envs):
-                lines.append(line_of(case, repeat, costs[case.group], given.seconds))
-                print(lines[-1].text(), flush=True)
+                try:
+                    lines.append(line_of(case, repeat, costs[case.group], given.seconds))
+                except (RuntimeError, ConnectionError) as error:  # it is left out, and the others go on
+                    print(f"{case.group} {case.name} failed: {error}", flush=True)
+                else:
+                    print(lines[-1].text(), flush=True)
             # What is cut short leaves what it has measured.
             write(stem, header, costs, lines)
     validation = validation_of(lines, header)
