@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _from_unit_costs(arguments: argparse.Namespace) -> int:
     """Compare templates, or forecast a cluster, from a short cached profile."""
     from rayagi.coordinator import cluster_forecast, template_choice
-    from rayagi.coordinator.model_validation import load, ranks
+    from rayagi.coordinator.model_validation import load, ranks, validation_text
     from rayagi.coordinator.profiling import cached_unit_costs
 
     spec, machine = spec_from(arguments), machine_of_run()
@@ -64,7 +64,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
     if arguments.explain:
         validation = load()
         found = template_choice.predictions(costs, template_choice.training_plans(spec, machine))
-        ranked = ranks(validation, cores=machine.num_cores, on_gpu=on_gpu)
+        ranked = ranks(validation, machine, on_gpu=on_gpu)
         say("\n" + template_choice.table(found, ranked=ranked))
         say(template_choice.choose(found, spec, machine, validation)[1])
         say("Any of them can be used: rayagi train --template NAME.")
@@ -79,7 +79,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         if sms is None:
             say("No GPU was measured: from networks as slow as on these cores to networks that cost nothing.")
         say(cluster_forecast.table(found_sizes))
-        say("The model is not validated on any GPU: this is a forecast, and no ranking.")
+        say(validation_text(load(), machine, on_gpu=True))
     return 0
 
 

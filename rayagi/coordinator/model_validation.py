@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 
+from placement.types import Machine
+
 RECORD = Path(__file__).with_name("model_validation.json")
 MIN_DIFFERENCE = 0.05
 """Pairs whose measurements differ by less are not compared."""
@@ -100,17 +102,24 @@ def load(path: Path = RECORD) -> Validation | None:
     return Validation(**json.loads(path.read_text())) if path.exists() else None
 
 
-def ranks(validation: Validation | None, *, cores: int, on_gpu: bool) -> bool:
+def ranks(validation: Validation | None, machine: Machine, *, on_gpu: bool) -> bool:
     """Whether the model may rank layouts of a machine: it is validated there, and orders enough pairs right."""
-    return not on_gpu and validation is not None and cores <= validation.cores and validation.may_rank
+    return validation is not None and not _uncovered(validation, machine, on_gpu) and validation.may_rank
 
 
-def validation_text(validation: Validation | None, *, cores: int, on_gpu: bool) -> str:
+def validation_text(validation: Validation | None, machine: Machine, *, on_gpu: bool) -> str:
     """What is known about the model's error on a machine, as a sentence or two."""
-    if on_gpu:
-        return "The model is not validated on any GPU: this is a forecast, and no ranking."
-    if validation is None:
-        return "The model is not validated on this version: this is a forecast, and no ranking."
-    if cores > validation.cores:
-        return f"The model is not validated on {cores} cores: this is a forecast, and no ranking. {validation.text()}"
+    where = _uncovered(validation, machine, on_gpu)
+    if where or validation is None:
+        text = f"The model is not validated {where or 'on this version'}: this is a forecast, and no ranking."
+        return text if validation is None or on_gpu else f"{text} {validation.text()}"
     return validation.text() + ("" if validation.may_rank else " That is too few: it does not rank.")
+
+
+def _uncovered(validation: Validation | None, machine: Machine, on_gpu: bool) -> str:
+    """What of a machine the record does not cover; empty if it covers all."""
+    if on_gpu:
+        return "on any GPU"
+    if len(machine.nodes) > 1:
+        return "on several hosts"
+    return f"on {machine.num_cores} cores" if validation and machine.num_cores > validation.cores else ""

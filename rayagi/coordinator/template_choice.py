@@ -67,12 +67,12 @@ def choose(
     The fastest one where the model may rank; of several equally fast ones, the first given. Elsewhere the first given, which
     is the default.
     """
-    on_gpu, cores = uses_gpus(spec, machine), machine.num_cores
-    known = validation_text(validation, cores=cores, on_gpu=on_gpu)
+    on_gpu = uses_gpus(spec, machine)
+    known = validation_text(validation, machine, on_gpu=on_gpu)
     default = found[0]
     if len(found) == 1:
         return default, f"{default.layout.template} is the only template that fits."
-    if not ranks(validation, cores=cores, on_gpu=on_gpu):
+    if not ranks(validation, machine, on_gpu=on_gpu):
         return default, f"{default.layout.template} is the default. {known}"
     best = max(found, key=lambda each: each.steps_per_s)
     chosen = next(each for each in found if each.steps_per_s * TIE >= best.steps_per_s)
@@ -101,10 +101,10 @@ def chosen(
     """
     plans = (serving_plans if serving else training_plans)(spec, machine)
     validation = load()
-    on_gpu, cores = uses_gpus(spec, machine), machine.num_cores
-    if len(plans) == 1 or not ranks(validation, cores=cores, on_gpu=on_gpu):
+    on_gpu = uses_gpus(spec, machine)
+    if len(plans) == 1 or not ranks(validation, machine, on_gpu=on_gpu):
         name = plans[0].template
-        log(f"Template {name}: the default. {validation_text(validation, cores=cores, on_gpu=on_gpu)}")
+        log(f"Template {name}: the default. {validation_text(validation, machine, on_gpu=on_gpu)}")
         return name
     # Imported here: most runs measure nothing.
     from rayagi.coordinator.profiling import cached_unit_costs

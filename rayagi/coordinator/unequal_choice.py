@@ -56,15 +56,15 @@ def chosen_sizes(
             "Equal GMIs: they leave no core idle that unequal ones could use, or are not on the cores of one node."
         )
         return None
-    validation, cores = load(), machine.num_cores
-    if not ranks(validation, cores=cores, on_gpu=False):
-        log(f"Equal GMIs, the default. {validation_text(validation, cores=cores, on_gpu=False)}")
+    validation = load()
+    if not ranks(validation, machine, on_gpu=False):
+        log(f"Equal GMIs, the default. {validation_text(validation, machine, on_gpu=False)}")
         return None
     costs = cached_unit_costs(spec, machine, log=log, may_measure=may_search, folder=folder)
     equal, unequal = predictions(costs, [plan_of(_with_sizes(spec, each), machine) for each in (None, sizes)])
     gain, text = unequal.steps_per_s / equal.steps_per_s, "+".join(f"{size:g}" for size in sizes)
     log(
-        f"Sizes {text}: predicted {gain:.2f} of equal GMIs. {validation_text(validation, cores=cores, on_gpu=False)}"
+        f"Sizes {text}: predicted {gain:.2f} of equal GMIs. {validation_text(validation, machine, on_gpu=False)}"
     )
     if gain < TIE:
         log("Equal GMIs: the prediction is within the model's error.")

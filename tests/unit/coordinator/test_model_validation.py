@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from placement.types import Machine, Node
 from rayagi.coordinator.model_validation import (
     Validation,
     ValidationCase,
@@ -15,6 +16,14 @@ from rayagi.coordinator.model_validation import (
     validate,
     validation_text,
 )
+
+
+def on(cores: int, nodes: int = 1) -> Machine:
+    """A machine with so many cores, on equal nodes."""
+    own = tuple(range(cores // nodes))
+    return Machine(
+        nodes=tuple(Node(name=str(i), cores=own, memory_total_bytes=1) for i in range(nodes)), origin="here"
+    )
 
 
 def case(group: str, predicted: float, measured: float) -> ValidationCase:
@@ -46,24 +55,26 @@ def test_nine_of_ten_pairs_are_needed_to_rank():
     assert nine.may_rank
     assert not dataclasses.replace(nine, right=8).may_rank
     assert not dataclasses.replace(nine, pairs=0, right=0).may_rank
-    assert ranks(nine, cores=2, on_gpu=False)
-    assert not ranks(nine, cores=4, on_gpu=False)
-    assert not ranks(nine, cores=2, on_gpu=True)
-    assert not ranks(None, cores=2, on_gpu=False)
+    assert ranks(nine, on(2), on_gpu=False)
+    assert not ranks(nine, on(4), on_gpu=False)
+    assert not ranks(nine, on(2), on_gpu=True)
+    assert not ranks(None, on(2), on_gpu=False)
+    assert not ranks(nine, on(2, nodes=2), on_gpu=False)
 
 
 def test_the_error_stands_with_every_forecast():
     nine = Validation(date="d", cpu="A", cores=2, cases=5, pairs=10, right=9, median_error=0.1, p90_error=0.2)
-    text = validation_text(nine, cores=2, on_gpu=False)
+    text = validation_text(nine, on(2), on_gpu=False)
     assert text == (
         "Error of the model: 10% in the median, 20% at most in 9 of 10 of 5 measured layouts; 9 of 10 pairs ordered "
         "right (2 cores of A, d)."
     )
-    assert "not validated on any GPU" in validation_text(nine, cores=2, on_gpu=True)
-    assert "not validated on 4 cores" in validation_text(nine, cores=4, on_gpu=False)
-    assert "not validated on this version" in validation_text(None, cores=2, on_gpu=False)
+    assert "not validated on any GPU" in validation_text(nine, on(2), on_gpu=True)
+    assert "not validated on several hosts" in validation_text(nine, on(2, nodes=2), on_gpu=False)
+    assert "not validated on 4 cores" in validation_text(nine, on(4), on_gpu=False)
+    assert "not validated on this version" in validation_text(None, on(2), on_gpu=False)
     few = dataclasses.replace(nine, right=8)
-    assert validation_text(few, cores=2, on_gpu=False).endswith("That is too few: it does not rank.")
+    assert validation_text(few, on(2), on_gpu=False).endswith("That is too few: it does not rank.")
 
 
 def test_the_record_is_written_and_read(tmp_path):
