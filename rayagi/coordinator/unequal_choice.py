@@ -69,6 +69,23 @@ def chosen_sizes(
     if gain < TIE:
         log("Equal GMIs: the prediction is within the model's error.")
         return None
+    found = _turns(spec, machine, sizes, log, may_search=may_search, folder=folder)
+    better = all(found.values()) and min(found["unequal"]) > max(found["equal"])
+    log(f"{text if better else 'Equal GMIs'}: {_turns_text(found)}.")
+    return sizes if better else None
+
+
+def _turns(
+    spec: RunSpec,
+    machine: Machine,
+    sizes: tuple[float, ...],
+    log: Callable[[str], None],
+    *,
+    may_search: bool,
+    folder: Path | None,
+) -> dict[str, list[float]]:
+    """The cached measurements by turns, or new ones."""
+    text = "+".join(f"{size:g}" for size in sizes)
     store, note = SearchStore(spec, machine, folder), f"sizes {text}, {spec.gmi.envs} environments"
     found = store.load_note(note)
     if found is None:
@@ -81,9 +98,7 @@ def chosen_sizes(
         log("Comparing them by turns: about a minute.")
         found = _measured_by_turns(spec, machine, sizes)
         store.save_note(note, found)
-    better = bool(found["unequal"] and found["equal"]) and min(found["unequal"]) > max(found["equal"])
-    log(f"{text if better else 'Equal GMIs'}: {_turns_text(found)}.")
-    return sizes if better else None
+    return found
 
 
 def _measured_by_turns(spec: RunSpec, machine: Machine, sizes: tuple[float, ...]) -> dict[str, list[float]]:

@@ -111,11 +111,8 @@ def unit_costs(
 
     networks: DeviceKind = "gpu" if on_gpu else "cores"
     physics: DeviceKind = "gpu" if single.simulates_on_gpu else "cores"
-    few, many = _median(shared, "small.exchange_s"), _median(shared, "large.exchange_s")
-    sizes = dict(last.sizes)
-    row = 2 * sizes["state_bytes"] + sizes["action_bytes"] + sizes["reward_bytes"]
+    message_s, bandwidth = _messages(shared)
     others, (small_envs, large_envs) = last.num_gmis - 1, last.num_envs
-    per_row = max(_SMALLEST_S, (many - few) / (others * (large_envs - small_envs)))
     env_bytes = max(0, single.memory_bytes[1] - single.memory_bytes[0]) / large_envs
     return UnitCosts(
         rollout=role("rollout_s", num_steps, physics),
@@ -123,9 +120,8 @@ def unit_costs(
         act=role("act_s", num_steps, networks),
         update=role("update_s", 1, networks),
         complete=role("complete_s", 1, networks),
-        # An exchange with k GMIs is k + 1 messages, and their bytes.
-        message_s=max(_SMALLEST_S, (few - others * small_envs * per_row) / (others + 1)),
-        bandwidth=row / per_row,
+        message_s=message_s,
+        bandwidth=bandwidth,
         # Scaled from n GMIs to two: 2 (n - 1) / n.
         reduce_s=_median(shared, "reduce_s") * last.num_gmis / (2 * others),
         step_spread=_median(shared, "small.step_spread"),
@@ -134,8 +130,18 @@ def unit_costs(
         num_steps=num_steps,
         num_updates=num_updates,
         num_envs=last.num_envs,
-        **sizes,
+        **last.sizes,
     )
+
+
+def _messages(shared: Sequence[CostReadings]) -> tuple[float, float]:
+    """Seconds of a message, and bytes per second: an exchange with k GMIs is k + 1 messages, and their bytes."""
+    few, many = _median(shared, "small.exchange_s"), _median(shared, "large.exchange_s")
+    sizes, others, (small_envs, large_envs) = shared[-1].sizes, shared[-1].num_gmis - 1, shared[-1].num_envs
+    row = 2 * sizes["state_bytes"] + sizes["action_bytes"] + sizes["reward_bytes"]
+    per_row = max(_SMALLEST_S, (many - few) / (others * (large_envs - small_envs)))
+    message_s = max(_SMALLEST_S, (few - others * small_envs * per_row) / (others + 1))
+    return message_s, row / per_row
 
 
 def _on_cores(
