@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, ...]] = {
     BASELINE: ("ppo",),
     "appo, dp_only": ("appo",),
     "ppo, ea_t": ("ppo", "--template", "ea_t"),
-    "appo, decoupled, wait": ("appo", "--template", "decoupled"),
+    "appo, decoupled, wait": ("appo", "--template", "decoupled", "--set", "appo.on_stale=wait"),
     "appo, decoupled, correct": (
         "appo",
         "--template",

@@ -78,9 +78,25 @@ def cases() -> list[Case]:
             "appo.vtrace=false",
         ),
         "impala_dp_only": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala", "--template", "dp_only"),
-        "impala_decoupled": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "impala"),
+        "impala_decoupled": (
+            "HalfCheetah-v5",
+            "--gmis",
+            "2",
+            "--algorithm",
+            "impala",
+            "--set",
+            "impala.on_stale=wait",
+        ),
         "a3c_one_gmi": ("HalfCheetah-v5", "--gmis", "1", "--algorithm", "a3c"),  # several do not repeat a run
-        "appo_decoupled": ("HalfCheetah-v5", "--gmis", "2", "--algorithm", "appo"),
+        "appo_decoupled": (
+            "HalfCheetah-v5",
+            "--gmis",
+            "2",
+            "--algorithm",
+            "appo",
+            "--set",
+            "appo.on_stale=wait",
+        ),
     }
     without = {"ppo_fused_cartpole": ("--set", "env.engine=fused_torch")}  # it has no C without a compiler
     return [

@@ -16,8 +16,6 @@ EXPERIENCE_CHANNEL = "experience"
 """Name of the channel set between collectors and learners."""
 POLL_TIMEOUT_S = 0.5
 """Longest wait of a free-running GMI before ``iterate`` returns an empty result, so that it can serve other calls."""
-MAX_SLOTS = 3
-"""Most slots per collector: one is filled, one is trained on, one buffers between them. More would only add policy lag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,15 +47,17 @@ class DataflowTopology:
         if isinstance(learning, AsynchronousSpec) and free_running:
             bound, stale, rollouts = learning.max_lag, learning.on_stale, learning.rollouts_per_update
         lockstep = stale == "wait" or bound == 0
+        per_update = rollouts or len(collectors)
         return cls(
             collectors=collectors,
             learners=identity.hosting("trainer"),
             envs=tuple(assignment.envs_per_gmi(index) for index in collectors),
             lockstep=lockstep,
             free_running=free_running,
-            slots=min(bound + 1, MAX_SLOTS) if lockstep else MAX_SLOTS,
+            # As many rollouts as bound + 1 updates take: of collectors of one speed, none is too old.
+            slots=max(1, (bound + 1) * per_update // len(collectors)),
             max_lag=None if stale == "correct" and not lockstep else bound,
-            rollouts_per_update=rollouts or len(collectors),
+            rollouts_per_update=per_update,
         )
 
     def served_simulators(self, learner: int) -> range:

@@ -101,6 +101,11 @@ class LearnerProgram:
                 **waited,
                 "policy_lag_mean": float(lags.double().mean()),
                 "policy_lag_max": float(lags.max()),
+                **(
+                    {}
+                    if self.dataflow.max_lag is None
+                    else {"policy_lag_bound": float(self.dataflow.max_lag)}
+                ),
                 "resident_bytes": float(resident_bytes()),
                 **metrics,
             },

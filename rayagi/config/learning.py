@@ -85,11 +85,12 @@ class AsynchronousSpec(LearningSpec):
     max_lag: int = 1
     """Largest policy lag of a rollout, in updates. 0: the synchronous learner. 1: a rollout is collected while the learner
     uses the previous one. More only decouples their speeds, and learns more slowly."""
-    on_stale: Literal["wait", "drop", "correct"] = "wait"
-    """wait: a collector does not begin a rollout that could exceed max_lag. drop: the learner drops older rollouts. correct:
-    it uses all of them (V-trace)."""
+    on_stale: Literal["wait", "drop", "correct"] = "drop"
+    """drop: collectors go on at their own pace; the learner takes rollouts as they come, and drops those older than max_lag.
+    wait: an update takes one rollout of every collector, so that all wait for the slowest, and none is too old. correct: as
+    drop, and the learner uses all of them (V-trace)."""
     rollouts_per_update: int | None = None
-    """Rollouts per update, each from one collecting GMI. None: one from every collecting GMI, as always with ``wait``."""
+    """Rollouts per update, from any collecting GMI. None: as many as there are collecting GMIs, as always with ``wait``."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Violated rules of every algorithm, and of the lag."""

@@ -13,6 +13,7 @@ from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import IterationResult, StateDict
 from collectives.errors import CommunicatorError
 from placement.role_layout import OVERLAPPED_TEMPLATES
+from rayagi.config.learning import AsynchronousSpec
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import ITERATION_TIMEOUT_S
 from rayagi.coordinator.pending_calls import CompletedCall, PendingCalls
@@ -128,8 +129,14 @@ class DecoupledSession(Session):
                 "missing": counts.missing,
             },
             "lags": {str(lag): rows for lag, rows in self._recovery.lags().items()},
+            "bound": self._lag_bound(),
             "restarts": self._recovery.restarts,
         }
+
+    def _lag_bound(self) -> int | None:
+        learning = self._spec.learning
+        assert isinstance(learning, AsynchronousSpec)
+        return None if learning.on_stale == "correct" and learning.max_lag else learning.max_lag
 
     def sample_counts(self) -> SampleCounts:
         """Rows of experience, counted while all GMIs are idle."""

@@ -54,6 +54,8 @@ class Tracker:
         """The newest iteration's row."""
         self.returns: deque[float] = deque(maxlen=4096)
         """Mean training return, one value per iteration."""
+        self.largest_lag = 0.0
+        """Largest policy lag since this process started, in updates."""
         self.faults: Counter[str] = Counter()
         """Simulation errors since this process started."""
 
@@ -67,6 +69,7 @@ class Tracker:
             self._iteration_s += weight * (iteration_s - self._iteration_s)
             if (value := row["episode_return_mean"]) is not None:
                 self.returns.append(value)
+            self.largest_lag = max(self.largest_lag, row.get("policy_lag_max") or 0.0)
             self.faults.update({name: int(row.get(name) or 0) for name in FAULTS})
         self.last = rows[-1]
 
@@ -75,6 +78,15 @@ class Tracker:
         value = row["evaluation_return_mean"]
         if value is not None and (self.best_evaluation is None or value > self.best_evaluation):
             self.best_evaluation = value
+
+    def lag_text(self) -> str:
+        """Policy lag, such as "0.9, at most 2 (bound 2)": mean of the last update, maximum so far; empty if synchronous."""
+        mean, bound = self.last.get("policy_lag_mean"), self.last.get("policy_lag_bound")
+        if mean is None:
+            return ""
+        return f"{mean:.1f}, at most {self.largest_lag:.0f}" + (
+            f" (bound {bound:.0f})" if bound is not None else ""
+        )
 
     def left(self, position: Position) -> str:
         """Time to the nearest predictable limit as text; empty without one."""
@@ -126,6 +138,8 @@ class PlainProgress(Recorder):
             f"{self._tracker.steps_per_s:,.0f} steps/s",
             f"return {return_text(position.training_return)}",
         ]
+        if lag := self._tracker.lag_text():
+            parts.append(f"lag {lag}")
         if left := self._tracker.left(position):
             parts.append(f"{left} left")
         if faults := faults_text(self._tracker.faults):
@@ -214,6 +228,8 @@ class LiveProgress(Recorder):
             "left", tracker.left(position) or "until stopped",
         )  # fmt: skip
         lines: list[Table | Text | ProgressBar] = [table]
+        if lag := tracker.lag_text():
+            lines.append(Text(f"policy lag, updates: {lag}", style="dim"))
         if terms := reward_terms_text(tracker.last):
             lines.append(Text(terms, style="dim"))
         if faults := faults_text(tracker.faults):

@@ -14,7 +14,8 @@ _WIDTH = 40
 
 
 def save(run: Path, experience: Mapping[str, Any]) -> None:
-    """Write experience.json: ``rows`` (sent, taken, dropped, in flight, lost), ``lags``, ``restarts``.
+    """Write experience.json: ``rows`` (sent, taken, dropped, in flight, lost), ``lags``, ``bound`` (on the lag; None:
+    no bound), ``restarts``.
 
     Raises:
         DiskError: the file cannot be written.
@@ -45,7 +46,8 @@ def facts(experience: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if total:
         mean = sum(lag * count for lag, count in lags.items()) / total
-        found.append(("policy lag", f"{mean:.2f} updates on average, {max(lags)} at most"))
+        bound = f" (bound {experience['bound']})" if experience.get("bound") is not None else ""
+        found.append(("policy lag", f"{mean:.2f} updates on average, {max(lags)} at most{bound}"))
     if experience["restarts"]:
         found.append(("GMIs replaced", str(experience["restarts"])))
     return found

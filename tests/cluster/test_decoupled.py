@@ -1,4 +1,4 @@
-"""Collectors and learners apart, on a Ray of this machine: the updates of dp_only in step, and kills at their own pace."""
+"""Collectors and learners apart, on a Ray of this machine: the updates of dp_only in step, kills at their own pace. A3C."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import ray
 import torch
 
+from rayagi.algorithms.a3c import A3CSpec
 from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.collector_learner import CollectorLearnerFactory
 from rayagi.algorithms.ppo import PPOSpec
@@ -160,3 +161,23 @@ def test_what_a_program_raises_ends_the_session():
         pytest.raises(Exception, match="NaN or infinite"),
     ):
         session.train(50)
+
+
+def test_a3c_s_processes_step_one_copy_of_parameters_and_statistics():
+    spec = replace(
+        SPEC,
+        algorithm="a3c",
+        gmi=replace(SPEC.gmi, template="dp_only", num_gmis=2),
+        learning=A3CSpec(rollout_length=8, learning_rate=1e-3),
+    )
+    with Session(spec, factory=DpOnlyFactory(spec, make_point)) as session:
+        session.train(10)
+        asked = session._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=True))
+        first, second = (state["shared"] for state in session._answers(asked, "its state", 60.0))
+    for name, tensor in first["learner"]["model"].items():
+        assert torch.equal(second["learner"]["model"][name], tensor)
+    assert torch.equal(
+        first["learner"]["optimiser"]["square_avg"], second["learner"]["optimiser"]["square_avg"]
+    )
+    # 2 GMIs x 10 iterations x 8 steps x 4 environments: every observation is counted once.
+    assert first["obs_normaliser"]["count"] == second["obs_normaliser"]["count"] == 640

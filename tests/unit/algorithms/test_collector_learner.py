@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -149,7 +148,8 @@ def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners, core):
     assert episodes == sum(result.metrics["episodes"] for result in expected) > 0
 
 
-def build_gmi(spec, directory, identity):
+def built(spec, identity, directory):
+    """A program whose calls this thread makes in an order of its own."""
     context = GmiContext(
         identity=identity, communicator=ThreadGroup.on_one_device(1).communicator(0), device=torch.device("cpu"),
         directory=directory,
@@ -163,9 +163,9 @@ def test_a_round_of_collectors_that_form_no_whole_groups_waits_for_the_lost_one(
     spec = replace(
         APPO, network=replace(APPO.network, core=core, core_size=6), gmi=replace(APPO.gmi, num_envs=3)
     )
-    build = partial(build_gmi, spec, RendezvousActor(3))
+    directory = RendezvousActor(3)
     first_of, second_of, learner_of = identities(spec, 2, 1)
-    first, second, learner = build(first_of), build(second_of), build(learner_of)
+    first, second, learner = (built(spec, each, directory) for each in (first_of, second_of, learner_of))
     learner.iterate()  # publishes
     for program in (first, second, learner):
         assert iterated(program, 1)
@@ -174,7 +174,7 @@ def test_a_round_of_collectors_that_form_no_whole_groups_waits_for_the_lost_one(
     iterated(first, 1)
     assert ("train_samples" in learner.iterate().metrics) is not waits
     if waits:
-        successor = build(second_of)
+        successor = built(spec, second_of, directory)
         iterated(successor, 1)
         assert iterated(learner, 1)[0].metrics["train_samples"] == 6 * 8
         successor.close()
@@ -182,18 +182,51 @@ def test_a_round_of_collectors_that_form_no_whole_groups_waits_for_the_lost_one(
         program.close()
 
 
+@pytest.mark.parametrize(("on_stale", "updates"), [("drop", True), ("correct", True), ("wait", False)])
+def test_a_collector_goes_on_at_its_own_pace_unless_updates_take_one_rollout_of_each(on_stale, updates):
+    spec = replace(APPO, learning=replace(APPO.learning, max_lag=1, on_stale=on_stale))
+    directory = RendezvousActor(3)
+    first, second, learner = (built(spec, identity, directory) for identity in identities(spec, 2, 1))
+    learner.iterate()  # publishes, and comes back with nothing
+    iterated(first, 2)  # the second has not finished one
+    found = learner.iterate().metrics
+    assert ("train_samples" in found) is updates
+    for program in (first, second, learner):
+        program.close()
+
+
+@pytest.mark.parametrize(("max_lag", "learned"), [(3, True), (2, False)])
+def test_experience_beyond_the_bound_is_dropped_and_counted_and_the_bound_is_reported(max_lag, learned):
+    spec = replace(APPO, learning=replace(APPO.learning, max_lag=max_lag))
+    assert spec.learning.on_stale == "drop"
+    directory = RendezvousActor(3)
+    first, second, learner = (built(spec, identity, directory) for identity in identities(spec, 2, 1))
+    learner.iterate()
+    for _ in range(3):
+        iterated(first, 2)
+        iterated(learner, 1)
+    second._parameters.read = lambda timeout_s: 0  # it began before the three updates
+    iterated(second, 1)
+    iterated(first, 2)
+    metrics = iterated(learner, 1)[0].metrics
+    assert metrics["policy_lag_bound"] == max_lag
+    assert metrics["policy_lag_max"] == (3 if learned else 0)
+    assert metrics["stale_samples"] == (0 if learned else second._own.num_envs * 8)
+    for program in (first, second, learner):
+        program.close()
+
+
 def test_what_a_lost_collector_left_is_learned_from_before_its_successor_s_and_within_the_bound():
     """A collector that ends without disconnecting, as a killed one does, is replaced under its producer number."""
-    spec = replace(APPO, learning=replace(APPO.learning, max_lag=2))
-    build = partial(build_gmi, spec, RendezvousActor(3))
-    first_of, successor_of, learner_of = identities(spec, 2, 1)
-    first, second, learner = build(first_of), build(successor_of), build(learner_of)
+    spec = replace(APPO, learning=replace(APPO.learning, max_lag=2, on_stale="wait"))
+    directory = RendezvousActor(3)
+    first, second, learner = (built(spec, identity, directory) for identity in identities(spec, 2, 1))
     learner.iterate()  # publishes, and comes back with nothing
     for collector in (first, second, first, second):
         iterated(collector, 1)
     iterated(learner, 1)
     second._dispenser.close(timeout_s=0.0)
-    successor = build(successor_of)
+    successor = built(spec, identities(spec, 2, 1)[1], directory)
     successor.load_state_dict({"shared": {"iteration": second.rollouts}})
     lags = []
     for _ in range(4):

@@ -10,7 +10,7 @@ from actors.gmi import GmiIdentity
 from placement.role_layout import make_role_layout
 from placement.types import Slice
 from rayagi.algorithms.appo import AppoSpec
-from rayagi.algorithms.dataflow import MAX_SLOTS, DataflowTopology
+from rayagi.algorithms.dataflow import DataflowTopology
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import GmiSpec, RunSpec
 
@@ -60,10 +60,14 @@ def test_without_lockstep_learners_share_what_an_update_takes(numbers, rollouts)
         ("ea_t", {}, True, False, 1, 0),
         ("decoupled", {"max_lag": 0}, True, True, 1, 0),
         ("decoupled", {"max_lag": 0, "on_stale": "drop"}, True, True, 1, 0),
-        ("decoupled", {"max_lag": 1}, True, True, 2, 1),
-        ("decoupled", {"max_lag": 9}, True, True, MAX_SLOTS, 9),
-        ("decoupled", {"max_lag": 2, "on_stale": "drop"}, False, True, MAX_SLOTS, 2),
-        ("decoupled", {"max_lag": 2, "on_stale": "correct"}, False, True, MAX_SLOTS, None),
+        ("decoupled", {}, False, True, 2, 1),
+        ("decoupled", {"max_lag": 8, "on_stale": "wait"}, True, True, 9, 8),
+        ("decoupled", {"max_lag": 8, "on_stale": "drop"}, False, True, 9, 8),
+        ("decoupled", {"max_lag": 2, "on_stale": "correct"}, False, True, 3, None),
+        # Two collectors, one rollout per update: 2 slots each are 4 updates; 4 rollouts per update: 8 slots are 4 updates.
+        ("decoupled", {"max_lag": 3, "rollouts_per_update": 1}, False, True, 2, 3),
+        ("decoupled", {"max_lag": 3, "rollouts_per_update": 4}, False, True, 8, 3),
+        ("decoupled", {"max_lag": 1, "rollouts_per_update": 1}, False, True, 1, 1),
     ],
 )
 def test_a_bound_on_lag_is_slots_in_lockstep_and_a_limit_otherwise(

@@ -332,3 +332,14 @@ def test_an_evaluation_s_error_bar_is_its_standard_deviation():
         (bars,) = axis.containers
         ends = [segment[:, 1].tolist() for segment in bars[2][0].get_segments()]
         assert ends == [[1.5, 2.5], [5.5, 8.5]]
+
+
+def test_the_progress_line_has_the_lag_and_its_bound():
+    tracker = Tracker(Limits())
+    assert tracker.lag_text() == ""
+    row = {"steps_per_second": 1.0, "env_steps": 1, "episode_return_mean": None}
+    tracker.iterated([{**row, "policy_lag_mean": 0.5, "policy_lag_max": 2.0, "policy_lag_bound": 4.0}])
+    tracker.iterated([{**row, "policy_lag_mean": 0.9, "policy_lag_max": 1.0, "policy_lag_bound": 4.0}])
+    assert tracker.lag_text() == "0.9, at most 2 (bound 4)"
+    tracker.iterated([{**row, "policy_lag_mean": 1.0, "policy_lag_max": 3.0}])
+    assert tracker.lag_text() == "1.0, at most 3"

@@ -5,6 +5,7 @@ from rayagi.run import experience_record
 STORED = {
     "rows": {"sent": 40, "taken": 32, "dropped": 4, "in_flight": 4, "lost": 0, "missing": 0},
     "lags": {"0": 8, "1": 16, "3": 8},
+    "bound": 3,
     "restarts": 2,
 }
 
@@ -16,7 +17,7 @@ def test_counts_and_lags_are_reported_as_stored(tmp_path):
     assert kept == STORED
     assert experience_record.facts(kept) == [
         ("rollout rows", "40 sent = 32 learned from + 4 too old + 4 in flight + 0 lost with learners"),
-        ("policy lag", "1.25 updates on average, 3 at most"),  # (0 x 8 + 1 x 16 + 3 x 8) / 32
+        ("policy lag", "1.25 updates on average, 3 at most (bound 3)"),  # (0 x 8 + 1 x 16 + 3 x 8) / 32
         ("GMIs replaced", "2"),
     ]
     lines = experience_record.histogram(kept).splitlines()
