@@ -1,6 +1,7 @@
 """Does it learn? Trains a task with several seeds through the `rayagi` command, one after another, and draws evaluations.
 
     python -m experiments.learning.run Ant-v5 --seeds 0 1 2 --time 15m --goal 2000
+    python -m experiments.learning.run Ant-v5 --algorithm impala --time 5m
     python -m experiments.learning.run HalfCheetah-v5 --algorithm trpo --time 4m --goal 2500
     python -m experiments.learning.run experiments.learning.tmaze:TMaze-v0 --label TMaze_lstm --time 1m --goal 0.9 \
         --set network.core=lstm network.hidden=[32] ppo.entropy_coef=0.05
@@ -22,6 +23,7 @@ from matplotlib.figure import Figure
 
 from experiments.origin import origin
 from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.presets import preset
 
 HERE = Path(__file__).parent
 
@@ -32,11 +34,18 @@ def train(task: str, seed: int, given: argparse.Namespace) -> Path:
     command = [sys.executable, "-m", "rayagi", "train", task, "--seed", str(seed), "--time", given.time]
     command += ["--algorithm", given.algorithm]
     command += [word for setting in given.set for word in ("--set", setting)]
-    command += ["--evaluate-every", str(given.evaluate_every), "--out", str(given.runs), "--name", name]
+    every = given.evaluate_every or usual_interval(task, given.algorithm)
+    command += ["--evaluate-every", str(every), "--out", str(given.runs), "--name", name]
     if given.stop_return is not None:
         command += ["--stop-return", str(given.stop_return)]
     subprocess.run(command, check=True)
     return Path(given.runs) / name
+
+
+def usual_interval(task: str, algorithm: str) -> int:
+    """Iterations between evaluations: 40 of PPO's on MuJoCo's robots, and about as many steps with other presets."""
+    spec = preset(task, algorithm)
+    return max(1, 40 * 64 * 32 // (spec.learning.rollout_length * spec.gmi.envs))
 
 
 def results_name(given: argparse.Namespace) -> str:
@@ -103,9 +112,13 @@ def main() -> None:
     parser.add_argument("--algorithm", default="ppo", choices=tuple(DEFINITIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--time", default="15m", help="training time of one seed")
-    parser.add_argument("--goal", type=float, required=True, help="evaluation return to reach")
+    parser.add_argument("--goal", type=float, default=1500.0, help="evaluation return to reach")
     parser.add_argument("--stop-return", type=float, help="end a seed at this evaluation return")
-    parser.add_argument("--evaluate-every", type=int, default=40, help="iterations between evaluations")
+    parser.add_argument(
+        "--evaluate-every",
+        type=int,
+        help="iterations between evaluations; default: of about 80,000 steps of a GMI",
+    )
     parser.add_argument("--set", nargs="+", default=[], help="settings, as `rayagi train --set` takes them")
     parser.add_argument(
         "--label", help="name of the results, for a task with other settings than its preset's"
