@@ -256,7 +256,7 @@ def test_training_improves_the_point_on_stale_experience():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["appo"])
+@pytest.mark.parametrize("algorithm", ["appo", "impala", "a3c"])
 def test_the_preset_balances_the_inverted_pendulum(algorithm):
     """1000 steps is as long as an episode gets; a policy that does nothing falls within 10."""
     task = preset("InvertedPendulum-v5", algorithm)
