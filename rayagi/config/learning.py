@@ -78,6 +78,10 @@ class LearningSpec:
             yield ConfigError(f"{section}.gae_lambda", self.gae_lambda, "must be between 0 and 1")
 
 
+MOST_LAG = 64
+"""Largest bound on the policy lag, in updates."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AsynchronousSpec(LearningSpec):
     """Settings of algorithms whose collectors and learners run concurrently."""
@@ -97,6 +101,9 @@ class AsynchronousSpec(LearningSpec):
         yield from LearningSpec.broken_rules(self, section)
         if self.max_lag < 0:
             reason = "must be at least 0 (0: the synchronous learner)"
+            yield ConfigError(f"{section}.max_lag", self.max_lag, reason)
+        if self.max_lag > MOST_LAG:
+            reason = f"must be at most {MOST_LAG}: collectors keep memory for as many rollouts"
             yield ConfigError(f"{section}.max_lag", self.max_lag, reason)
         yield from at_least_one(f"{section}.rollouts_per_update", self.rollouts_per_update)
         if (self.on_stale == "wait" or self.max_lag == 0) and self.rollouts_per_update is not None:

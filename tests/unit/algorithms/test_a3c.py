@@ -1,6 +1,7 @@
 """A3C: every GMI steps the shared parameters on its own rollout, and waits for none."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,8 +110,10 @@ def test_the_lag_counts_the_steps_of_others_since_the_copy():
     assert run_gmis(SPEC, 2, member) == [None, 3.0]
 
 
-def test_a_resumed_run_continues_to_the_last_bit():
-    straight, resumed = build(SPEC), build(SPEC)
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_resumed_run_continues_to_the_last_bit(core):
+    settings = replace(SPEC, network=replace(SPEC.network, core=core, core_size=6))
+    straight, resumed = build(settings), build(settings)
     for _ in range(2):
         straight.iterate()
     resumed.load_state_dict(straight.state_dict())

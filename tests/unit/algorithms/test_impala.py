@@ -104,8 +104,10 @@ def test_training_does_not_depend_on_the_layout():
     assert torch.allclose(whole, halves[0], rtol=0, atol=2e-4)
 
 
-def test_a_resumed_run_continues_to_the_last_bit():
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_a_resumed_run_continues_to_the_last_bit(core):
     settings = spec("impala", rollout_length=8, learning_rate=1e-3)
+    settings = replace(settings, network=replace(settings.network, core=core, core_size=6))
     straight, resumed = build(settings), build(settings)
     for _ in range(2):
         straight.iterate()

@@ -115,6 +115,7 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
         ),
         ("appo", ["lr_schedule=linear"], "appo.lr_schedule", "total_env_steps"),
         ("appo", ["vtrace=false", "on_stale=correct"], "appo.on_stale", "use 'wait' or 'drop'"),
+        ("impala", ["max_lag=65"], "impala.max_lag", "at most 64: collectors keep memory"),
         ("impala", ["max_lag=-1"], "impala.max_lag", "0: the synchronous learner"),
         ("impala", ["c_bar=1.1"], "impala.c_bar", "at most impala.rho_bar = 1.0"),
         ("impala", ["num_epochs=4"], "impala.num_epochs", "use algorithm 'appo' for several passes"),
