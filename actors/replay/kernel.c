@@ -29,7 +29,7 @@ enum { IN_PLACE, HEAD, TAIL };
 enum { STALE, VALID, OUTSIDE };
 /* Results below 0: why nothing was done. */
 enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9 };
-enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 4096, AHEAD = 8, SPINS = 200, GROUP = 16 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 4096, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3 };
 
 /* Status of one index: a cache line. */
 typedef struct {
@@ -53,7 +53,8 @@ typedef struct {
     int64_t oldest, newest, writers;     /* first and last committed row; first row that is being written */
     uint64_t sequence, random;           /* commits so far; state of the generator of random removal */
     int64_t hand, next_reap_ns;          /* next slot to be spilled; next search for dead writers */
-    int64_t inserted, selected, evicted, deleted, reclaimed, spilled, recovered;
+    int64_t inserted, selected, evicted, deleted, reclaimed, spilled, recovered; /* selected: atomic, without the lock */
+    uint64_t version;   /* odd while a process has the lock. Written by it, read by draws without the lock */
 } Header;
 
 /* Sums (or minima) of a function of the status, over groups of FANOUT indices, over groups of these, up to the root.
@@ -209,6 +210,13 @@ static int64_t choose(const double *restrict s, double *target) {
     return c;
 }
 
+/* A node of this level. Sums that change during a draw without the lock may lead to one that does not exist; the draw is
+   then repeated, but must not read elsewhere. */
+static int64_t within(const Tree *t, int64_t l, int64_t j) {
+    const int64_t first = t->first[l], last = first + t->nodes[l] - 1;
+    return j < first ? first : j > last ? last : j;
+}
+
 /* Leaves that hold the targets, from the root. Targets become the rest within the leaf. Groups of draws go down together,
    so that the cache misses of one overlap those of the others. */
 void replay_tree_draw(const Tree *t, int64_t n, double *targets, int64_t *leaves) {
@@ -217,7 +225,7 @@ void replay_tree_draw(const Tree *t, int64_t n, double *targets, int64_t *leaves
         int64_t at[GROUP] = {0};
         for (int64_t l = t->levels - 1; l > 0; l--)
             for (int64_t i = 0; i < size; i++) {
-                at[i] = FANOUT * at[i] + choose(group(t, l - 1, at[i]), &targets[begin + i]);
+                at[i] = within(t, l - 1, FANOUT * at[i] + choose(group(t, l - 1, at[i]), &targets[begin + i]));
                 if (l > 1) __builtin_prefetch(group(t, l - 2, at[i]));
             }
         for (int64_t i = 0; i < size; i++) leaves[begin + i] = at[i];
@@ -373,6 +381,11 @@ static int64_t lock(Store *s) {
         if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
         error = pthread_mutex_timedlock(s->lock, &until);
     }
+    if (error == 0 || error == EOWNERDEAD) {
+        /* Odd, before anything changes: a draw that reads changed sums then reads a changed version. */
+        __atomic_store_n(&s->header->version, s->header->version | 1, __ATOMIC_RELAXED);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+    }
     if (error == EOWNERDEAD) {
         const int64_t failed = rebuild(s);
         if (failed) return failed; /* unlocked by the kernel when this process ends: another one rebuilds */
@@ -384,6 +397,8 @@ static int64_t lock(Store *s) {
 }
 
 static int64_t unlock(Store *s, int64_t result) {
+    /* Even again, after everything: RELEASE. */
+    __atomic_store_n(&s->header->version, s->header->version + 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(s->lock);
     return result;
 }
@@ -724,9 +739,9 @@ static int64_t mark(Store *s, int64_t n, const int64_t *indices, const uint64_t 
     for (int64_t i = 0; i < n; i++) {
         Row *r = &s->rows[indices[i] - s->base];
         good += accepted[i] = is_current(r, generations[i]);
-        if (accepted[i] && ++r->sampled == (uint64_t)h->max_sampled) retire(s, indices[i] - s->base), retired++;
+        if (accepted[i] && __atomic_add_fetch(&r->sampled, 1, __ATOMIC_RELAXED) == (uint64_t)h->max_sampled) retire(s, indices[i] - s->base), retired++;
     }
-    h->selected += good;
+    __atomic_fetch_add(&h->selected, good, __ATOMIC_RELAXED);
     if (retired) update_trees(s, n, indices);
     return good;
 }
@@ -742,22 +757,16 @@ typedef struct {
     uint8_t *accepted;     /* as of mark() */
 } Drawn;
 
-/* n targets u * total of a tree, u being the uniform numbers of this draw, and the rows that hold them, counted as selected.
-   Returns how many are accepted. */
-int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t stream, uint64_t round, uint64_t draw,
-                    const Drawn *d) {
-    const Tree *t = &s->trees[tree];
+/* One draw of targets u, from sums that are not changed meanwhile or checked for it afterwards. Returns whether there is a
+   positive sum. */
+static int draw_rows(const Store *s, const Tree *t, int64_t n, const Drawn *d) {
     double *u = d->rest;
-    replay_uniforms(seed, stream, round, draw, 0, n, u);
-    int64_t failed = lock(s);
-    if (failed) return failed;
-    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
     const double total = *d->total = total_of(t);
-    if (!(total > 0.0)) return unlock(s, EMPTY);
+    if (!(total > 0.0)) return 0;
     for (int64_t i = 0; i < n; i++) u[i] *= total;
-    if (t->kind == ROWS && s->header->count == s->header->high && s->base == 0)
+    if (t->kind == ROWS && s->base == 0 && s->header->count == s->header->high)
         /* Every index is committed: the tree would return the target's whole part. */
-        for (int64_t i = 0; i < n; i++) d->indices[i] = (int64_t)u[i], u[i] -= (double)d->indices[i];
+        for (int64_t i = 0; i < n; i++) d->indices[i] = within(t, 0, (int64_t)u[i]), u[i] -= (double)d->indices[i];
     else replay_tree_draw(t, n, u, d->indices);
     for (int64_t i = 0; i < n; i++) {
         if (i + AHEAD < n) __builtin_prefetch(&s->rows[d->indices[i + AHEAD] - s->base], 1);
@@ -765,6 +774,35 @@ int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t s
         d->generations[i] = r->tag >> 2, d->lengths[i] = r->length;
         d->weights[i] = t->kind == ROWS ? 1.0 : *node(t, 0, d->indices[i]);
     }
+    return 1;
+}
+
+/* n targets u * total of a tree, u being the uniform numbers of this draw, and the rows that hold them, counted as selected.
+   Returns how many are accepted.
+
+   As a seqlock: without the lock, so that samplers never stop writers; with it if writers are faster, or if rows may be used
+   up by being selected. */
+int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t stream, uint64_t round, uint64_t draw,
+                    const Drawn *d) {
+    const Tree *t = &s->trees[tree];
+    for (int attempt = 0; attempt < ATTEMPTS && !s->header->max_sampled; attempt++) {
+        const uint64_t version = __atomic_load_n(&s->header->version, __ATOMIC_ACQUIRE);
+        if (version & 1) continue;
+        replay_uniforms(seed, stream, round, draw, 0, n, d->rest);
+        const int some = draw_rows(s, t, n, d);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the reads above before the next */
+        if (__atomic_load_n(&s->header->version, __ATOMIC_RELAXED) != version) continue;
+        if (!some) return EMPTY;
+        /* A row that is overwritten at this moment may get a count too many. */
+        for (int64_t i = 0; i < n; i++) __atomic_fetch_add(&s->rows[d->indices[i] - s->base].sampled, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&s->header->selected, n, __ATOMIC_RELAXED);
+        return n;
+    }
+    int64_t failed = lock(s);
+    if (failed) return failed;
+    if ((failed = reserve_scratch(s, n))) return unlock(s, failed);
+    replay_uniforms(seed, stream, round, draw, 0, n, d->rest);
+    if (!draw_rows(s, t, n, d)) return unlock(s, EMPTY);
     return unlock(s, mark(s, n, d->indices, d->generations, d->accepted));
 }
 

@@ -82,6 +82,7 @@ class HeaderStruct(ctypes.Structure):
         *((name, _I64) for name in ("hand", "next_reap_ns")),
         *((name, _I64) for name in ("inserted", "selected", "evicted", "deleted")),
         *((name, _I64) for name in ("reclaimed", "spilled", "recovered")),
+        ("version", _U64),
     )
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from actors.replay.errors import ReplayError
 
 PAGE = mmap.PAGESIZE
+_MADV_POPULATE_WRITE = 23
+"""Of Linux; Python does not name it."""
 
 
 def page_aligned(size: int) -> int:
@@ -53,11 +55,19 @@ def create(size: int, folder: Path | None) -> int:
     return descriptor
 
 
-def map_shared(descriptor: int) -> mmap.mmap:
-    """Map a whole file, with huge pages where the system allows them for shared memory."""
+def map_shared(descriptor: int, *, populate: bool) -> mmap.mmap:
+    """Map a whole file, with huge pages where the system allows them for shared memory.
+
+    Args:
+        descriptor: of the file
+        populate: enter all pages now; else the first access to each is a page fault
+    """
     memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
     with suppress(OSError, AttributeError):  # /sys/kernel/mm/transparent_hugepage/shmem_enabled
         memory.madvise(mmap.MADV_HUGEPAGE)
+    if populate:
+        with suppress(OSError):  # Linux before 5.14
+            memory.madvise(_MADV_POPULATE_WRITE)
     return memory
 
 

@@ -170,7 +170,8 @@ class ReplayStore(ClosesOnExit):
         self.base = self.capacity * int(meta["shard"])
         self.specs = tuple(TreeSpec(*spec) for spec in meta["trees"])
         self._removal = removal
-        self._control, self._data = (memory.map_shared(found) for found in self._descriptors[:2])
+        self._control = memory.map_shared(self._descriptors[0], populate=True)
+        self._data = memory.map_shared(self._descriptors[1], populate=not meta["on_disk"])
         self._native, self._kept = self._structs()
         self.native = ctypes.addressof(self._native)
         """Address of kernel.c's Store."""
@@ -230,16 +231,15 @@ class ReplayStore(ClosesOnExit):
             "removal": name,
             "trees": _trees(selectors, name),
             "spills": False,
+            "on_disk": folder is not None and memory_bytes is None,
         }
         meta["slots"] = _slots(meta, schema, memory_bytes, folder)
         meta["spills"] = meta["slots"] < capacity
         where = None if folder is None else Path(folder)
         descriptors = [memory.create(_layout(meta)["size"], None)]
         try:
-            on_disk = where if memory_bytes is None else None
-            descriptors.append(
-                memory.create(max(1, meta["slots"] * schema.row_bytes + _slack(schema)), on_disk)
-            )
+            size = meta["slots"] * schema.row_bytes + _slack(schema)
+            descriptors.append(memory.create(size, where if meta["on_disk"] else None))
             if meta["spills"]:
                 descriptors.append(memory.create(capacity * schema.row_bytes + _slack(schema), where))
             store = cls(meta, descriptors, removal)
