@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,13 +73,57 @@ def end_group(process):
     process.wait()
 
 
-def test_a_run_is_interrupted_resumed_evaluated_and_reported(tmp_path, environment):
-    process = start(tmp_path, environment, "train", TASK, *SMALL, "--time", "10m", "--name", "a")
+def processes_of(mark):
+    """Ids of the processes that have it in their environment, as every child of a marked one has."""
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if mark.encode() in environ.read_bytes():
+                yield int(environ.parent.name)
+
+
+def open_files(pids):
+    """Paths outside Ray's own folder that the processes hold open or have mapped, sockets included."""
+    sockets = {}
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        _, *fields = line.split(maxsplit=7)
+        if len(fields) == 7:
+            sockets[f"socket:[{fields[5]}]"] = fields[6]
+    found = set()
+    for pid in pids:
+        for link in (*Path(f"/proc/{pid}/fd").glob("*"), *Path(f"/proc/{pid}/map_files").glob("*")):
+            with suppress(OSError):
+                name = os.readlink(link)
+                found.add(sockets.get(name, name))
+    return {name for name in found if name.startswith(("/tmp/", "/dev/shm/")) and "/ray/session" not in name}
+
+
+def nothing_remains(mark, held, run):
+    """Wait for the end of the processes; check that no temporary or half-written file remains."""
+    until = time.monotonic() + TIMEOUT_S
+    while left := list(processes_of(mark)):
+        assert time.monotonic() < until, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
+        time.sleep(0.05)
+    remaining = {name for name in held if Path(name).exists()}
+    assert not {name for name in remaining if not name.startswith(str(run))}
+    unfinished = [
+        path for path in run.rglob("*") if path.suffix == ".tmp" or path.name.startswith(".iteration")
+    ]
+    assert unfinished == []
+
+
+def test_a_run_is_interrupted_leaves_nothing_behind_is_resumed_evaluated_and_reported(tmp_path, environment):
+    mark = f"RAYAGI_TEST={tmp_path}"
+    marked = environment | dict([mark.split("=")])
+    gmis = ["--gmis", str(min(2, len(os.sched_getaffinity(0))))]
+    process = start(tmp_path, marked, "train", TASK, *SMALL, *gmis, "--time", "10m", "--name", "a")
     read_until(process, r"^iteration \d+")
+    assert len(list(processes_of(mark))) >= 4  # the command, Ray's server and raylet, and a GMI
+    held = open_files(processes_of(mark))
     process.send_signal(signal.SIGINT)
     output, error = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 130, error
+    assert (process.returncode, error) == (130, "")
     assert "rayagi train --resume runs/a" in output
+    nothing_remains(mark, held, tmp_path / "runs/a")
     first = read_rows(tmp_path / "runs/a/progress.csv")
 
     target = int(first[-1]["iteration"]) + 20
@@ -97,7 +142,7 @@ def test_a_run_is_interrupted_resumed_evaluated_and_reported(tmp_path, environme
     rows = read_rows(tmp_path / "runs/a/progress.csv")
     assert rows[: len(first)] == first
     assert [row["iteration"] for row in rows] == list(range(1, target + 1))
-    assert [row["env_steps_total"] for row in rows] == [128 * i for i in range(1, target + 1)]
+    assert [row["env_steps_total"] for row in rows] == [int(gmis[1]) * 128 * i for i in range(1, target + 1)]
     assert json.loads((tmp_path / "runs/a/run.json").read_text())["status"] == "finished"
 
     code, output, error = rayagi(tmp_path, environment, "evaluate", "runs/a", "--episodes", "3")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from ray.util import placement_group_table
 
 from rayagi import PPOConfig
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
@@ -68,7 +69,7 @@ def exported(port, run, wanted):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
                 lines = answer.read().decode().splitlines()
-        except urllib.error.URLError:
+        except (urllib.error.URLError, TimeoutError):
             lines = []
         for line in lines:
             if line.startswith("ray_rayagi_"):
@@ -79,6 +80,16 @@ def exported(port, run, wanted):
             return found
         pause.wait(0.5)
     raise AssertionError(f"not exported within {TIMEOUT_S:.0f} s: {sorted(wanted - found.keys())}")
+
+
+def assert_nothing_is_held():
+    """No actor, placement group or CPU of the run that Ctrl-C ended: the cluster goes on without it."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while ray.available_resources().get("CPU") != 2.0:
+        assert time.monotonic() < deadline, ray.available_resources()
+        time.sleep(0.05)
+    assert {actor["State"] for actor in ray._private.state.actors().values()} <= {"DEAD"}
+    assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 
 def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(metrics_port, tmp_path):
@@ -100,6 +111,7 @@ def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(metrics_port, 
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130, output
+    assert_nothing_is_held()
     assert found.keys() == wanted
     assert {(tags["run"], tags["task"]) for tags in found.values()} == {("exported", TASK)}
     assert {tags["slice"] for (_, gmi), tags in found.items() if gmi == "all"} == {"all"}
