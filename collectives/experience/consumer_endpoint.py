@@ -148,6 +148,8 @@ class ConsumerEndpoint(ClosesOnExit):
         if not self._closed:
             self._closed = True
             self._words[file_layout.CONSUMER_CLOSED] = 1
+            for link in self._links:
+                link.file.close()  # batches keep the mapping; what was inherited keeps its descriptor, which has the lock
             self._links, self._left = [], []
             self._processes.close()
             self._inbox.close()
@@ -256,6 +258,9 @@ class ConsumerEndpoint(ClosesOnExit):
 
     def _drop_links(self, gone: list[ProducerLink]) -> None:
         if gone:
+            for link in gone:
+                if link.is_closed:  # nothing is left to inherit
+                    link.file.close()
             self._links = [link for link in self._links if link not in gone]
             self._processes.watch_only(link.pid for link in self._links)
 

@@ -239,9 +239,10 @@ class _WriterHandle:
     def _read_status(self, timeout_s: float) -> dict[str, Any] | None:
         """The next status line; None if there is none within ``timeout_s``."""
         until = time.monotonic() + timeout_s
+        poll = select.poll()  # select() refuses descriptors above 1023
+        poll.register(self._status_pipe, select.POLLIN)
         while b"\n" not in self._text:
-            ready, _, _ = select.select([self._status_pipe], [], [], max(0.0, until - time.monotonic()))
-            if not ready:
+            if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 return None
             more = os.read(self._status_pipe.fileno(), 65536)
             if not more:

@@ -127,7 +127,7 @@ def test_a_machine_without_usable_backends_reports_it(capsys):
 def test_gpus_that_cannot_be_used_are_listed_with_the_plan(capsys):
     file = str(MACHINES / "a100_80x4_in_use.json")
     plan = printed(capsys, "plan", "Ant-v5", "--machine", file, "--num-envs", "64")
-    assert "dp_only on direct: 2 GMIs" in plan
+    assert "dp_only on mps: 6 GMIs" in plan  # three on each of the two that can be used
     assert plan.count("Without GPU ") == 2
 
 

@@ -211,6 +211,8 @@ class Products(ctypes.Structure):
 def test_every_thread_of_a_pool():
     library = load("\n".join([numbers(torch.float32), shared("thread_pool.h"), _EACH_THREAD_TAKES_ONE]))
     library.multiply.argtypes, library.multiply.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+    library.rayagi_pool_worker.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    library.rayagi_pool_worker.restype = None
     products, pool = Products((ctypes.c_float * 8)(*[SMALL] * 8), 0, 4), ThreadPool(library, 4)
     with pool.running():
         library.multiply(pool.address, ctypes.addressof(products))
