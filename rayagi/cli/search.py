@@ -78,7 +78,7 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     shown = [
         trial
         for trial in result.trials
-        if trial.verdict != "coarse" or trial is best or (trial.gmis_per_gpu, trial.num_envs) not in fine
+        if trial.verdict != "coarse" or (trial.gmis_per_gpu, trial.num_envs) not in fine
     ]
     rows = [head, *(_row(trial, best=trial is best) for trial in shown)]
     lines = aligned(rows, right=range(len(head)))

@@ -283,8 +283,13 @@ def _collect_trials(steps: Iterator[Trial], trials: list[Trial], on_trial: Calla
 
 
 def _best(trials: Sequence[Trial], *, validated: bool) -> Trial | None:
-    """The winner of the validation; without a complete validation, the best single trial."""
-    return best_trial([trial for trial in trials if trial.verdict == "again" or not validated])
+    """The winner of the validation; without a complete one, the best single trial, of its own row if that has come."""
+    best = best_trial([trial for trial in trials if trial.verdict == "again" or not validated])
+    if best is None or best.verdict != "coarse":
+        return best
+    same = (best.gmis_per_gpu, best.num_envs, best.outcome)
+    replayed = (trial for trial in trials if (trial.gmis_per_gpu, trial.num_envs, trial.outcome) == same)
+    return max(replayed, key=lambda trial: trial.verdict != "coarse")
 
 
 def _noise(

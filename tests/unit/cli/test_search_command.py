@@ -93,6 +93,22 @@ def test_a_tie_is_reported_with_the_result(result):
     assert "It was measured only once, briefly." in summary(result, [Path("a.png")])
 
 
+def test_trials_of_the_coarse_pass_are_in_the_table_where_nothing_followed(result):
+    alone = Trial(
+        gmis_per_gpu=1, num_envs=16, verdict="coarse", outcome=measured(900, 400), system_steps_per_s=900.0
+    )
+    trials = (replace(result.trials[0], verdict="coarse"), alone, *result.trials)
+    rows = summary(replace(result, trials=trials), [Path("a.png")]).splitlines()[1:6]
+    assert [row.split()[:2] for row in rows] == [
+        ["1", "16"],
+        ["2", "8"],
+        ["2", "16"],
+        ["2", "32"],
+        ["1", "8"],
+    ]
+    assert rows[0].split()[-1] == "coarse"
+
+
 def test_figures_13_and_14_are_drawn(result, tmp_path):
     paths = save_plots(result, tmp_path / "figures")
     assert [path.name for path in paths] == ["saturation.png", "memory.png"]

@@ -245,6 +245,7 @@ def test_a_budget_covers_all_numbers_of_gmis_before_it_looks_closely(bench, cloc
     # Twenty measurements in the coarse pass; then two of the rows, the fastest one first.
     assert bench.asked == [*COARSE, (10, 256), (9, 256)]
     assert (found.best.gmis_per_gpu, found.best.num_envs, found.complete) == (10, 128, False)
+    assert found.best.verdict == "first"  # of its own row, not of the coarse pass
     assert found.untried == dict.fromkeys(range(8, 0, -1), (256, 512, 2048, 4096, 8192, 16384, 32768))
     assert found.rest() == "Not tried: 1-8 GMIs per GPU of 256-512, 2048-32768 environments."
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["complete"] is False
