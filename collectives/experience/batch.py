@@ -66,7 +66,12 @@ class ProducerLink:
         )
         self._refuse_other(layouts.schema)
         self.consumer = self._own_queue(consumer_file)
-        self._queue_word = self.shape.queue_word(self.consumer)
+        self._queue_word = begin = self.shape.queue_word(self.consumer)
+        # Of each take and release: computed once.
+        self._released, self._voided, self._claims = (
+            begin + at for at in (self.shape.released_at, self.shape.voided_at, self.shape.claims_at)
+        )
+        self._entries, self._places = begin + file_layout.QUEUE_AT, self.shape.places
         self._releases = itertools.count(1)  # next() is atomic: any thread may release
         self._leaked = leaked
         words[self._queue_word + file_layout.ATTACH_ACK] = 1
@@ -91,12 +96,11 @@ class ProducerLink:
         head = words[queue_word + file_layout.HEAD]
         while words[queue_word + file_layout.TAIL] != head:
             # The tail was loaded first: it publishes the entry, and the slot's header and body with it.
-            entry = words[queue_word + file_layout.QUEUE_AT + head % self.shape.places]
-            slot, ticket = file_layout.slot_and_ticket(entry)
+            slot, ticket = file_layout.slot_and_ticket(words[self._entries + head % self._places])
             head += 1
-            is_revoked = words[queue_word + self.shape.claims_at + slot]
-            if is_revoked:  # before the head: the producer then clears the claim
-                words[queue_word + self.shape.voided_at + slot] = ticket
+            is_revoked = words[self._claims + slot]
+            if is_revoked:
+                words[self._voided + slot] = ticket
             words[queue_word + file_layout.HEAD] = head
             if not is_revoked:
                 return Batch(self, slot, ticket, self._has_lease)
@@ -126,10 +130,10 @@ class ProducerLink:
 
     def release(self, slot: int, ticket: int, has_lease: bool) -> bool:
         """Give a slot back, and wake the producer if it waits for one. False if it was revoked before. Thread-safe."""
-        words, queue_word, shape = self.words, self._queue_word, self.shape
-        is_ours = not has_lease or futex.claim(self.file.word_address(queue_word + shape.claims_at + slot))
+        words = self.words
+        is_ours = not has_lease or futex.claim(self.file.word_address(self._claims + slot))
         # The ticket releases this very batch; then a change of the futex word, by a value no other consumer stores.
-        words[queue_word + (shape.released_at if is_ours else shape.voided_at) + slot] = ticket
+        words[(self._released if is_ours else self._voided) + slot] = ticket
         words[file_layout.FREED] = self.consumer << 24 | next(self._releases) & 0xFFFFFF
         futex.wake(self.file.word_address(file_layout.FREED))
         return is_ours

@@ -334,17 +334,18 @@ class ProducerRing(ClosesOnExit):
             elif is_closed:
                 self._requeue_unreleased(queue, queue.untaken())
                 queue.forget_untaken_revoked()
-            elif self._lease_s is not None and any(
-                self._is_open(other) and not self._queues[other].revoked
-                for other in self._queues
-                if other != number
-            ):
+            elif self._lease_s is not None and len(self._queues) > 1 and self._has_other(number):
                 self._requeue_revoked(queue.revoke_expired(self._lease_s))
             if queue.pid in ended or (is_closed and not queue.posted and not queue.revoked):
                 queue.detach()
                 del self._queues[number]
                 self._processes.watch_only(queue.pid for queue in self._queues.values())
         self._post_waiting()
+
+    def _has_other(self, number: int) -> bool:
+        """Whether another consumer could take this one's batches."""
+        queues = self._queues.items()
+        return any(other != number and not queue.is_closed and not queue.revoked for other, queue in queues)
 
     def _post_waiting(self) -> None:
         """Post waiting batches, each to the open consumer with the least backlog, as long as that one has credit."""

@@ -32,11 +32,16 @@ class SpscQueue:
         """Ticket by slot, of batches that were revoked, and of which the consumer does not know that so far."""
         self._held_since_s: dict[int, float] = {}
         """By posted slot: when it was taken, or when this consumer, which has not taken it, took another."""
-        self._untaken: set[int] = set()
         self._head = 0
+        """As last loaded by ``revoke_expired``."""
         self._words, self._shape, self._number, self._file = ring_file.words, shape, number, ring_file
         self._begin = begin = shape.queue_word(number)
-        self._released = begin + shape.released_at
+        # Of each post and release: computed once.
+        self._released, self._voided, self._claims = (
+            begin + at for at in (shape.released_at, shape.voided_at, shape.claims_at)
+        )
+        self._entries, self._places = begin + file_layout.QUEUE_AT, shape.places
+        self._states = [shape.slot_word(slot) + file_layout.SLOT_STATE for slot in range(shape.slots)]
         self._consumer_file = consumer_file
         self._producer = ring_file.words[file_layout.PRODUCER]
         self._num_notifications = 0
@@ -79,17 +84,14 @@ class SpscQueue:
         """Put a committed slot into the consumer's queue, and wake it."""
         words, begin = self._words, self._begin
         self.posted[slot] = ticket
-        self._untaken.add(slot)
         self._held_since_s[slot] = time.monotonic()
-        words[begin + self._shape.claims_at + slot] = (
-            0  # the consumer is done with the batch before in this slot
-        )
+        words[self._claims + slot] = 0  # the consumer is done with the batch before in this slot
         tail = words[begin + file_layout.TAIL]
         # The entry first, then the state, then the tail that publishes the entry: if this process is killed in between,
         # the entry at the tail tells that the slot was not posted. No entry is overwritten before it is taken: a queue
         # has more entries than the ring has slots, and a slot is posted once until it is released.
-        words[begin + file_layout.QUEUE_AT + tail % self._shape.places] = file_layout.entry_of(slot, ticket)
-        words[self._shape.slot_word(slot) + file_layout.SLOT_STATE] = file_layout.STATE_POSTED + self._number
+        words[self._entries + tail % self._places] = ticket << file_layout.SLOT_BITS | slot
+        words[self._states[slot]] = file_layout.STATE_POSTED + self._number
         words[begin + file_layout.TAIL] = tail + 1
         self.notify_consumer()
 
@@ -100,25 +102,32 @@ class SpscQueue:
         freed = [slot for slot, ticket in self.posted.items() if self._words[released + slot] == ticket]
         for slot in freed:
             del self.posted[slot]
-        for slot, ticket in list(self.revoked.items()):
-            if self._words[self._begin + self._shape.voided_at + slot] == ticket:
-                del self.revoked[slot]
+        if self.revoked:
+            late = self.revoked.items()
+            self.revoked = {
+                slot: ticket for slot, ticket in late if self._words[self._voided + slot] != ticket
+            }
         return freed
 
     def revoke_expired(self, lease_s: float) -> list[int]:
         """Take back batches that the consumer has held, or left untaken while it took no other, for ``lease_s``."""
-        now_s, head = time.monotonic(), self._words[self._begin + file_layout.HEAD]
-        if head != self._head:
-            self._held_since_s.update(dict.fromkeys(self._untaken, now_s))
-            self._head, self._untaken = head, {*self.untaken()}
-        claims = self._begin + self._shape.claims_at
+        now_s, words = time.monotonic(), self._words
+        head, tail = words[self._begin + file_layout.HEAD], words[self._begin + file_layout.TAIL]
+        if (
+            head != self._head
+        ):  # it has taken one: the lease begins anew for that one, and for those behind it
+            for place in range(max(self._head, tail - self._places), tail):
+                self._held_since_s[
+                    words[self._entries + place % self._places] & file_layout.MAX_SLOTS - 1
+                ] = now_s
+            self._head = head
         taken_back = [
             slot
             for slot, ticket in self.posted.items()
             if now_s - self._held_since_s[slot] >= lease_s
             and ticket & file_layout.LAST_GENERATION != file_layout.LAST_GENERATION
             # Either this claim succeeds, and the consumer's fails when it releases the batch; or the reverse.
-            and futex.claim(self._file.word_address(claims + slot))
+            and futex.claim(self._file.word_address(self._claims + slot))
         ]
         for slot in taken_back:
             self.revoked[slot] = self.posted.pop(slot)
