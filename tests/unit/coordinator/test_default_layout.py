@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from placement.inventory import load_machine
+from rayagi.cli import train
 from rayagi.cli.main import main
+from rayagi.cli.parser import build_parser
 from rayagi.config.presets import preset
 from rayagi.coordinator.default_layout import with_default_layout
 from rayagi.coordinator.search_store import SearchStore
@@ -139,3 +141,13 @@ def test_the_command_line_plans_it_and_keeps_what_options_give(capsys, tmp_path,
         assert "dp_only on mps: 24 GMIs, 768 environments." in capsys.readouterr().out
     assert main(["plan", "Ant-v5", *machine, "--gmis", "8"]) == 0
     assert "Default layout" not in capsys.readouterr().out
+
+
+def test_a_training_run_takes_it_and_its_folder_keeps_the_numbers(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(train, "machine_of_run", lambda: DGX)
+    arguments = build_parser().parse_args(["train", "Ant-v5", "--out", str(tmp_path / "runs")])
+    folder, spec, _ = train._created(arguments)
+    folder.unlock()
+    assert (spec.gmi.gmis_per_gpu, spec.gmi.num_envs) == (3, 160)
+    assert "not measured on this machine" in capsys.readouterr().out
