@@ -12,7 +12,7 @@ from actors.protocols import StateDict
 from actors.workload import GmiProgram
 from experiments.ablation.mechanisms import CASES
 from experiments.cores import stolen_seconds, used_seconds
-from rayagi.algorithms.program import dp_only_factory
+from rayagi.algorithms.factory import training_factory
 from rayagi.config.spec import RunSpec
 
 TRAINED_ITERATIONS = 5
@@ -50,7 +50,7 @@ class Turns(GmiProgram):
         self.first: dict[str, Mapping[str, float]] = {}
         for name in cases:
             with CASES[name].off():
-                program = dp_only_factory(spec)(context)
+                program = training_factory(spec)(context)
                 self.first[name] = program.iterate().metrics
                 if not CASES[name].is_off(program):
                     raise NotOffError(name)

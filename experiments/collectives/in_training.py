@@ -21,7 +21,7 @@ from pathlib import Path
 from experiments.collectives.timestamps import Split, TimestampedFactory, split
 from experiments.origin import origin
 from experiments.throughput.settings import run_spec
-from rayagi.algorithms.program import dp_only_factory
+from rayagi.algorithms.factory import training_factory
 from rayagi.config.presets import preset
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
@@ -57,7 +57,7 @@ def cases() -> dict[str, RunSpec]:
 
 def measure(name: str, spec: RunSpec, repeat: int, seconds: float) -> Row:
     """Train for ``seconds`` after a few iterations that do not count."""
-    with Session(spec, factory=TimestampedFactory(dp_only_factory(spec))) as session:
+    with Session(spec, factory=TimestampedFactory(training_factory(spec))) as session:
         session.train(WARM_UP_ITERATIONS)
         session.state_dict()  # what was logged until now does not count
         steps, began = 0.0, time.monotonic()

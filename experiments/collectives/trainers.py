@@ -11,7 +11,8 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.layout import Layout
 from experiments.throughput.settings import run_spec
 from placement.types import Slice
-from rayagi.algorithms.program import DpOnlyProgram, dp_only_factory
+from rayagi.algorithms.factory import training_factory
+from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.benchmark.member import BenchMember
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.envs import env_info
@@ -84,7 +85,7 @@ class TrainingMember(BenchMember):
                 communicator=self.communicator(composition),
                 device=torch.device("cpu"),
             )
-            self._programs[composition] = dp_only_factory(spec)(context)
+            self._programs[composition] = training_factory(spec)(context)
             self._programs[composition].iterate()
 
     def train(self, composition: str, iterations: int) -> Span:

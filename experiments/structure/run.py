@@ -112,7 +112,7 @@ def path_of_an_iteration(task: str) -> IterationTrace:
     from actors.gmi import GmiContext, GmiIdentity
     from collectives.solo import SoloCommunicator
     from placement.types import Slice
-    from rayagi.algorithms.program import dp_only_factory
+    from rayagi.algorithms.factory import training_factory
     from rayagi.config.spec import EnvSpec, RunSpec
 
     identity = GmiIdentity(
@@ -123,7 +123,7 @@ def path_of_an_iteration(task: str) -> IterationTrace:
         roles=("simulator", "agent", "trainer"),
     )
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    program = dp_only_factory(RunSpec(env=EnvSpec(id=task)))(context)
+    program = training_factory(RunSpec(env=EnvSpec(id=task)))(context)
     for _ in range(2):
         program.iterate()
     path = IterationTrace()

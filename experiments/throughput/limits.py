@@ -31,7 +31,7 @@ from actors.noise import minibatch_orders
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
 from placement.types import Slice
-from rayagi.algorithms.program import dp_only_factory
+from rayagi.algorithms.factory import training_factory
 
 
 def cpu_seconds_each(work: Callable[[], None], seconds: float) -> float:
@@ -63,7 +63,7 @@ class Alone:
             task="Ant-v5",
         )
         context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-        self._program = dp_only_factory(run_spec(num_gmis=1, threads_per_gmi=1))(context)
+        self._program = training_factory(run_spec(num_gmis=1, threads_per_gmi=1))(context)
         self._program.iterate()
         self._numbers = count(1)
 

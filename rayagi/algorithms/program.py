@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,26 +17,7 @@ from rayagi.algorithms.collection import choose_collection
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.learners import make_learner
 from rayagi.config.spec import RunSpec
-from rayagi.envs import make_env_factory
 from rayagi.models.policy import new_policy
-
-
-@dataclass(frozen=True, slots=True)
-class DpOnlyFactory:
-    """Picklable: carries the RunSpec to the GMI's process and builds the program there."""
-
-    spec: RunSpec
-    make_env: EnvFactory
-
-    def __call__(self, context: GmiContext) -> DpOnlyProgram:
-        """Build simulator, agent and trainer on this GMI's slice."""
-        return DpOnlyProgram(self.spec, self.make_env, context)
-
-
-def dp_only_factory(spec: RunSpec) -> DpOnlyFactory:
-    """The program of every GMI of a ``dp_only`` run on the spec's own environment."""
-    env = spec.env
-    return DpOnlyFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))
 
 
 class DpOnlyProgram:

@@ -7,43 +7,22 @@ environment's global index.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from actors.gmi import GmiContext
 from actors.partners import close_on_error
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Program, StateDict
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import Agent, LocalSimulator, Trainer, check_finite, evaluate_in_new_envs
 from actors.stepping import RemoteSimulators
 from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
 from rayagi.algorithms.learners import make_learner
-from rayagi.algorithms.learning import LearnerProgram
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
-from rayagi.envs import make_env_factory
 from rayagi.models.policy import new_policy
-
-
-@dataclass(frozen=True, slots=True)
-class StepwiseFactory:
-    """Picklable: carries the RunSpec to the GMI's process and builds the program of its roles there."""
-
-    spec: RunSpec
-    make_env: EnvFactory
-
-    def __call__(self, context: GmiContext) -> Program:
-        """Build the program of this GMI's roles."""
-        return _PROGRAMS[context.identity.roles](self.spec, self.make_env, context)
-
-
-def stepwise_factory(spec: RunSpec) -> StepwiseFactory:
-    """The programs of a run with separate simulators, on the spec's own environment."""
-    env = spec.env
-    return StepwiseFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))
 
 
 class SimulatorProgram:
@@ -225,12 +204,3 @@ class AgentProgram(CollectorProgram):
             del result.metrics[theirs]
         result.metrics["exchange_s"] = self.simulator.exchange_s
         return result
-
-
-_PROGRAMS: dict[tuple[str, ...], Callable[[RunSpec, EnvFactory, GmiContext], Program]] = {
-    ("simulator",): SimulatorProgram,
-    ("agent", "trainer"): AgentTrainerProgram,
-    ("agent",): AgentProgram,
-    ("trainer",): LearnerProgram,
-}
-"""Program class by the roles of a GMI."""

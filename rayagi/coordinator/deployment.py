@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -13,9 +12,7 @@ from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
 from placement.errors import ReservationError
 from placement.plan import PlacementPlan
 from placement.ray_groups import Reservation, current_reservation, left_out_held, release, reserve
-from rayagi.algorithms.collector_learner import collector_learner_factory
-from rayagi.algorithms.program import dp_only_factory
-from rayagi.algorithms.stepwise import stepwise_factory
+from rayagi.algorithms.factory import training_factory
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
 from rayagi.monitoring.exporting import ExportingFactory
@@ -120,12 +117,5 @@ def _enter_slices(group: GmiGroup, plan: PlacementPlan) -> tuple[WorkerInfo, ...
 
 
 def template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
-    """The program factory of the spec's template, with its metrics exported through Ray."""
-    factories: dict[str, Callable[[RunSpec], ProgramFactory]] = {
-        "dp_only": dp_only_factory,
-        "ea_t": collector_learner_factory,
-        "e_at": stepwise_factory,
-        "dp_mp": stepwise_factory,
-        "decoupled": collector_learner_factory,
-    }
-    return ExportingFactory(factories[spec.gmi.template](spec), run=run_name)
+    """The program factory of a training run, with its metrics exported through Ray."""
+    return ExportingFactory(training_factory(spec), run=run_name)

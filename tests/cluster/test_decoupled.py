@@ -13,9 +13,8 @@ import torch
 
 from rayagi.algorithms.a3c import A3CSpec
 from rayagi.algorithms.appo import AppoSpec
-from rayagi.algorithms.collector_learner import CollectorLearnerFactory
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session
@@ -56,10 +55,10 @@ def cluster():
 
 def test_ea_t_makes_the_updates_of_dp_only_and_goes_on_from_its_state():
     whole = replace(SPEC, gmi=replace(SPEC.gmi, template="dp_only", num_gmis=1, num_envs=8))
-    with Session(whole, factory=DpOnlyFactory(whole, make_point)) as session:
+    with Session(whole, factory=TrainingFactory(whole, make_point)) as session:
         expected = session.train(5)
         reference = session.state_dict()["shared"]
-    with Session(SPEC, factory=CollectorLearnerFactory(SPEC, make_point)) as session:
+    with Session(SPEC, factory=TrainingFactory(SPEC, make_point)) as session:
         assert [len(gmi_slice.cores) for gmi_slice in session.plan.slices] == [1, 1, 2]
         results = session.train(3)
         state = session.state_dict()
@@ -98,7 +97,7 @@ def updates_until(session, told, mark, limit=2000):
 
 def test_whoever_is_killed_training_goes_on_and_counts_add_up():
     told: list[str] = []
-    session = session_of(DECOUPLED, log=told.append, factory=CollectorLearnerFactory(DECOUPLED, make_point))
+    session = session_of(DECOUPLED, log=told.append, factory=TrainingFactory(DECOUPLED, make_point))
     with session:
         results = session.train(20)
         assert {result.metrics["train_samples"] for result in results} == {4 * 8}
@@ -136,7 +135,7 @@ def test_whoever_is_killed_training_goes_on_and_counts_add_up():
 def test_of_several_learners_one_is_killed_and_all_go_on_alike():
     spec = replace(DECOUPLED, gmi=replace(DECOUPLED.gmi, num_learners=2))
     told: list[str] = []
-    with session_of(spec, log=told.append, factory=CollectorLearnerFactory(spec, make_point)) as session:
+    with session_of(spec, log=told.append, factory=TrainingFactory(spec, make_point)) as session:
         learners = session.plan.hosting("trainer")
         assert len(learners) == 2
         session.train(10)
@@ -157,7 +156,7 @@ def test_of_several_learners_one_is_killed_and_all_go_on_alike():
 def test_what_a_program_raises_ends_the_session():
     spec = replace(DECOUPLED, learning=replace(DECOUPLED.learning, learning_rate=1e30))
     with (
-        session_of(spec, factory=CollectorLearnerFactory(spec, make_point)) as session,
+        session_of(spec, factory=TrainingFactory(spec, make_point)) as session,
         pytest.raises(Exception, match="NaN or infinite"),
     ):
         session.train(50)
@@ -170,7 +169,7 @@ def test_a3c_s_processes_step_one_copy_of_parameters_and_statistics():
         gmi=replace(SPEC.gmi, template="dp_only", num_gmis=2),
         learning=A3CSpec(rollout_length=8, learning_rate=1e-3),
     )
-    with Session(spec, factory=DpOnlyFactory(spec, make_point)) as session:
+    with Session(spec, factory=TrainingFactory(spec, make_point)) as session:
         session.train(10)
         asked = session._open().ask(lambda index, gmi: gmi.state_dict.remote(shared=True))
         first, second = (state["shared"] for state in session._answers(asked, "its state", 60.0))

@@ -15,7 +15,7 @@ from ray import cloudpickle
 from ray.cluster_utils import Cluster
 
 from rayagi.algorithms.appo import AppoSpec
-from rayagi.algorithms.collector_learner import CollectorLearnerFactory
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from tests.fakes.point import make_point
@@ -36,7 +36,7 @@ SPEC = RunSpec(
 class Elsewhere:
     """Programs in processes whose host has its Ray node's name: no two nodes share memory, as far as they know."""
 
-    factory: CollectorLearnerFactory
+    factory: TrainingFactory
 
     def __call__(self, context):
         socket.gethostname = lambda: f"the host of {context.node}"
@@ -64,7 +64,7 @@ def nodes():
 
 
 def session(spec, told):
-    factory = Elsewhere(CollectorLearnerFactory(spec, make_point))
+    factory = Elsewhere(TrainingFactory(spec, make_point))
     return session_of(spec, log=told.append, factory=factory)
 
 

@@ -12,8 +12,8 @@ from actors.errors import GmiLostError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
+from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.program import dp_only_factory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.envs import env_info
@@ -55,7 +55,7 @@ def dp_only_program():
         index=0, num_gmis=1, task=SPEC.env.id, roles=("simulator", "agent", "trainer"),
         slice=Slice(node="here", backend="cpu", cores=(0,)),
     )  # fmt: skip
-    return dp_only_factory(spec)(GmiContext(identity, SoloCommunicator(), torch.device("cpu")))
+    return training_factory(spec)(GmiContext(identity, SoloCommunicator(), torch.device("cpu")))
 
 
 @pytest.mark.slow

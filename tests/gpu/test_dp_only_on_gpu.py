@@ -9,8 +9,8 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.experience.parameters import ParameterStore
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
@@ -34,7 +34,7 @@ def program(device, spec=SPEC):
         roles=("simulator", "agent", "trainer"), task="Point",
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device(device))
-    return DpOnlyFactory(spec, make_point)(context)
+    return TrainingFactory(spec, make_point)(context)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "appo", "impala", "a3c"])

@@ -14,9 +14,9 @@ from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.device_rollouts import DeviceRollouts
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.captured import CapturedPPOLearner
-from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.tasks.provider import TASKS
@@ -107,7 +107,7 @@ def context():
 
 
 def program(spec=SPEC):
-    return DpOnlyFactory(spec, make_env_factory(ANT, engine="mujoco_warp"))(context())
+    return TrainingFactory(spec, make_env_factory(ANT, engine="mujoco_warp"))(context())
 
 
 def test_a_program_takes_the_captured_path_and_learns():

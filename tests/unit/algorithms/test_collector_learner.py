@@ -11,10 +11,9 @@ from actors.rendezvous_actor import RendezvousActor
 from placement.role_layout import make_role_layout
 from placement.types import Slice
 from rayagi.algorithms.appo import AppoSpec
-from rayagi.algorithms.collector_learner import CollectorLearnerFactory
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
 from tests.unit.collectives.thread_group import ThreadGroup
@@ -71,7 +70,7 @@ def run_gmis(spec, num_collectors, num_learners, work, device="cpu", make_env=ma
             context = GmiContext(
                 identity=identity, communicator=communicator, device=torch.device(device), directory=directory
             )
-            program = CollectorLearnerFactory(spec, make_env)(context)
+            program = TrainingFactory(spec, make_env)(context)
             try:
                 results[identity.index] = work(program)
             finally:
@@ -119,7 +118,7 @@ def dp_only(spec, number):
         communicator=ThreadGroup.on_one_device(1).communicator(0),
         device=torch.device("cpu"),
     )
-    program = DpOnlyFactory(whole, make_point)(context)
+    program = TrainingFactory(whole, make_point)(context)
     return after(number)(program)
 
 
@@ -154,7 +153,7 @@ def built(spec, identity, directory):
         identity=identity, communicator=ThreadGroup.on_one_device(1).communicator(0), device=torch.device("cpu"),
         directory=directory,
     )  # fmt: skip
-    return CollectorLearnerFactory(spec, make_point)(context)
+    return TrainingFactory(spec, make_point)(context)
 
 
 @pytest.mark.parametrize(("core", "waits"), [("lstm", True), ("none", False)])

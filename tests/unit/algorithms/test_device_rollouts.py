@@ -161,7 +161,7 @@ def test_what_is_captured_waits_for_nothing(warp_env):
 def test_a_program_trains_on_warp_through_the_ordinary_path(warp_env):
     from actors.gmi import GmiContext, GmiIdentity
     from placement.types import Slice
-    from rayagi.algorithms.program import DpOnlyFactory
+    from rayagi.algorithms.factory import TrainingFactory
 
     identity = GmiIdentity(
         index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
@@ -169,13 +169,13 @@ def test_a_program_trains_on_warp_through_the_ordinary_path(warp_env):
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_envs=ENVS))
-    program = DpOnlyFactory(spec, lambda **place: warp_env())(context)
+    program = TrainingFactory(spec, lambda **place: warp_env())(context)
     result = program.iterate()
     assert result.metrics["env_steps"] == ENVS * STEPS
     assert {name for name in result.metrics if name.startswith("faults")} == {
         "faults_unstable", "faults_contact_overflow", "faults_constraint_overflow",
     }  # fmt: skip
-    again = DpOnlyFactory(spec, lambda **place: warp_env())(context)
+    again = TrainingFactory(spec, lambda **place: warp_env())(context)
     again.load_state_dict(program.state_dict())
     assert again.iterate().metrics["policy_loss"] == program.iterate().metrics["policy_loss"]
 

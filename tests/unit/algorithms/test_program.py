@@ -10,8 +10,8 @@ from actors.errors import NonFiniteError
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.policy import load_policy
 from tests.fakes.point import make_point, make_poisoned_point
@@ -35,7 +35,7 @@ def context(communicator):
 
 
 def build(spec=SPEC, communicator=None, make_env=make_point):
-    return DpOnlyFactory(spec, make_env)(context(communicator or SoloCommunicator()))
+    return TrainingFactory(spec, make_env)(context(communicator or SoloCommunicator()))
 
 
 def run_gmis(spec, num_gmis, work):

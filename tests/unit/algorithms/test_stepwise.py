@@ -11,8 +11,8 @@ from actors.errors import NonFiniteError, PartnerLostError
 from actors.gmi import GmiContext, GmiIdentity
 from actors.rendezvous_actor import RendezvousActor
 from placement.types import Slice
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.stepwise import StepwiseFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.policy import load_policy
 from rayagi.monitoring.catalogue import merge
@@ -42,7 +42,7 @@ def run_gmis(kinds, work, spec=SPEC, make_env=make_point):
         context = GmiContext(identity, group.communicator(index), torch.device("cpu"), directory)
         program = None
         try:
-            program = StepwiseFactory(spec, make_env)(context)
+            program = TrainingFactory(spec, make_env)(context)
             results[index] = work(program, index)
         except Exception as error:
             results[index] = error

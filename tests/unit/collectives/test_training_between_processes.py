@@ -12,9 +12,9 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.protocols import ActionSpec, EnvInfo
 from placement.types import Slice
 from rayagi.algorithms import gradient_updater
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.learner import PPOUpdater
-from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.networks import ActorCritic
 from tests.fakes.point import make_point
@@ -40,7 +40,7 @@ def program_of(communicator, slices=None, spec=SPEC):
         task="Point",
     )
     context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
-    return DpOnlyFactory(spec, make_point)(context)
+    return TrainingFactory(spec, make_point)(context)
 
 
 def train(slices, spec, communicator, done):

@@ -18,7 +18,7 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.roles import LocalSimulator
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms.program import dp_only_factory
+from rayagi.algorithms.factory import training_factory
 from rayagi.config.presets import preset
 from rayagi.envs import (
     EnvironmentFailedError,
@@ -346,7 +346,7 @@ def test_a_resumed_program_scales_rewards_by_returns_of_its_new_episodes():
         index=0, num_gmis=1, task="CartPole-v1", slice=Slice(node="here", backend="cpu"), roles=("trainer",)
     )
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    program, resumed = dp_only_factory(spec)(context), dp_only_factory(spec)(context)
+    program, resumed = training_factory(spec)(context), training_factory(spec)(context)
     program.iterate()
     assert program.learner.reward_scaler.running.any()
     resumed.load_state_dict(program.state_dict())

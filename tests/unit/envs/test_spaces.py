@@ -13,7 +13,7 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.protocols import ActionSpec
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
-from rayagi.algorithms.program import DpOnlyFactory
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
@@ -49,7 +49,7 @@ def program(obs="box", action="multi_discrete", *, algorithm="ppo", num_envs=16,
         roles=("simulator", "agent", "trainer"),
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    return DpOnlyFactory(spec, make_env_factory(ECHO, kwargs=dict(spec.env.kwargs)))(context)
+    return TrainingFactory(spec, make_env_factory(ECHO, kwargs=dict(spec.env.kwargs)))(context)
 
 
 @pytest.fixture(autouse=True)

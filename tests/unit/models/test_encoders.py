@@ -12,8 +12,8 @@ from actors.gmi import GmiContext, GmiIdentity
 from actors.protocols import ActionSpec, EnvInfo, ObsPart
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
+from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.program import DpOnlyFactory
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import NATURE_LEAST_PIXELS, refuse_unfit_network
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
@@ -164,7 +164,7 @@ def program(kind, cnn, size):
         roles=("simulator", "agent", "trainer"),
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    return DpOnlyFactory(spec, make_env_factory(BARS, kwargs={"kind": kind}))(context)
+    return TrainingFactory(spec, make_env_factory(BARS, kwargs={"kind": kind}))(context)
 
 
 @pytest.mark.parametrize(

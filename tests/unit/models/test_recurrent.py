@@ -9,8 +9,8 @@ from torch import nn
 from actors.noise import minibatch_orders
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
+from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.program import dp_only_factory
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import checked
@@ -318,7 +318,7 @@ def test_a_recurrent_policy_solves_a_maze_that_one_without_memory_cannot(core, s
         network=NetworkSpec(hidden=(32,), core=core, core_size=32),
         learning=PPOSpec(rollout_length=32, num_minibatches=4, learning_rate=1e-3, entropy_coef=0.01),
     )
-    program = dp_only_factory(spec)(context(SoloCommunicator()))
+    program = training_factory(spec)(context(SoloCommunicator()))
     for _ in range(30):
         program.iterate()
     mean = program.evaluate(40, seed=5).mean_return()
