@@ -16,9 +16,11 @@ from actors.replay.selection import (
     select_mixture,
 )
 from actors.replay.store import Keys, ReplayStore, ReservedRow
+from actors.replay.stream import BatchStream
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription, gather
 
 __all__ = [
+    "BatchStream",
     "Column",
     "Fifo",
     "Gathered",

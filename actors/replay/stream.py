@@ -1,0 +1,103 @@
+"""Batches that are selected and copied ahead of the trainer, in a thread beside it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, Self
+
+from actors.replay.errors import ReplayError
+from actors.replay.selection import Selection, Selector, select
+from actors.replay.store import ReplayStore
+from actors.replay.subscriptions import Gathered, Gatherer, Subscription
+from collectives.closing import ClosesOnExit
+
+Ready = tuple[Selection, Gathered]
+
+
+class BatchStream(ClosesOnExit, Iterator[Ready]):
+    """Iterates over batches, of which a thread prepares up to ``ahead`` while the trainer works on another.
+
+    Copies release the GIL. Batch d is ``select(..., draw=first_draw + d)``; it may be selected before the priorities of the
+    last ``ahead`` + 1 batches are set. Rows that others overwrite meanwhile are False in ``current``.
+    """
+
+    def __init__(
+        self,
+        store: ReplayStore,
+        selector: Selector,
+        subscriptions: Sequence[Subscription],
+        batch: int,
+        *,
+        seed: int,
+        first_draw: int = 0,
+        ahead: int = 2,
+        make_out: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            store, selector, subscriptions: as of ``select`` and ``Gatherer``; a table of one shard
+            batch: rows
+            seed, first_draw: of the batches
+            ahead: batches that may be ready, at least 1
+            make_out: makes the arrays or tensors of one batch (pinned ones, e.g.); called ahead + 1 times
+
+        Raises:
+            ReplayError: an argument is outside its range, or as of ``Gatherer``.
+        """
+        if ahead < 1:
+            raise ReplayError(f"{ahead} batches ahead: use a positive number")
+        self._free: queue.SimpleQueue[Gatherer | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[Ready, Gatherer] | Exception] = queue.SimpleQueue()
+        self._used: Gatherer | None = None
+        self._closed = False
+        for _ in range(ahead + 1):
+            self._free.put(Gatherer(store, subscriptions, batch, out=make_out() if make_out else None))
+
+        def prepare() -> None:
+            try:
+                for draw in count(first_draw):
+                    gatherer = self._free.get()
+                    if gatherer is None:
+                        return
+                    selection = select(store, selector, batch, seed=seed, draw=draw)
+                    self._ready.put(((selection, gatherer(selection)), gatherer))
+            except Exception as error:
+                self._ready.put(error)
+
+        self._thread = threading.Thread(target=prepare, name="replay-stream", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Ready:
+        """The next batch. The arrays of the one before may be overwritten from now on.
+
+        Raises:
+            ReplayError: a batch could not be made; the stream has ended, so that later calls stop the iteration.
+        """
+        if self._closed:
+            raise StopIteration
+        if self._used is not None:
+            self._free.put(self._used)
+        found = self._ready.get()
+        if isinstance(found, Exception):
+            self.close()
+            raise found
+        ready, self._used = found
+        return ready
+
+    def close(self) -> None:
+        """End the thread, after the batch that it is preparing. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            with suppress(queue.Empty):
+                while True:  # so that None is what the thread takes next
+                    self._free.get_nowait()
+            self._free.put(None)
+            self._thread.join()
