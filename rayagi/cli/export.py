@@ -21,7 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         from rayagi.serving.rllib import export_rllib
 
-        rows = export_rllib(dataset, arguments.out, whole_only=arguments.whole)
-        say(f"{arguments.out}: {rows:,} rows for RLlib, each with its next observation")
-        say(f"\nNext, in Python:\n  CQLConfig().offline_data(input_=['{arguments.out}'])")
+        episodes = export_rllib(dataset, arguments.out, whole_only=arguments.whole)
+        say(f"{arguments.out}: {episodes:,} episodes for RLlib")
+        say(
+            f"\nNext, in Python:\n  CQLConfig().offline_data(**rayagi.serving.rllib.episode_settings('{arguments.out}'))"
+        )
     return 0

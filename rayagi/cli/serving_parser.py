@@ -46,7 +46,7 @@ SIGTERM or Ctrl-C answers pending requests, then ends.
 _EXPORT_EXAMPLES = """\
 examples:
   rayagi export data/ant --to minari data/ant-minari      opened by minari.MinariDataset; needs `pip install minari`
-  rayagi export data/ant --to rllib data/ant-rllib        with the next observation in every row, for CQL and MARWIL
+  rayagi export data/ant --to rllib data/ant-rllib        whole episodes, for BC, MARWIL, CQL and IQL
 """
 
 

@@ -1,6 +1,8 @@
 """Exports datasets to Minari: one record per episode, with the environment's spaces and specification.
 
-Uses Minari's own storage, so that the installed version decides the format. Open with
+Uses Minari's own storage, so that the installed version decides the format. Observations and actions have the types of the
+environment's spaces, such as float64 (their values were recorded in float32). Step t's info has ``log_prob`` and
+``policy_version`` of action t; the last info, of the observation after the episode, has NaN and the last version. Open with
 ``minari.MinariDataset("OUT/data")``, or by name where OUT lies in Minari's datasets folder.
 """
 
@@ -14,6 +16,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box
+from numpy.typing import NDArray
 
 from rayagi.serving.dataset import Dataset, spaces_of
 from rayagi.serving.errors import ExportError
@@ -32,13 +36,14 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
         whole_only: leave out episodes cut by the end of the recording; else they count as truncated
 
     Raises:
-        ExportError: ``out`` exists, Minari does not accept its name, or Minari is not installed.
+        ExportError: ``out`` exists, Minari does not accept its name, Minari is not installed, or Gymnasium cannot make the
+            environment here.
         DiskError: it cannot be written; nothing of it is left.
     """
     minari, new_storage, episode_buffer = _minari()
     name = _dataset_name(out)
-    folder = dataset.folder
-    obs_space, action_space = spaces_of(folder.description.layout)
+    env_spec = _env_spec(dataset)
+    obs_space, action_space = _spaces(dataset, env_spec)
     written = 0
 
     def buffers() -> Iterator[Any]:
@@ -49,11 +54,17 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
             written += 1
             yield episode_buffer(
                 id=number,
-                observations=episode.obs,
-                actions=episode.actions,
+                observations=_cast(episode.obs, obs_space),
+                actions=_cast(episode.actions, action_space),
                 rewards=episode.rewards.tolist(),
                 terminations=(last & episode.terminated).tolist(),
                 truncations=(last & (not episode.terminated)).tolist(),
+                infos={  # (L + 1, 1): Minari does not read scalars of an info
+                    "log_prob": np.append(episode.log_probs, np.float32(np.nan))[:, None],
+                    "policy_version": np.append(episode.policy_versions, episode.policy_versions[-1])[
+                        :, None
+                    ],
+                },
             )
 
     with finished_folder(out) as unfinished:
@@ -61,7 +72,7 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
             unfinished / "data",
             observation_space=obs_space,
             action_space=action_space,
-            env_spec=_env_spec(dataset),
+            env_spec=env_spec,
             data_format=_DATA_FORMAT,
         )
         storage.update_metadata(
@@ -110,6 +121,32 @@ def _env_spec(dataset: Dataset) -> Any:
     spec.max_episode_steps = options.pop("max_episode_steps", spec.max_episode_steps)
     spec.kwargs.update(options)
     return spec
+
+
+def _spaces(dataset: Dataset, env_spec: Any) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
+    """The environment's spaces where they are boxes of the columns' shape, else the columns'."""
+    own = spaces_of(dataset.folder.description.layout)
+    if env_spec is None:
+        return own
+    try:
+        env = gymnasium.make(env_spec)
+    except Exception as error:  # any exception of an environment
+        reason = f"Gymnasium cannot make {env_spec.id} here, whose spaces the export has ({error})"
+        raise ExportError(str(dataset.folder.path), reason) from error
+    theirs = env.observation_space, env.action_space
+    env.close()
+    obs, action = (
+        their if isinstance(their, Box) and isinstance(mine, Box) and their.shape == mine.shape else mine
+        for their, mine in zip(theirs, own, strict=True)
+    )
+    return obs, action
+
+
+def _cast(values: NDArray[Any], space: gymnasium.Space[Any]) -> NDArray[Any]:
+    """Values in the space's type: float32 may round a bound outwards."""
+    if not isinstance(space, Box) or values.dtype == space.dtype:
+        return values
+    return np.clip(values.astype(space.dtype), space.low, space.high)
 
 
 def _origin(dataset: Dataset) -> dict[str, Any]:

@@ -1,20 +1,21 @@
 """Reads and exports datasets for RLlib's offline algorithms.
 
-RLlib (new API stack) makes every row an episode of one step. Algorithms without next observations (BC) can read a dataset
-as it is::
+``rayagi export data/ant --to rllib OUT`` writes whole episodes, as RLlib's own recording of episodes does::
+
+    config = CQLConfig().environment(**spaces("data/ant")).offline_data(**episode_settings("OUT"))
+
+BC needs no next observations, and can read a dataset as it is. RLlib then makes every row an episode of one step::
 
     config = BCConfig().environment(**spaces("data/ant")).offline_data(**offline_settings("data/ant"))
-
-For the others (CQL, MARWIL, IQL), ``rayagi export data/ant --to rllib OUT`` writes the next observation into every row,
-under RLlib's names, and ``offline_data(input_=[OUT])`` reads that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
@@ -34,7 +35,7 @@ _NAMES = {
     "t": "step",
 }
 """RLlib's name of each of our columns."""
-_ROWS_PER_FILE, _ROWS_PER_GROUP = 2**20, 2**16
+_EPISODES_PER_FILE, _EPISODES_PER_GROUP = 256, 16
 
 
 def offline_settings(path: Path | str) -> dict[str, Any]:
@@ -70,66 +71,98 @@ def spaces(path: Path | str) -> dict[str, Any]:
     return {"observation_space": obs, "action_space": action}
 
 
-def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
-    """Write Parquet files with ``new_obs`` in every row; returns the number of rows.
+def episode_settings(out: Path | str) -> dict[str, Any]:
+    """Keyword arguments of ``AlgorithmConfig.offline_data`` to read the episodes of an export.
 
     Raises:
-        ExportError: ``out`` exists already.
+        ExportError: there is no export.
+    """
+    files = sorted(Path(out).absolute().glob("*.parquet"))
+    if not files:
+        raise ExportError(str(out), "is no export: rayagi export DATASET --to rllib writes one")
+    return {
+        "input_": [str(file) for file in files],
+        "input_read_method": "read_parquet",
+        "input_read_episodes": True,
+        # RLlib's default, train_batch_size_per_learner, counts steps. A batch is sampled from the episodes read so far.
+        "input_read_batch_size": 1,
+        # RLlib's default of two actors leaves no core for reading on a machine of two, and waits for ever.
+        "map_batches_kwargs": {"concurrency": 1},
+    }
+
+
+def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
+    """Write each episode as RLlib writes its own: a SingleAgentEpisode's state in msgpack, in the column ``item`` of Parquet
+    files. Uses the installed RLlib's class, which decides the format; returns the number of episodes.
+
+    An episode cut by the end of the recording counts as truncated. The extra model outputs of a step are ``action_logp`` and
+    ``policy_version``.
+
+    Raises:
+        ExportError: ``out`` exists already, or a package that RLlib reads episodes with is not installed.
         DiskError: it cannot be written; nothing of it is left.
     """
-    layout = dataset.folder.description.layout
-    vector = pa.list_(pa.float32(), layout.obs_dim)
-    schema = pa.schema(
-        {
-            "eps_id": pa.int64(),
-            "t": pa.int32(),
-            "obs": vector,
-            "new_obs": vector,
-            "actions": layout.action_type,
-            "rewards": pa.float32(),
-            "terminateds": pa.bool_(),
-            "truncateds": pa.bool_(),
-        }
-    )
-    rows = 0
+    packed, spaces_of_columns = _packing(), spaces_of(dataset.folder.description.layout)
+    schema = pa.schema({"item": pa.binary()})
+    written = 0
 
-    def counted() -> Iterator[pa.RecordBatch]:
-        nonlocal rows
-        for batch in _batches(dataset.episodes(whole_only=whole_only), schema):
-            rows += batch.num_rows
-            yield batch
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal written
+        for episode in dataset.episodes(whole_only=whole_only):
+            written += 1
+            item = packed(_rllib_episode(episode, *spaces_of_columns))
+            yield pa.record_batch([pa.array([item], pa.binary())], schema=schema)
 
     with finished_folder(out) as folder:
         pyarrow.dataset.write_dataset(
-            counted(),
+            batches(),
             folder,
             schema=schema,
             format="parquet",
-            max_rows_per_file=_ROWS_PER_FILE,
-            max_rows_per_group=_ROWS_PER_GROUP,
-            min_rows_per_group=_ROWS_PER_GROUP,
+            max_rows_per_file=_EPISODES_PER_FILE,
+            max_rows_per_group=_EPISODES_PER_GROUP,
+            min_rows_per_group=_EPISODES_PER_GROUP,
         )
-    return rows
+    return written
 
 
-def _batches(episodes: Iterator[Episode], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for episode in episodes:
-        steps = len(episode.rewards)
-        last = np.zeros(steps, dtype=bool)
-        last[-1] = True
+def _packing() -> Callable[[Any], bytes]:
+    """Packs a SingleAgentEpisode, as RLlib's OfflineSingleAgentEnvRunner does."""
+    try:
+        import msgpack
+        import msgpack_numpy
+    except ImportError as error:
+        raise ExportError(
+            "RLlib's episodes", f"cannot be written ({error}); pip install msgpack-numpy"
+        ) from error
 
-        def lists(values: Any) -> pa.Array:
-            return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+    def packed(episode: Any) -> bytes:
+        content: bytes = msgpack.packb(episode.get_state(), default=msgpack_numpy.encode)
+        return content
 
-        columns = {
-            "eps_id": pa.array(np.full(steps, episode.number, dtype=np.int64)),
-            "t": pa.array(np.arange(steps, dtype=np.int32)),
-            "obs": lists(episode.obs[:-1]),
-            "new_obs": lists(episode.obs[1:]),
-            "actions": pa.array(episode.actions) if episode.actions.ndim == 1 else lists(episode.actions),
-            "rewards": pa.array(episode.rewards),
-            "terminateds": pa.array(last & episode.terminated),
-            # Episodes cut by the end of the recording count as truncated: the next observation is known.
-            "truncateds": pa.array(last & (not episode.terminated)),
-        }
-        yield pa.record_batch([columns[name] for name in schema.names], schema=schema)
+    return packed
+
+
+def _rllib_episode(
+    episode: Episode, obs_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
+) -> Any:
+    from ray.rllib.core.columns import Columns
+    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+    steps = len(episode.rewards)
+    extra = {"policy_version": episode.policy_versions.tolist()}
+    if not np.isnan(episode.log_probs).any():  # a file of before log_prob
+        extra[Columns.ACTION_LOGP] = episode.log_probs.tolist()
+    return SingleAgentEpisode(
+        id_=str(episode.number),
+        observation_space=obs_space,
+        action_space=action_space,
+        observations=list(episode.obs),
+        actions=list(episode.actions),
+        rewards=episode.rewards.tolist(),
+        infos=[{}] * (steps + 1),
+        terminated=episode.terminated,
+        truncated=not episode.terminated,
+        extra_model_outputs=extra,
+        len_lookback_buffer=0,
+    )

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import msgpack
+import msgpack_numpy
 import numpy as np
 import pyarrow.dataset
 import pytest
@@ -57,7 +59,12 @@ def test_from_training_to_datasets_and_answers(tmp_path, monkeypatch, capsys, ob
     assert actions.shape == (128, 3)
     assert (actions.max(0) < options).all()
     assert main(["export", "d", "for_rllib", "--to", "rllib"]) == 0, capsys.readouterr().err
-    assert column("for_rllib", "actions", "eps_id", "t").tolist() == actions.tolist()
+    items = pyarrow.dataset.dataset("for_rllib").to_table()["item"].to_pylist()
+    episodes = [msgpack.unpackb(item, object_hook=msgpack_numpy.decode) for item in items]
+    exported = [
+        row for each in sorted(episodes, key=lambda each: int(each["id_"])) for row in each["actions"]["data"]
+    ]
+    assert np.array(exported).tolist() == actions.tolist()
     policy = ServedPolicy(Path("runs/run"), "best", trust_modules=True)
     answers = policy.current.act(np.zeros((5, policy.info()["obs_dim"]), np.float32))
     assert answers.shape == (5, 3)

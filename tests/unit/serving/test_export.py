@@ -1,16 +1,23 @@
-"""Datasets for other tools: RLlib's rows with their next observations, and Minari's episodes."""
+"""Datasets for other tools: episodes of RLlib and of Minari."""
 
 from pathlib import Path
 
+import gymnasium
+import msgpack
+import msgpack_numpy
 import numpy as np
 import pyarrow.dataset
 import pytest
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from test_dataset import DISCRETE, block, writer
 
 from rayagi.cli import main
+from rayagi.envs import env_info
+from rayagi.serving.column_layout import Block, ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import ExportError
-from rayagi.serving.rllib import offline_settings
+from rayagi.serving.manifest import DatasetFolder, Description
+from rayagi.serving.rllib import episode_settings, offline_settings
 
 
 @pytest.fixture(params=["continuous", "discrete"])
@@ -29,23 +36,36 @@ def dataset(request, tmp_path, monkeypatch):
     return open_dataset("d")
 
 
-def test_rllib_has_the_next_observation_in_every_row(dataset):
+def test_rllib_reads_whole_episodes(dataset):
+    """As RLlib's OfflinePreLearner reads them with input_read_episodes."""
     assert main(["export", "d", "--to", "rllib", "out"]) == 0
-    table = pyarrow.dataset.dataset("out").to_table()
-    assert table.num_rows == 24
-    episodes = {each.number: each for each in dataset.episodes()}
-    for row in table.to_pylist():
-        episode, t = episodes[row["eps_id"]], row["t"]
-        assert row["obs"] == episode.obs[t].tolist()
-        assert row["new_obs"] == episode.obs[t + 1].tolist()
-        assert row["actions"] == episode.actions[t].tolist()
-        is_last = t == len(episode.rewards) - 1
-        assert row["terminateds"] == (is_last and episode.terminated)
-        assert row["truncateds"] == (is_last and not episode.terminated)
+    settings = episode_settings("out")
+    assert settings["input_read_episodes"]
+    items = pyarrow.dataset.dataset(settings["input_"]).to_table()["item"].to_pylist()
+    expected = {str(each.number): each for each in dataset.episodes()}
+    read = [
+        SingleAgentEpisode.from_state(msgpack.unpackb(item, object_hook=msgpack_numpy.decode))
+        for item in items
+    ]
+    assert len(read) == len(expected) == 10
+    for episode in read:
+        own = expected.pop(episode.id_)
+        assert episode.is_done
+        assert (episode.is_terminated, episode.is_truncated) == (own.terminated, not own.terminated)
+        assert len(episode) == len(own.rewards)
+        assert np.array(episode.get_observations()).tolist() == own.obs.tolist()
+        assert np.array(episode.get_actions()).tolist() == own.actions.tolist()
+        assert episode.get_rewards() == own.rewards.tolist()
+        assert episode.get_extra_model_outputs("action_logp") == own.log_probs.tolist()
+        assert episode.get_extra_model_outputs("policy_version") == own.policy_versions.tolist()
+        assert episode.observation_space.contains(episode.get_observations(0))
+        assert episode.to_numpy().get_observations().dtype == np.float32
     assert main(["export", "d", "--to", "rllib", "out"]) == 2
     assert main(["export", "d", "--to", "rllib", "whole", "--whole"]) == 0
     # Environment 1 ends with a step that no flag closes, in an episode of its own.
-    assert pyarrow.dataset.dataset("whole").count_rows() == 23
+    assert pyarrow.dataset.dataset("whole").count_rows() == 9
+    with pytest.raises(ExportError, match="rayagi export DATASET --to rllib writes one"):
+        episode_settings("d")
 
 
 def test_rllib_reads_the_columns_of_a_dataset_in_place(dataset, tmp_path):
@@ -82,3 +102,40 @@ def test_minari_or_how_to_get_it(dataset, capsys):
         assert other.rewards.tolist() == own.rewards.tolist()
         assert other.terminations.tolist() == [False] * (len(own.rewards) - 1) + [own.terminated]
         assert other.truncations[-1] == (not own.terminated)
+        assert other.infos["log_prob"][:-1, 0].tolist() == own.log_probs.tolist()
+        assert other.infos["policy_version"][:, 0].tolist() == [7] * (len(own.rewards) + 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "kinds"),
+    [("Ant-v5", (np.float64, np.float32)), ("Pendulum-v1", (np.float32, np.float32))],
+)
+def test_minari_has_the_types_and_bounds_of_the_environment_s_spaces(tmp_path, monkeypatch, task, kinds):
+    minari = pytest.importorskip("minari")
+    monkeypatch.chdir(tmp_path)
+    info = env_info(task)
+    layout = ColumnLayout.for_env(info)
+    folder = DatasetFolder.create(tmp_path / "d", Description(task=task, format="parquet", layout=layout))
+    own = writer(tmp_path / "d", layout=layout, num_envs=1)
+    generator = np.random.default_rng(0)
+    shape = (1, 4)
+    obs = generator.standard_normal((*shape, info.obs_dim), dtype=np.float32)
+    last = np.zeros((1, info.obs_dim), np.float32)
+    zeros, flags = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    action = generator.uniform(-1, 1, (*shape, info.action.dim)).astype(np.float32)
+    own.take(
+        Block(
+            obs=obs, action=action, log_prob=zeros, reward=zeros, terminated=flags, truncated=flags,
+            final_obs=obs, last_obs=last, version=7,
+        )
+    )  # fmt: skip
+    own.close()
+    assert folder.files()
+    assert main(["export", "d", "--to", "minari", "out"]) == 0
+    found = minari.MinariDataset("out/data")
+    env = gymnasium.make(task)
+    assert (found.observation_space, found.action_space) == (env.observation_space, env.action_space)
+    env.close()
+    (episode,) = found.iterate_episodes()
+    assert (episode.observations.dtype, episode.actions.dtype) == kinds
+    assert episode.observations[:-1].astype(np.float32).tolist() == obs[0].tolist()
