@@ -12,7 +12,7 @@ from experiments.mapping.cases import Case
 from placement.plan import PlacementPlan
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session
-from rayagi.coordinator.throughput_model import Layout, layout_of
+from rayagi.coordinator.throughput_model import ModelledPlan, layout_of
 from rayagi.envs import env_info
 from rayagi.models.policy import new_policy
 from rayagi.planning import serving_plan_of
@@ -23,12 +23,12 @@ WARM_UP_ITERATIONS = 1
 WARM_UP_STEPS = 64
 
 
-def measured(case: Case, seconds: float) -> tuple[dict[str, object], Layout]:
+def measured(case: Case, seconds: float) -> tuple[dict[str, object], ModelledPlan]:
     """Environment steps per second and memory of a case, for about so many seconds, and its layout."""
     return served(case, seconds) if case.kind == "serving" else trained(case, seconds)
 
 
-def trained(case: Case, seconds: float) -> tuple[dict[str, object], Layout]:
+def trained(case: Case, seconds: float) -> tuple[dict[str, object], ModelledPlan]:
     """Training, as the driver sees it, in one request."""
     with session_of(case.spec) as session:
         session.train(1)
@@ -44,7 +44,7 @@ def trained(case: Case, seconds: float) -> tuple[dict[str, object], Layout]:
         return _found(steps / wall_s, session.plan, (worker.pid for worker in session.workers))
 
 
-def served(case: Case, seconds: float) -> tuple[dict[str, object], Layout]:
+def served(case: Case, seconds: float) -> tuple[dict[str, object], ModelledPlan]:
     """Serving with an untrained policy, as the driver sees it, in one request."""
     spec = case.spec
     policy = new_policy(spec, env_info(case.task), torch.device("cpu"))
@@ -67,7 +67,9 @@ def served(case: Case, seconds: float) -> tuple[dict[str, object], Layout]:
         return _found(whole.env_steps / wall_s, session.plan, (worker.pid for worker in session.workers))
 
 
-def _found(steps_per_s: float, plan: PlacementPlan, pids: Iterable[int]) -> tuple[dict[str, object], Layout]:
+def _found(
+    steps_per_s: float, plan: PlacementPlan, pids: Iterable[int]
+) -> tuple[dict[str, object], ModelledPlan]:
     return {"steps_per_s": steps_per_s, "num_gmis": plan.num_gmis, **held(pids)}, layout_of(plan)
 
 

@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 from collectives.costs import all_reduce_s
 from placement.errors import PlanError
 from placement.text import aligned
-from rayagi.coordinator.throughput_model import Layout, RoleCost, UnitCosts, Worker, predict, required_bytes
+from rayagi.coordinator.throughput_model import (
+    ModelledPlan,
+    RoleCost,
+    UnitCosts,
+    Worker,
+    predict,
+    required_bytes,
+)
 from rayagi.run.quantities import bytes_text
 
 MAX_GPUS = 1024
@@ -162,7 +169,7 @@ def forecast(
         gpu_share=1 / gmis_per_gpu,
     )
     reduce_s = _reduction(costs, cluster, gmis_per_gpu)
-    layout = Layout(
+    layout = ModelledPlan(
         template="dp_only",
         workers=(worker,) * num_gmis,
         cores=cluster.cores_per_node * cluster.nodes,

@@ -16,7 +16,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import Template
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.model_validation import Validation, load, ranks, validation_text
-from rayagi.coordinator.throughput_model import Prediction, UnitCosts, layout_of, predict
+from rayagi.coordinator.throughput_model import PlanThroughput, UnitCosts, layout_of, predict
 from rayagi.planning import plan_of, serving_plan_of, uses_gpus
 
 NameT = TypeVar("NameT", bound=str)
@@ -25,7 +25,7 @@ TIE = 1.05
 """Templates whose predictions differ by less count as equally fast: such pairs are not validated either."""
 
 
-def predictions(costs: UnitCosts, plans: Sequence[PlacementPlan]) -> list[Prediction]:
+def predictions(costs: UnitCosts, plans: Sequence[PlacementPlan]) -> list[PlanThroughput]:
     """The prediction of each plan, in their order."""
     return [predict(costs, layout_of(plan)) for plan in plans]
 
@@ -60,8 +60,8 @@ def _possible(make_plan: Callable[[NameT], PlacementPlan], names: Sequence[NameT
 
 
 def choose(
-    found: Sequence[Prediction], spec: RunSpec, machine: Machine, validation: Validation | None
-) -> tuple[Prediction, str]:
+    found: Sequence[PlanThroughput], spec: RunSpec, machine: Machine, validation: Validation | None
+) -> tuple[PlanThroughput, str]:
     """The template to use, with the reason and the model's error as sentences.
 
     The fastest one where the model may rank; of several equally fast ones, the first given. Elsewhere the first given, which
@@ -116,7 +116,7 @@ def chosen(
     return best.layout.template
 
 
-def table(found: Sequence[Prediction], *, ranked: bool) -> str:
+def table(found: Sequence[PlanThroughput], *, ranked: bool) -> str:
     """A line per prediction with its phases in ms; fastest first if the model may rank."""
     shown = sorted(found, key=lambda each: -each.steps_per_s) if ranked else found
     names = list(dict.fromkeys(name for each in shown for name in each.parts_s))

@@ -109,7 +109,7 @@ class Worker:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class ModelledPlan:
     """What the model reads of a plan."""
 
     template: str
@@ -127,10 +127,10 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prediction:
-    """Prediction for one layout."""
+class PlanThroughput:
+    """The throughput of one plan, predicted."""
 
-    layout: Layout
+    layout: ModelledPlan
     steps_per_s: float
     parts_s: Mapping[str, float]
     """Seconds per iteration (serving: per step) of each phase. The phases of overlapped templates take place at once."""
@@ -141,14 +141,14 @@ class Prediction:
         return max(self.parts_s, key=lambda name: self.parts_s[name])
 
 
-def layout_of(plan: PlacementPlan) -> Layout:
+def layout_of(plan: PlacementPlan) -> ModelledPlan:
     """The layout of a placement plan."""
     workers = [
         Worker(roles=roles, cores=gmi_slice.num_threads, num_envs=num_envs, gpu_share=gmi_slice.gpu_fraction)
         for roles, gmi_slice, num_envs in zip(plan.kinds, plan.slices, plan.envs, strict=True)
     ]
     workers.sort(key=lambda worker: "simulator" not in worker.roles)  # stable
-    return Layout(
+    return ModelledPlan(
         template=plan.template,
         workers=tuple(workers),
         cores=plan.machine.num_cores,
@@ -156,7 +156,7 @@ def layout_of(plan: PlacementPlan) -> Layout:
     )
 
 
-def predict(costs: UnitCosts, layout: Layout) -> Prediction:
+def predict(costs: UnitCosts, layout: ModelledPlan) -> PlanThroughput:
     """Predict a layout's throughput.
 
     - serving: every group of simulators and their agent steps on its own;
@@ -192,7 +192,7 @@ def _step(costs: UnitCosts, agent: Worker, simulators: Sequence[Worker], *, apar
     return parts
 
 
-def _groups(layout: Layout) -> list[tuple[Worker, tuple[Worker, ...], bool]]:
+def _groups(layout: ModelledPlan) -> list[tuple[Worker, tuple[Worker, ...], bool]]:
     """Each agent with its simulators, and whether they are in different GMIs."""
     simulators, agents = layout.hosting("simulator"), layout.hosting("agent")
     if agents == simulators:
@@ -203,15 +203,15 @@ def _groups(layout: Layout) -> list[tuple[Worker, tuple[Worker, ...], bool]]:
     ]
 
 
-def _serving(costs: UnitCosts, layout: Layout) -> Prediction:
+def _serving(costs: UnitCosts, layout: ModelledPlan) -> PlanThroughput:
     total, parts = 0.0, dict[str, float]()
     for agent, simulators, apart in _groups(layout):
         parts = _step(costs, agent, simulators, apart=apart)
         total += sum(worker.num_envs for worker in simulators) / sum(parts.values())
-    return Prediction(layout=layout, steps_per_s=total, parts_s=parts)
+    return PlanThroughput(layout=layout, steps_per_s=total, parts_s=parts)
 
 
-def _rollouts(costs: UnitCosts, layout: Layout) -> dict[str, float]:
+def _rollouts(costs: UnitCosts, layout: ModelledPlan) -> dict[str, float]:
     """One rollout of every simulator, by phase: that of the slowest group."""
     # With physics on cores and networks on a GPU, dp_only alternates steps of both.
     if layout.template == "dp_only" and costs.simulate.device == costs.act.device:
@@ -232,7 +232,7 @@ def _rollouts(costs: UnitCosts, layout: Layout) -> dict[str, float]:
     return parts
 
 
-def _update(costs: UnitCosts, layout: Layout) -> dict[str, float]:
+def _update(costs: UnitCosts, layout: ModelledPlan) -> dict[str, float]:
     """One update of all trainers, by phase: that of the largest batch, and the reductions between the trainers."""
     trainers = layout.hosting("trainer")
     envs = sum(worker.num_envs for worker in layout.workers)
@@ -246,7 +246,7 @@ def _update(costs: UnitCosts, layout: Layout) -> dict[str, float]:
     return {"update": seconds, "reduce": costs.num_updates * reduce_s}
 
 
-def _experience(costs: UnitCosts, layout: Layout) -> float:
+def _experience(costs: UnitCosts, layout: ModelledPlan) -> float:
     """Seconds to move a rollout of every agent to the trainers, and the parameters back (Table 3: S + A + W, M_p)."""
     if any({"agent", "trainer"} <= set(worker.roles) for worker in layout.workers):
         return 0.0
@@ -257,15 +257,17 @@ def _experience(costs: UnitCosts, layout: Layout) -> float:
     return 2 * agents * costs.message_s + moved / costs.bandwidth
 
 
-def _synchronous(costs: UnitCosts, layout: Layout) -> Prediction:
+def _synchronous(costs: UnitCosts, layout: ModelledPlan) -> PlanThroughput:
     parts = _rollouts(costs, layout) | _update(costs, layout)
     moved_s = _experience(costs, layout)
     if moved_s:
         parts["exchange"] = parts.get("exchange", 0.0) + moved_s
-    return Prediction(layout=layout, steps_per_s=_steps(costs, layout) / sum(parts.values()), parts_s=parts)
+    return PlanThroughput(
+        layout=layout, steps_per_s=_steps(costs, layout) / sum(parts.values()), parts_s=parts
+    )
 
 
-def _overlapped(costs: UnitCosts, layout: Layout) -> Prediction:
+def _overlapped(costs: UnitCosts, layout: ModelledPlan) -> PlanThroughput:
     """Collectors fill one rollout while the trainers train on another: the period is that of the slower side."""
     collect_s = sum(_rollouts(costs, layout).values()) + _experience(costs, layout)
     update_s = sum(_update(costs, layout).values())
@@ -276,10 +278,12 @@ def _overlapped(costs: UnitCosts, layout: Layout) -> Prediction:
         work = collect_s * sum(worker.cores for worker in collectors)
         work += update_s * sum(worker.cores for worker in trainers)
         parts["work on shared cores"] = work / layout.cores
-    return Prediction(layout=layout, steps_per_s=_steps(costs, layout) / max(parts.values()), parts_s=parts)
+    return PlanThroughput(
+        layout=layout, steps_per_s=_steps(costs, layout) / max(parts.values()), parts_s=parts
+    )
 
 
-def _steps(costs: UnitCosts, layout: Layout) -> float:
+def _steps(costs: UnitCosts, layout: ModelledPlan) -> float:
     return float(costs.num_steps * sum(worker.num_envs for worker in layout.workers))
 
 

@@ -10,7 +10,7 @@ import pytest
 from placement.inventory import load_machine
 from placement.plan import make_plan
 from rayagi.coordinator.throughput_model import (
-    Layout,
+    ModelledPlan,
     RoleCost,
     UnitCosts,
     Worker,
@@ -41,7 +41,7 @@ COSTS = UnitCosts(
 """A step of 20 environments takes 0.2 s on a core, acting 0.1 s, an update of 20 2 s on a core and 1.75 s on two."""
 
 
-def planned(template: str, num_gmis: int, *, serving: bool = False) -> Layout:
+def planned(template: str, num_gmis: int, *, serving: bool = False) -> ModelledPlan:
     machine = load_machine("tests/data/machines/cpu2.json")
     return layout_of(make_plan(machine, template=template, serving=serving, num_gmis=num_gmis, num_envs=20))
 
@@ -183,7 +183,7 @@ def on_gpus(
         for _ in range(round(number * gpus * per_gpu))
     )
     reduce_s = 0.0 if per_gpu == 1 else 0.16 / 0.84 * iteration_s
-    layout = Layout(template=template, workers=workers, cores=1000, serving=serving, reduce_s=reduce_s)
+    layout = ModelledPlan(template=template, workers=workers, cores=1000, serving=serving, reduce_s=reduce_s)
     return predict(costs, layout)
 
 
