@@ -89,8 +89,7 @@ def all_merge(moments: Moments, communicator: Communicator) -> Moments:
         CommunicatorError: another member is missing or too late.
     """
     gathered = communicator.all_gather(moments.packed())
-    parts = [Moments.unpacked(row, moments.mean.shape) for row in gathered]
-    union = parts[0]
-    for part in parts[1:]:
-        union = merged(union, part)
+    union = Moments.unpacked(gathered[0], moments.mean.shape)
+    for row in gathered[1:]:
+        union = merged(union, Moments.unpacked(row, moments.mean.shape))
     return union

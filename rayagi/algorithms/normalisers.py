@@ -113,8 +113,8 @@ class RewardScaler:
 
     def set_moments(self, moments: Moments) -> None:
         """Replace the statistics, in place."""
-        for name, values in moments_state(moments).items():
-            getattr(self.moments, name).copy_(values)
+        for name in ("count", "mean", "m2"):
+            getattr(self.moments, name).copy_(getattr(moments, name))
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Scaled and clipped rewards, (...), on the scaler's device: clip(r / sqrt(Var(R) + eps), -clip, clip)."""

@@ -80,17 +80,17 @@ class RolloutLearner(ABC, Generic[SpecT]):
     def _make_scaler(self, device: torch.device | str = "cpu") -> RewardScaler:
         return RewardScaler(self.num_envs, self.spec.gamma, device=device)
 
-    @flushed_denormals()
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Update on one rollout, then merge its observation statistics. Denormals are flushed to zero meanwhile."""
         self.sync_s = 0.0
-        metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
-        self.env_steps += rollout.num_steps * self.total_envs
-        self.sync_s += self.updater.sync_s
-        # After the update: every minibatch must see the observations as the acting policy normalised them.
-        if self.policy.normaliser is not None:
-            batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
-            self._count(self.policy.normaliser, batch)
+        with flushed_denormals():
+            metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
+            self.env_steps += rollout.num_steps * self.total_envs
+            self.sync_s += self.updater.sync_s
+            # After the update: every minibatch must see the observations as the acting policy normalised them.
+            if self.policy.normaliser is not None:
+                batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
+                self._merge(batch, self.policy.normaliser)
         return metrics
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
@@ -208,7 +208,7 @@ class RolloutLearner(ABC, Generic[SpecT]):
                 batch = self.reward_scaler.observe(rewards, rollout.terminated | rollout.truncated)
             else:
                 batch = Moments.from_batch(rollout.running_returns.reshape(-1))
-            self._count(self.reward_scaler, batch)
+            self._merge(batch, self.reward_scaler)
             rewards = self.reward_scaler(rewards)
         return rewards.to(self.policy.device)
 
@@ -224,15 +224,15 @@ class RolloutLearner(ABC, Generic[SpecT]):
         # (A - mean(A)) / (std(A) + eps).
         return (advantages - moments.mean) / (moments.variance().sqrt() + 1e-8)
 
-    def _count(self, statistics: ObservationNormaliser | RewardScaler, batch: Moments) -> None:
-        """Add the moments of a rollout to running statistics, those of all trainers."""
-        statistics.update(self._merge(batch))
-
-    def _merge(self, moments: Moments) -> Moments:
-        """Merge moments over all trainers: all get the same result."""
+    def _merge(
+        self, moments: Moments, statistics: ObservationNormaliser | RewardScaler | None = None
+    ) -> Moments:
+        """Merge moments over all trainers, and add them to running statistics: all get the same result."""
         started = time.perf_counter()
         merged = all_merge(moments, self.communicator)
         self.sync_s += time.perf_counter() - started
+        if statistics is not None:
+            statistics.update(merged)
         return merged
 
     def refresh(self) -> None:

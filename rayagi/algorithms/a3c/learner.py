@@ -98,17 +98,18 @@ class A3CLearner(OnPolicyLearner[A3CSpec]):
             self._shared["updates"].add_(1)
         return {**metrics, "policy_lag_mean": lag, "policy_lag_max": lag}
 
-    def _count(self, statistics: ObservationNormaliser | RewardScaler, batch: Moments) -> None:
-        name = "observations" if statistics is self.policy.normaliser else "returns"
-        with self._shared.lock():
-            statistics.set_moments(
-                Moments.unpacked(self._shared[name].clone(), statistics.moments.mean.shape)
-            )
-            statistics.update(batch)
-            self._shared[name].copy_(statistics.moments.packed())
-
-    def _merge(self, moments: Moments) -> Moments:
-        """Its own samples': no GMI waits for another."""
+    def _merge(
+        self, moments: Moments, statistics: ObservationNormaliser | RewardScaler | None = None
+    ) -> Moments:
+        """Its own samples', added to the shared statistics: no GMI waits for another."""
+        if statistics is not None:
+            name = "observations" if statistics is self.policy.normaliser else "returns"
+            with self._shared.lock():
+                statistics.set_moments(
+                    Moments.unpacked(self._shared[name].clone(), statistics.moments.mean.shape)
+                )
+                statistics.update(moments)
+                self._shared[name].copy_(statistics.moments.packed())
         return moments
 
     def shared_state(self) -> StateDict:
