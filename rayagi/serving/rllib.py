@@ -36,6 +36,8 @@ _NAMES = {
 }
 """RLlib's name of each of our columns."""
 _EPISODES_PER_FILE, _EPISODES_PER_GROUP = 256, 16
+_SAMPLED_STEPS = 256
+"""Steps of a usual train batch."""
 
 
 def offline_settings(path: Path | str) -> dict[str, Any]:
@@ -80,12 +82,13 @@ def episode_settings(out: Path | str) -> dict[str, Any]:
     files = sorted(Path(out).absolute().glob("*.parquet"))
     if not files:
         raise ExportError(str(out), "is no export: rayagi export DATASET --to rllib writes one")
+    steps = np.mean(pyarrow.dataset.dataset(files).to_table(columns=["steps"])["steps"].to_numpy())
     return {
         "input_": [str(file) for file in files],
         "input_read_method": "read_parquet",
         "input_read_episodes": True,
-        # RLlib's default, train_batch_size_per_learner, counts steps. A batch is sampled from the episodes read so far.
-        "input_read_batch_size": 1,
+        # Episodes, not steps as RLlib's default. Each read samples one train batch: read about as many steps as it has.
+        "input_read_batch_size": max(1, int(_SAMPLED_STEPS / steps)),
         # RLlib's default of two actors leaves no core for reading on a machine of two, and waits for ever.
         "map_batches_kwargs": {"concurrency": 1},
     }
@@ -93,7 +96,7 @@ def episode_settings(out: Path | str) -> dict[str, Any]:
 
 def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
     """Write each episode as RLlib writes its own: a SingleAgentEpisode's state in msgpack, in the column ``item`` of Parquet
-    files. Uses the installed RLlib's class, which decides the format; returns the number of episodes.
+    files, beside the number of ``steps``. The installed RLlib's class decides the format. Returns the number of episodes.
 
     An episode cut by the end of the recording counts as truncated. The extra model outputs of a step are ``action_logp`` and
     ``policy_version``.
@@ -103,7 +106,7 @@ def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
         DiskError: it cannot be written; nothing of it is left.
     """
     packed, spaces_of_columns = _packing(), spaces_of(dataset.folder.description.layout)
-    schema = pa.schema({"item": pa.binary()})
+    schema = pa.schema({"item": pa.binary(), "steps": pa.int32()})
     written = 0
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -111,7 +114,8 @@ def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
         for episode in dataset.episodes(whole_only=whole_only):
             written += 1
             item = packed(_rllib_episode(episode, *spaces_of_columns))
-            yield pa.record_batch([pa.array([item], pa.binary())], schema=schema)
+            columns = [pa.array([item], pa.binary()), pa.array([len(episode.rewards)], pa.int32())]
+            yield pa.record_batch(columns, schema=schema)
 
     with finished_folder(out) as folder:
         pyarrow.dataset.write_dataset(

@@ -41,6 +41,7 @@ def test_rllib_reads_whole_episodes(dataset):
     assert main(["export", "d", "--to", "rllib", "out"]) == 0
     settings = episode_settings("out")
     assert settings["input_read_episodes"]
+    assert settings["input_read_batch_size"] == 106  # of 24 steps in 10 episodes: 256 / 2.4
     items = pyarrow.dataset.dataset(settings["input_"]).to_table()["item"].to_pylist()
     expected = {str(each.number): each for each in dataset.episodes()}
     read = [
