@@ -33,7 +33,14 @@ CASES: dict[str, tuple[str, ...]] = {
     BASELINE: ("ppo",),
     "appo, dp_only": ("appo",),
     "ppo, ea_t": ("ppo", "--template", "ea_t"),
-    "appo, decoupled, wait": ("appo", "--template", "decoupled", "--set", "appo.on_stale=wait"),
+    "appo, decoupled, wait": (
+        "appo",
+        "--template",
+        "decoupled",
+        "--set",
+        "appo.on_stale=wait",
+        "appo.max_lag=1",
+    ),
     "appo, decoupled, correct": (
         "appo",
         "--template",

@@ -86,6 +86,7 @@ def cases() -> list[Case]:
             "impala",
             "--set",
             "impala.on_stale=wait",
+            "impala.max_lag=1",
         ),
         "a3c_one_gmi": ("HalfCheetah-v5", "--gmis", "1", "--algorithm", "a3c"),  # several do not repeat a run
         "appo_decoupled": (
@@ -96,6 +97,7 @@ def cases() -> list[Case]:
             "appo",
             "--set",
             "appo.on_stale=wait",
+            "appo.max_lag=1",
         ),
     }
     without = {"ppo_fused_cartpole": ("--set", "env.engine=fused_torch")}  # it has no C without a compiler

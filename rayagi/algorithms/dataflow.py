@@ -54,8 +54,7 @@ class DataflowTopology:
             envs=tuple(assignment.envs_per_gmi(index) for index in collectors),
             lockstep=lockstep,
             free_running=free_running,
-            # As many rollouts as bound + 1 updates take: of collectors of one speed, none is too old.
-            slots=max(1, (bound + 1) * per_update // len(collectors)),
+            slots=bound + 1 if lockstep else _slots(bound, per_update, len(collectors)),
             max_lag=None if stale == "correct" and not lockstep else bound,
             rollouts_per_update=per_update,
         )
@@ -97,3 +96,11 @@ class DataflowTopology:
         Collective: every GMI calls it. None for GMIs that are not learners.
         """
         return communicator if self.free_running else communicator.group(self.learners)
+
+
+def _slots(bound: int, per_update: int, collectors: int) -> int:
+    """Slots of a collector at its own pace: what ``bound`` updates take, so that one that is an update late is within it.
+
+    At least one more than an update takes: it collects while the learner learns.
+    """
+    return max(per_update // collectors + 1, bound * per_update // collectors)

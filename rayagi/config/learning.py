@@ -86,9 +86,9 @@ MOST_LAG = 64
 class AsynchronousSpec(LearningSpec):
     """Settings of algorithms whose collectors and learners run concurrently."""
 
-    max_lag: int = 1
+    max_lag: int = 2
     """Largest policy lag of a rollout, in updates. 0: the synchronous learner. 1: a rollout is collected while the learner
-    uses the previous one. More only decouples their speeds, and learns more slowly."""
+    uses the previous one. 2: the same, and a collector may be an update late. More learns more slowly."""
     on_stale: Literal["wait", "drop", "correct"] = "drop"
     """drop: collectors go on at their own pace; the learner takes rollouts as they come, and drops those older than max_lag.
     wait: an update takes one rollout of every collector, so that all wait for the slowest, and none is too old. correct: as

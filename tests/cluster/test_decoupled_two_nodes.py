@@ -27,7 +27,7 @@ SPEC = RunSpec(
     algorithm="appo",
     gmi=GmiSpec(num_envs=4, template="decoupled", backend="cpu"),
     network=NetworkSpec(hidden=(16, 8)),
-    learning=AppoSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
+    learning=AppoSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3, max_lag=1),
     seed=3,
 )
 

@@ -60,13 +60,14 @@ def test_without_lockstep_learners_share_what_an_update_takes(numbers, rollouts)
         ("ea_t", {}, True, False, 1, 0),
         ("decoupled", {"max_lag": 0}, True, True, 1, 0),
         ("decoupled", {"max_lag": 0, "on_stale": "drop"}, True, True, 1, 0),
-        ("decoupled", {}, False, True, 2, 1),
+        ("decoupled", {}, False, True, 2, 2),
+        ("decoupled", {"max_lag": 1}, False, True, 2, 1),
         ("decoupled", {"max_lag": 8, "on_stale": "wait"}, True, True, 9, 8),
-        ("decoupled", {"max_lag": 8, "on_stale": "drop"}, False, True, 9, 8),
-        ("decoupled", {"max_lag": 2, "on_stale": "correct"}, False, True, 3, None),
-        # Two collectors, one rollout per update: 2 slots each are 4 updates; 4 rollouts per update: 8 slots are 4 updates.
-        ("decoupled", {"max_lag": 3, "rollouts_per_update": 1}, False, True, 2, 3),
-        ("decoupled", {"max_lag": 3, "rollouts_per_update": 4}, False, True, 8, 3),
+        ("decoupled", {"max_lag": 8, "on_stale": "drop"}, False, True, 8, 8),
+        ("decoupled", {"max_lag": 2, "on_stale": "correct"}, False, True, 2, None),
+        # Two collectors: 3 updates of one rollout are 1 slot of each, 3 of 4 rollouts are 6.
+        ("decoupled", {"max_lag": 3, "rollouts_per_update": 1}, False, True, 1, 3),
+        ("decoupled", {"max_lag": 3, "rollouts_per_update": 4}, False, True, 6, 3),
         ("decoupled", {"max_lag": 1, "rollouts_per_update": 1}, False, True, 1, 1),
     ],
 )
