@@ -28,3 +28,8 @@ def test_what_runs_inside_a_gmi_never_imports_rllib():
 @pytest.mark.parametrize("heavy", ["ray", "torch", "mujoco", "matplotlib", "gymnasium"])
 def test_help_is_instant_because_nothing_heavy_is_imported(heavy):
     assert heavy not in modules_after("import rayagi, rayagi.cli.parser")
+
+
+@pytest.mark.parametrize("heavy", ["ray", "torch", "pyarrow"])
+def test_replay_stores_need_neither_ray_nor_torch(heavy):
+    assert heavy not in modules_after("import actors.replay")
