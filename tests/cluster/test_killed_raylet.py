@@ -1,0 +1,74 @@
+"""`rayagi train` over two Ray nodes, simulated as two raylets on this host, of which one is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from rayagi.run.checkpoints import CheckpointStore
+
+pytestmark = pytest.mark.cluster
+
+LIMIT_S = 180.0
+SMALL = ["--gmis", "2", "--num-envs", "8", "--set", "ppo.rollout_length=16", "--set", "ppo.num_minibatches=2"]
+
+
+@pytest.fixture
+def cluster():
+    """Two nodes of one CPU each; the test kills the second."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        ray.init(address=cluster.address, log_to_driver=False)
+        cluster.wait_for_nodes(timeout=60)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def rayagi(folder, address, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "rayagi", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "RAY_ADDRESS": address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(question):
+    deadline = time.monotonic() + LIMIT_S
+    while not (answer := question()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return answer
+
+
+def test_a_run_that_loses_a_node_ends_with_a_sentence_and_its_last_checkpoint_stays(cluster, tmp_path):
+    options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
+    process = rayagi(tmp_path, cluster.address, "train", "InvertedPendulum-v5", *SMALL, *options)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    (lost,) = cluster.worker_nodes
+    os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    output, error = process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 1, output + error
+    first, *follow_up = error.splitlines()
+    assert re.match(r"rayagi: GMI \d/2 .* was lost during \d+ training iterations: ", first)
+    last = checkpoints.load()
+    assert follow_up == [
+        f"The last good checkpoint is {last.name}. Continue from it with:",
+        "  rayagi train --resume runs/a",
+    ]
