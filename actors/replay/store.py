@@ -482,6 +482,10 @@ class ReplayStore(ClosesOnExit):
             for descriptor in self._descriptors:
                 os.close(descriptor)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self.close()
+
     def check_open(self) -> None:
         """Raise if the store is closed.
 

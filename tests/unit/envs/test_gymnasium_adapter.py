@@ -343,8 +343,9 @@ def test_a_resumed_program_scales_rewards_by_returns_of_its_new_episodes():
     spec = preset("CartPole-v1")
     spec = replace(spec, learning=replace(spec.learning, normalize_rewards=True, rollout_length=8))
     identity = GmiIdentity(
-        index=0, num_gmis=1, task="CartPole-v1", slice=Slice(node="here", backend="cpu"), roles=("trainer",)
-    )
+        index=0, num_gmis=1, task="CartPole-v1", slice=Slice(node="here", backend="cpu"),
+        roles=("simulator", "agent", "trainer"),
+    )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
     program, resumed = training_factory(spec)(context), training_factory(spec)(context)
     program.iterate()

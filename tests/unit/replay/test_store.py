@@ -1,6 +1,7 @@
 """The store against a model in plain Python: allocator, status table, removal, trees; spilling; bad input."""
 
 import collections
+import gc
 import os
 import pickle
 
@@ -349,3 +350,14 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
         ReplayError, match=r"replay stores need a C compiler: no C compiler .* install one or set CC"
     ):
         ReplayStore.create(SCHEMA, 4)
+
+
+def test_a_store_that_nothing_refers_to_has_no_descriptors():
+    def descriptors():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for _ in range(3):
+        ReplayStore.create(SCHEMA, 4, selectors=SELECTORS)
+    assert descriptors() == before
