@@ -758,11 +758,11 @@ typedef struct {
 } Drawn;
 
 /* One draw of targets u, from sums that are not changed meanwhile or checked for it afterwards. Returns whether there is a
-   positive sum. */
+   positive, finite sum. */
 static int draw_rows(const Store *s, const Tree *t, int64_t n, const Drawn *d) {
     double *u = d->rest;
     const double total = *d->total = total_of(t);
-    if (!(total > 0.0)) return 0;
+    if (!(total > 0.0 && total < INFINITY)) return 0;
     for (int64_t i = 0; i < n; i++) u[i] *= total;
     if (t->kind == ROWS && s->base == 0 && s->header->count == s->header->high)
         /* Every index is committed: the tree would return the target's whole part. */

@@ -236,8 +236,10 @@ def _whole_tree(
     own = store.edges(store.tree(spec))
     groups = merge((yield own) if store.num_shards > 1 else [own])
     everything = total(groups[len(own.first) - 1, 0])
-    if not everything > 0:
-        raise ReplayError("nothing can be selected: all shards are empty, or all weights are zero")
+    if not 0 < everything < np.inf:
+        raise ReplayError(
+            "nothing can be selected: all shards are empty, all weights are zero, or their sum is not finite"
+        )
     return groups, everything
 
 

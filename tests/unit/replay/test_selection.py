@@ -249,8 +249,18 @@ def test_bad_requests_are_explained(request_, message):
 def test_nothing_can_be_selected_from_an_empty_store_or_from_zero_weights():
     store = ReplayStore.create(SCHEMA, 4, selectors=SELECTORS)
     for selector in (Uniform(), Sequences(1), Prioritized(0.6, 0.4)):
-        with pytest.raises(ReplayError, match="the store is empty, or all weights are zero"):
+        with pytest.raises(ReplayError, match="the store is empty, all weights are zero"):
             select(store, selector, 1, seed=0, draw=0)
     store.insert(content(range(4)), priorities=0.0)
     with pytest.raises(ReplayError, match="all weights are zero"):
         select(store, Prioritized(0.6, 0.4), 1, seed=0, draw=0)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize(("priority", "exponent"), [(1e308, 1.0), (1e200, 2.0)])
+def test_finite_priorities_whose_sum_is_not_are_refused(num_shards, priority, exponent):
+    """4 * 1e308, and 1e200**2, exceed the largest float64: no row would have a probability above 0."""
+    selector = Prioritized(exponent, 0.4)
+    shards = shards_of(4, num_shards, (selector,), priorities=[priority] * 4)
+    with pytest.raises(ReplayError, match="their sum is not finite"):
+        select(shards, selector, 2, seed=0, draw=0)
