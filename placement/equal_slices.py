@@ -73,11 +73,19 @@ def gpu_fractions(
         num_gmis: GMIs in total, for which GPUs are filled in order; None: all shares
 
     Raises:
-        PlanError: no GPU can be partitioned, and none has idle shares; the first GPU's reason.
+        PlanError: no GPU can be partitioned, and none has idle shares, with the first GPU's reason; or more shares than Ray
+            has fractions.
     """
     backend = get_backend(name)
     # Whole steps of Ray's fractions: 3 x 0.3333.
-    equal = (round(floor(1 / shares / FRACTION_STEP + 1e-9) * FRACTION_STEP, 4),) * shares
+    fraction = round(floor(1 / shares / FRACTION_STEP + 1e-9) * FRACTION_STEP, 4)
+    if not fraction:
+        raise PlanError(
+            f"{counted(shares, 'GMI')} per GPU",
+            f"Ray's smallest fraction of a GPU is {FRACTION_STEP:g}",
+            f"Use {round(1 / FRACTION_STEP)} per GPU or fewer",
+        )
+    equal = (fraction,) * shares
     gpus = [(node, gpu) for node in machine.nodes for gpu in node.usable_gpus]
     refusals: dict[str, PlanError] = {}
     left = shares * len(gpus) if num_gmis is None else num_gmis

@@ -33,6 +33,8 @@ _PAPERS = "the papers' layout: GMI-DRL Table 6, preprint Figure 10"
 _HERE = "by a search on this machine"
 _SEARCH = "search throughput gmis=auto num_envs=auto"
 """Note of a search of both numbers (SearchSettings.name)."""
+_DAMAGED = (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError)
+"""What reading a recorded search raises that is of another version, or damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +115,9 @@ def _candidates(spec: RunSpec, machine: Machine, folder: Path | None) -> Iterato
     """Layouts to try, in order."""
     store = SearchStore(spec, machine, folder)
     here = store.load_note(_SEARCH)
-    if here is not None:
-        yield _recorded(here, _HERE)
+    with suppress(*_DAMAGED):
+        if here is not None:
+            yield _recorded(here, _HERE)
     yield from _same_gpu(store)
     yield from _of_papers(spec, machine)
 
@@ -127,7 +130,7 @@ def _same_gpu(store: SearchStore) -> Iterator[_Candidate]:
     """Complete searches of the same task and algorithm on the same GPU model, by any version, the newest first."""
     files = sorted(store.path.parent.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in files:
-        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):  # of another version, or damaged
+        with suppress(OSError, *_DAMAGED):
             stored = json.loads(path.read_text())
             key, note = stored["key"], stored["notes"][_SEARCH]
             same = _of_search(key) == _of_search(store.key)

@@ -151,3 +151,14 @@ def test_a_training_run_takes_it_and_its_folder_keeps_the_numbers(tmp_path, monk
     folder.unlock()
     assert (spec.gmi.gmis_per_gpu, spec.gmi.num_envs) == (3, 160)
     assert "not measured on this machine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "note", [{"gmis": float("inf"), "num_envs": 64}, {"gmis": 100_000, "num_envs": 64}, {}]
+)
+def test_damaged_numbers_of_a_recorded_search_are_passed_over(tmp_path, note):
+    """Of this machine and of another one; a share of 1/100,000 is no fraction of a GPU."""
+    for machine in (DGX, small(DGX, cores=64)):
+        store = SearchStore(ANT, machine, tmp_path)
+        store.save_note(SearchSettings().name(), note | {"complete": True})
+    assert layout(ANT, DGX, tmp_path)[:2] == (3, 160)

@@ -223,3 +223,9 @@ def test_gmis_are_left_out_by_index_and_the_plan_says_so():
 def test_what_cannot_be_left_out_is_refused(left_out, request_, message):
     with pytest.raises(PlanError, match=message):
         make_plan(machine("cpu16"), num_envs=32, num_gmis=4, left_out=left_out, **request_)
+
+
+@pytest.mark.parametrize("backend", ["auto", "mps"])
+def test_more_gmis_per_gpu_than_ray_has_fractions_are_refused(backend):
+    with pytest.raises(PlanError, match="smallest fraction of a GPU"):
+        make_plan(machine("h100x8"), num_envs=32, gmis_per_gpu=10_001, backend=backend)
