@@ -16,6 +16,7 @@ from rayagi.config.files import load_config_file
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked, refuse_unfit_network
 from rayagi.config.spec import RunSpec
+from rayagi.config.yaml_text import parse_yaml
 from rayagi.envs import env_info
 from rayagi.run.limits import DEFAULT_TIME_S, Limits
 
@@ -69,10 +70,16 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
 
 
 def gives_num_envs(arguments: argparse.Namespace) -> bool:
-    """Whether an option gives the number of environments."""
-    return arguments.num_envs is not None or any(
+    """Whether an option or the settings file gives the number of environments; a Python file always does."""
+    if arguments.num_envs is not None or any(
         text.startswith("gmi.num_envs") for text in arguments.settings or ()
-    )
+    ):
+        return True
+    file = arguments.config
+    if file is None or file.suffix == ".py":
+        return file is not None
+    stored = parse_yaml(file.read_text(encoding="utf-8")) or {}
+    return "num_envs" in stored.get("gmi", {})
 
 
 def refuse_unmeasured(spec: RunSpec, what: str) -> None:

@@ -139,6 +139,11 @@ def test_the_command_line_plans_it_and_keeps_what_options_give(capsys, tmp_path,
     for given in (["--num-envs", "32"], ["--set", "gmi.num_envs=32"]):
         assert main(["plan", "Ant-v5", *machine, *given]) == 0
         assert "dp_only on mps: 24 GMIs, 768 environments." in capsys.readouterr().out
+    given = tmp_path / "given.yaml"
+    for text, num_envs in (("gmi: {num_envs: 32}", 768), ("seed: 3", 3840)):
+        given.write_text(text)
+        assert main(["plan", "Ant-v5", *machine, "--config", str(given)]) == 0
+        assert f"24 GMIs, {num_envs} environments." in capsys.readouterr().out
     assert main(["plan", "Ant-v5", *machine, "--gmis", "8"]) == 0
     assert "Default layout" not in capsys.readouterr().out
 
