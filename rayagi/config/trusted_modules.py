@@ -46,7 +46,8 @@ def _check(setting: str, value: object, what: str, files: list[Path] | None, con
 
 
 def _in_project(code: Path, config: Path) -> bool:
-    project, code, run = Path.cwd().resolve(), code.resolve(), config.resolve().parent
+    # Not where config.yaml leads to, if it is a link.
+    project, code, run = Path.cwd().resolve(), code.resolve(), config.parent.resolve()
     if not code.is_relative_to(project) or in_run_folder(code) or code.is_relative_to(run):
         return False
     if {"site-packages", "dist-packages"} & set(code.parts) or code.is_relative_to(_standard_library()):
@@ -61,9 +62,9 @@ def _standard_library() -> Path:
 
 
 def in_run_folder(path: Path) -> bool:
-    """Whether a path is a run folder, or in one."""
-    path = path.resolve()
-    return any((folder / "run.json").exists() for folder in (path, *path.parents))
+    """Whether a path is a run folder, or in one; a link is where it lies and where it leads to."""
+    places = path.resolve(), path.parent.resolve()
+    return any((folder / "run.json").exists() for place in places for folder in (place, *place.parents))
 
 
 def module_files(name: str) -> list[Path] | None:

@@ -133,3 +133,17 @@ def test_a_config_file_is_checked_if_it_is_of_a_run_folder(project):
         load_config_file("config.yaml")
     with pytest.raises(EnvironmentOptionError, match=r"AssertionError at .*: imported"):
         load_config_file("runs/a/config.yaml", trust_modules=True)
+
+
+def test_a_config_file_that_is_a_link_is_of_the_folder_where_it_lies(project, tmp_path):
+    target = project / "came/target.yaml"
+    target.write_text("env: {id: 'came.with:Task-v0'}\n")
+    link = project / "came/runs/b/config.yaml"
+    link.symlink_to(target)
+    with pytest.raises(ConfigError, match=r"came/with\.py"):
+        load_config_file(link)
+    link.unlink()
+    (tmp_path / "target.yaml").write_text(target.read_text())
+    link.symlink_to(tmp_path / "target.yaml")
+    with pytest.raises(ConfigError, match=r"came/with\.py"):
+        refuse(project, RunSpec(env=EnvSpec(id="came.with:Task-v0")), "came/runs/b")
