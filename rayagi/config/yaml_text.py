@@ -24,6 +24,14 @@ _INT = re.compile(
 class _Loader(yaml.SafeLoader):
     """SafeLoader without three YAML 1.1 rules: 3e-4 as text, 27:45 as 27 * 60 + 45, and the last of two equal keys wins."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, LookupError, AttributeError) as error:  # PyYAML's own, of 2001-99-99 or !!bool x
+            kind = node.tag.removeprefix(_TAG)
+            problem = f"{str(node.value)[:40]!r} is no {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: set[Any] = set()
         for key_node, _ in node.value:
@@ -50,4 +58,7 @@ def parse_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: invalid YAML, or a duplicate key; the message has line and column.
     """
-    return yaml.load(text, Loader=_Loader)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error

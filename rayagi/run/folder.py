@@ -142,7 +142,7 @@ class RunFolder:
         """
         try:
             config = parse_yaml((self.path / "config.yaml").read_text())
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise RunFolderError(str(self.path), f"config.yaml cannot be read ({error})") from error
         if not isinstance(config, dict):
             raise RunFolderError(str(self.path), "config.yaml is not a mapping")

@@ -104,6 +104,10 @@ def test_a_python_file_defines_config(tmp_path, text):
         ("a.yaml", "ppo: {gamma: 2}\n", "a.yaml: ppo.gamma = 2.0: must be"),
         ("a.yaml", "ppo: [gamma\n", "a.yaml: is not YAML"),
         ("a.yaml", "seed: 1\nseed: 2\n", "'seed' is given twice"),
+        ("a.yaml", "seed: 2001-99-99\n", "'2001-99-99' is no timestamp"),
+        ("a.yaml", "seed: !!bool x\n", "'x' is no bool"),
+        ("a.yaml", "seed: 0b_\n", "'0b_' is no int"),
+        ("a.yaml", f"seed: {'[' * 5000}\n", "nested too deeply"),
         ("a.yaml", "- 1\n", "a.yaml: configuration = [1]: must be a mapping of settings"),
         (
             "a.yaml",

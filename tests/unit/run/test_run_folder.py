@@ -90,6 +90,9 @@ def test_numbers_in_a_configuration_are_read_as_everywhere_else(tmp_path):
     (folder.path / "config.yaml").write_text("seed: 1\nseed: 2\n")
     with pytest.raises(RunFolderError, match="'seed' is given twice"):
         folder.read_config()
+    (folder.path / "config.yaml").write_bytes(b"seed: \xff\n")
+    with pytest.raises(RunFolderError, match=r"config\.yaml cannot be read"):
+        folder.read_config()
 
 
 def test_updates_are_atomic(tmp_path):
