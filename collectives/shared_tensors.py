@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class SharedTensors:
         shared["parameters"].add_(step)   # at once in every member
     """
 
+    _lock: int | None = None
+
     def __init__(self, communicator: Communicator, sizes: Mapping[str, tuple[int, torch.dtype]]) -> None:
         """Collective: every member passes the same sizes (elements, dtype).
 
@@ -48,6 +51,7 @@ class SharedTensors:
         }
         # An open file description of its own: locks of two members exclude each other, also within one process.
         self._lock = os.open(self._file.endpoint.partition("#")[0], os.O_RDWR | os.O_CLOEXEC)
+        _holders.add(self)
         communicator.barrier()  # until all have mapped it, rank 0 keeps it open
 
     def __getitem__(self, name: str) -> Tensor:
@@ -56,16 +60,36 @@ class SharedTensors:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Exclude the other members' ``lock``. A member that ends meanwhile leaves it open: the kernel holds it."""
+        """Exclude the other members' ``lock``. A member that ends meanwhile leaves it open: the kernel holds it.
+
+        Not in a child that was forked: it has no lock of its own.
+        """
+        assert self._lock is not None
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             yield
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_lock"):
+    def close_lock(self) -> None:
+        """Close the lock's descriptor: the lock is held until every copy of it is closed. Safe to call twice."""
+        if self._lock is not None:
             os.close(self._lock)
+            self._lock = None
+
+    def __del__(self) -> None:
+        self.close_lock()
+
+
+_holders: WeakSet[SharedTensors] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for holder in _holders:  # else a child would keep the lock of a member that ends
+        holder.close_lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _common_file(communicator: Communicator, size: int) -> SharedFile:

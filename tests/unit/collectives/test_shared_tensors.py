@@ -1,5 +1,6 @@
 """Tensors that the members of a group map: written at once by each, and a lock that a killed member does not keep."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -62,27 +63,39 @@ def test_a_lock_excludes_the_other_members():
     assert members(3, work) == [600] * 3
 
 
-def test_a_killed_member_keeps_no_lock():
+def check_killed_with_the_lock(forks):
     shared = SharedTensors(SoloCommunicator(), SIZES)
     context = multiprocessing.get_context("fork")
-    locked = context.Event()
+    locked, end = context.Event(), context.Event()
 
     def take_and_die():
-        other = os.open(shared._file.endpoint.partition("#")[0], os.O_RDWR)
-        os.dup2(other, shared._lock)  # an open file description of its own
-        os.close(other)
+        # An open file description of its own.
+        shared._lock = os.open(shared._file.endpoint.partition("#")[0], os.O_RDWR)
         with shared.lock():
             shared["c"][0] = 7
+            for _ in range(forks):
+                context.Process(target=end.wait, args=(60,)).start()
             locked.set()
             os.kill(os.getpid(), signal.SIGKILL)
 
     process = context.Process(target=take_and_die)
     process.start()
-    assert locked.wait(30)
-    with shared.lock():  # returns: the kernel took the lock back
+    try:
+        assert locked.wait(30)
+        _, status = os.waitpid(process.pid, 0)  # ``join`` waits for the forked child, too
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        fcntl.flock(shared._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel took the lock back
         assert int(shared["c"][0]) == 7
-    process.join(30)
-    assert process.exitcode == -signal.SIGKILL
+    finally:
+        end.set()
+
+
+def test_a_killed_member_keeps_no_lock():
+    check_killed_with_the_lock(forks=0)
+
+
+def test_a_forked_child_keeps_no_lock_of_a_killed_member():
+    check_killed_with_the_lock(forks=1)
 
 
 def test_members_on_several_hosts_are_refused_on_all_of_them(monkeypatch):
