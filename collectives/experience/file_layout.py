@@ -25,6 +25,7 @@ import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
+from weakref import WeakSet
 
 import pyarrow as pa
 import torch
@@ -254,11 +255,12 @@ class SharedFile:
         try:
             if not os.readlink(path).startswith(f"/memfd:{FILE_PREFIX}"):
                 raise ChannelError(channel, "a process sent a file that is no channel")
-            own = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            # A mapping keeps a copy of its descriptor, and with it a lock: so the one that locks is not mapped.
+            received = cls(descriptor, path)
+            received.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         finally:
             os.close(descriptor)
-        received = cls(own, path)
-        received.descriptor = own
+        _received.add(received)
         if received.words[MAGIC] != magic:
             raise ChannelError(channel, "a process sent a channel of another version of rayagi")
         return received
@@ -301,6 +303,18 @@ class SharedFile:
         self.close()
         if self._is_page_locked and not sys.is_finalizing():  # the driver ends with the process
             torch.cuda.cudart().cudaHostUnregister(self.address)
+
+
+_received: WeakSet[SharedFile] = WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # A lock is held until every copy of its descriptor is closed: a child must not keep it beyond this process's end.
+    for file in _received:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def pid_of(endpoint: str) -> int:

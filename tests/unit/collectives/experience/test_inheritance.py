@@ -22,6 +22,7 @@ from collectives.experience.file_layout import FILE_PREFIX, SharedFile
 from collectives.experience.packer import ChannelPlan
 from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
+from collectives.rendezvous import poll
 from experiments.channels.kills import run_round
 from tests.unit.forkserver import context
 
@@ -199,3 +200,23 @@ def test_a_file_that_is_no_channel_is_refused_and_others_connect(caplog):
     ring.attach(consumer.endpoint)
     assert consumer.producers == (0,)
     assert "a process sent a file that is no channel" in caplog.text
+
+
+def test_a_forked_child_keeps_no_lock_of_its_parent():
+    created = SharedFile.create("locked", 8)
+    holder = SharedFile.receive("locked", os.dup(created.descriptor), 0)
+    assert holder.try_lock()
+    closed, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        os.read(closed, 1)  # until the parent is done
+        os._exit(0)
+    os.close(closed)
+    try:
+        holder.close()  # as if the parent had been killed
+        other = SharedFile.receive("locked", os.dup(created.descriptor), 0)
+        assert poll(lambda: other.try_lock() or None, LIMIT_S)  # once the child runs
+    finally:
+        os.close(told)
+        os.waitpid(child, 0)
