@@ -96,6 +96,8 @@ class Recovery:
         state = self._learner_state()
         for each in indices:
             self._build(each, state)
+            # The first goes on with the lags of all: what learners report is added up.
+            state = {**state, "local": {"lags": {}}}
 
     def _build(self, index: int, state: StateDict) -> None:
         gmi, settings = self._group.handles[index], self._spec.gmi
