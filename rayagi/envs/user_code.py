@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rayagi.envs.errors import EnvError, EnvironmentFailedError
 
-_LIBRARIES = re.compile(r"-packages[/\\](gymnasium[/\\](?!envs)|mujoco|numpy|ray|torch)[/\\]?")
+_LIBRARIES = re.compile(r"-packages[/\\](gymnasium[/\\](?!envs)|(mujoco|numpy|ray|torch)[/\\])")
 _INSIDE = (str(Path(__file__).parent), "<frozen ")
 _IN_CALLER = " in the code that called it"
 _STDLIB = sysconfig.get_path("stdlib")

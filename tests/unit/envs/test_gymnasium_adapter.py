@@ -30,6 +30,7 @@ from rayagi.envs import (
     make_env_factory,
     render_env,
 )
+from rayagi.envs.user_code import failure_text
 
 
 class Scripted(gymnasium.Env):
@@ -181,6 +182,19 @@ def test_an_exception_of_an_environment_is_named_with_its_step_and_line(faulty):
     line = Faulty.step.__code__.co_firstlineno + 5
     where = "Faulty-v0, environment 4, step 3 of its episode"
     assert failure_of(faulty(KeyError("goal"))) == f"{where}: KeyError at {__file__}:{line}: 'goal'"
+
+
+def test_a_package_whose_name_begins_like_a_librarys_is_the_users():
+    """Such as mujoco_playground: an exception of its code is named with its line."""
+    for name, is_users in (("mujoco_robots", True), ("torchtasks", True), ("mujoco", False), ("torch", False)):
+        file = f"/venv/lib/site-packages/{name}/env.py"
+        scope = {}
+        exec(compile("def fail(*given):\n    raise KeyError('goal')\n", file, "exec"), scope)
+        with pytest.raises(KeyError) as caught:
+            scope["fail"]()
+        caught.value.__traceback__ = caught.tb.tb_next  # without this test's own frame
+        at = f" at {file}:2" if is_users else ""
+        assert failure_text(caught.value) == f"KeyError{at}: 'goal'"
 
 
 def test_an_old_environments_tuple_of_four_is_named(faulty):
