@@ -42,7 +42,7 @@ _LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels")
 
 
 _WITH_RAY = ("train", "search", "serve", "comm bench")
-"""Commands that start Ray's processes."""
+"""Commands that always start Ray's processes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,20 +75,30 @@ def _set_import_path(arguments: argparse.Namespace) -> None:
     A run folder may be somebody else's: its files must not take the place of modules that commands import.
 
     Raises:
-        UsageError: the command starts Ray in a run folder; Ray's processes import from their working folder.
+        UsageError: the command uses Ray in a run folder; Ray's processes import from the driver's working folder.
     """
     folder = os.getcwd()
     if getattr(arguments, "trust_modules", False) or not in_run_folder(Path(folder)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
         return
-    if arguments.command in _WITH_RAY:
+    if _uses_ray(arguments):
         raise UsageError(
             f"{folder} is in a run folder, whose files Ray's processes would import; start it elsewhere"
         )
     sys.path[:] = [
         entry for entry in sys.path if not Path(entry).resolve().is_relative_to(Path(folder).resolve())
     ]
+
+
+def _uses_ray(arguments: argparse.Namespace) -> bool:
+    """Whether a command starts Ray's processes, or asks those of a cluster, which take the driver's path too."""
+    if arguments.command == "info":
+        return bool(arguments.cluster)
+    if arguments.command == "plan":
+        asks_cluster = arguments.machine is None and os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+        return asks_cluster or arguments.explain or arguments.nodes is not None
+    return arguments.command in _WITH_RAY
 
 
 def _report(error: Exception, *, debug: bool) -> int:

@@ -82,6 +82,22 @@ def test_no_command_imports_a_module_of_the_run_folder(evil, command, tmp_path):
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["plan", "CartPole-v1", "--explain"],
+        ["plan", "CartPole-v1", "--nodes", "2"],
+        ["info", "--cluster"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_starts_or_asks_ray_in_a_run_folder(evil, command, tmp_path):
+    done = rayagi(*command, cwd=evil)
+    assert done.returncode == 2, done
+    assert "is in a run folder, whose files Ray's processes would import" in done.stderr
+    assert not (tmp_path / "marker").exists()
+
+
 def test_a_report_is_written_without_the_modules(evil, tmp_path):
     (evil / "progress.csv").write_text(
         "iteration,iteration_s,train_s,env_steps,steps_per_second,env_steps_total\n1,1,1,100,100,100\n2,1,2,100,100,200\n"
