@@ -15,7 +15,6 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -240,10 +239,9 @@ def load_tensors(data: bytes, path: Path) -> dict[str, Any]:
 
     try:
         with torch.serialization.safe_globals(_allowed()):
-            loaded = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+            return dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+    except Exception as error:  # hostile bytes raise any: KeyError, IndexError, TypeError, struct.error
         raise CheckpointError(str(path.parent), f"{path.name} cannot be read ({_reason(error)})") from error
-    return dict(loaded)
 
 
 def _reason(error: Exception) -> str:

@@ -17,8 +17,6 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
-from rayagi.envs.errors import EnvError
-from rayagi.run.errors import RunError
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
 from rayagi.serving.policy_server.http_frontend import LOGGER, HttpFrontend
@@ -119,8 +117,9 @@ class PolicyServer:
             try:
                 saved = await asyncio.to_thread(self._policy.read)
                 self._policy.exchange(saved)
-            except (RunError, EnvError, ValueError) as error:
-                self._log(f"kept {self._policy.saved.checkpoint}: {error}")
+            except Exception as error:  # a network's code raises any; the next checkpoint is followed all the same
+                reason = str(error) or type(error).__name__
+                self._log(f"kept {self._policy.saved.checkpoint}: {reason}")
             else:
                 self._log(f"now {saved.checkpoint} ({saved.env_steps:,} environment steps)")
 

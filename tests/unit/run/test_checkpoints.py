@@ -172,6 +172,24 @@ def test_an_untrusted_checkpoint_runs_no_code(tmp_path):
         load_tensors(buffer.getvalue(), tmp_path / "iteration_000001" / "shared.pt")
 
 
+@pytest.mark.parametrize(
+    "program", [b"\x80\x020.", b"\x80\x02h\x05.", b"\x80\x02\x86.", b"\x80\x02X", b"\x80\x02K\x05."]
+)
+def test_whatever_pickle_a_checkpoint_holds_it_is_said_to_be_damaged(program, tmp_path):
+    """Pickle programs that pop from an empty stack, get what is not memorised, end early, or make a number."""
+    import io
+    import zipfile
+
+    saved, changed = io.BytesIO(), io.BytesIO()
+    torch.save({}, saved)
+    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(changed, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, program if name.endswith("data.pkl") else source.read(name))
+    for data in (changed.getvalue(), b"junk", b""):
+        with pytest.raises(CheckpointError, match=r"shared\.pt cannot be read"):
+            load_tensors(data, tmp_path / "iteration_000001" / "shared.pt")
+
+
 def test_the_manifest_covers_every_file(store, tmp_path):
     save(store, 1)
     folder = tmp_path / "run" / "checkpoints" / "iteration_000001"

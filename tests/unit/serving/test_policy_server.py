@@ -344,6 +344,25 @@ def test_a_newer_checkpoint_is_followed_and_a_damaged_one_is_not(tmp_path, monke
         assert client.act(OBS) == pytest.approx(after)
 
 
+def test_a_checkpoint_that_cannot_be_loaded_does_not_end_the_following(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "POLL_S", 0.02)
+    run = saved_run(tmp_path, iterations=(1,))
+    folder = open_run(run)
+    spec = run_spec_from_dict(folder.read_config())
+    with serving(run, which="last", port=0, follow=True) as (server, url, messages), PolicyClient(url) as client:
+        read = server._policy.read
+
+        def fail():
+            raise KeyError("goal")
+
+        server._policy.read = fail
+        save(folder, spec, 2)
+        until(lambda: any("kept iteration_000001: 'goal'" in text for text in messages))
+        server._policy.read = read
+        save(folder, spec, 3)
+        until(lambda: client.info()["policy_version"] == 3)
+
+
 def test_an_address_in_use_is_an_error(run, tmp_path):
     async def listen(**settings):
         await PolicyServer(ServedPolicy(run, "best"), ServerSettings(**settings), print).run(signals=False)
