@@ -77,18 +77,20 @@ def episode_settings(out: Path | str) -> dict[str, Any]:
     """Keyword arguments of ``AlgorithmConfig.offline_data`` to read the episodes of an export.
 
     Raises:
-        ExportError: there is no export.
+        ExportError: there is no export, or it has no episodes.
     """
     files = sorted(Path(out).absolute().glob("*.parquet"))
     if not files:
         raise ExportError(str(out), "is no export: rayagi export DATASET --to rllib writes one")
-    steps = np.mean(pyarrow.dataset.dataset(files).to_table(columns=["steps"])["steps"].to_numpy())
+    lengths = pyarrow.dataset.dataset(files).to_table(columns=["steps"])["steps"].to_numpy()
+    if not len(lengths):
+        raise ExportError(str(out), "has no episodes: export without --whole, or serve for longer")
     return {
         "input_": [str(file) for file in files],
         "input_read_method": "read_parquet",
         "input_read_episodes": True,
         # Episodes, not steps as RLlib's default. Each read samples one train batch: read about as many steps as it has.
-        "input_read_batch_size": max(1, int(_SAMPLED_STEPS / steps)),
+        "input_read_batch_size": max(1, int(_SAMPLED_STEPS / lengths.mean())),
         # RLlib's default of two actors leaves no core for reading on a machine of two, and waits for ever.
         "map_batches_kwargs": {"concurrency": 1},
     }

@@ -6,7 +6,9 @@ import gymnasium
 import msgpack
 import msgpack_numpy
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet
 import pytest
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from test_dataset import DISCRETE, block, writer
@@ -67,6 +69,13 @@ def test_rllib_reads_whole_episodes(dataset):
     assert pyarrow.dataset.dataset("whole").count_rows() == 9
     with pytest.raises(ExportError, match="rayagi export DATASET --to rllib writes one"):
         episode_settings("d")
+
+
+def test_an_export_without_episodes_is_said_to_have_none(tmp_path):
+    table = pa.table({"item": pa.array([], pa.binary()), "steps": pa.array([], pa.int32())})
+    pyarrow.parquet.write_table(table, tmp_path / "part-0.parquet")
+    with pytest.raises(ExportError, match="has no episodes"):
+        episode_settings(tmp_path)
 
 
 def test_rllib_reads_the_columns_of_a_dataset_in_place(dataset, tmp_path):
