@@ -28,7 +28,7 @@ enum { ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES };
 enum { IN_PLACE, HEAD, TAIL };
 enum { STALE, VALID, OUTSIDE };
 /* Results below 0: why nothing was done. */
-enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9 };
+enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10 };
 enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 4096, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3 };
 
 /* Status of one index: a cache line. */
@@ -109,12 +109,15 @@ static int64_t now_ns(void) {
 
 /* ---- processes -------------------------------------------------------------------------------------------------------- */
 
-/* Process id << 42 | start time in clock ticks; 0 if there is no such process, or it only waits for its parent. */
+static const uint64_t UNKNOWN = UINT64_MAX;
+
+/* Process id << 42 | start time in clock ticks; 0 if there is no such process, or it only waits for its parent; UNKNOWN if
+   that cannot be read, as without a free descriptor: such a process may be writing. */
 static uint64_t identity(int64_t pid) {
     char path[40], text[1024];
     snprintf(path, sizeof path, "/proc/%lld/stat", (long long)pid);
     const int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
+    if (file < 0) return errno == ENOENT || errno == ESRCH ? 0 : UNKNOWN;
     const ssize_t size = read(file, text, sizeof text - 1);
     close(file);
     if (size <= 0) return 0;
@@ -430,7 +433,11 @@ static int64_t reap(Store *s) {
     for (int64_t i = h->writers, next; i != NONE; i = next) {
         Row *r = &s->rows[i];
         next = r->next;
-        if (r->owner != known) known = r->owner, alive = identity(known >> 42) == known;
+        if (r->owner != known) {
+            known = r->owner;
+            const uint64_t found = identity(known >> 42);
+            alive = found == known || found == UNKNOWN;
+        }
         if (alive) continue;
         unlink_writing(s, i);
         set_tag(r, r->tag >> 2, FREE);
@@ -564,7 +571,7 @@ static int64_t check_room(Store *s, int64_t n) {
 static int64_t allocate(Store *s, int64_t n, int64_t *indices) {
     Header *h = s->header;
     const uint64_t self = own_identity();
-    int64_t got = 0, victims = 0, failed = reserve_scratch(s, n);
+    int64_t got = 0, victims = 0, failed = self && self != UNKNOWN ? reserve_scratch(s, n) : NO_IDENTITY;
     if (!failed) failed = check_room(s, n);
     while (got < n && !failed) {
         const int64_t evicted = h->evicted, index = obtain(s);

@@ -708,6 +708,7 @@ _REASONS = {
     kernel.NOT_OWNED: "only the process that allocated a row commits or cancels it, once",
     kernel.EMPTY: "nothing can be selected: the store is empty, all weights are zero, or their sum is not finite",
     kernel.IO_ERROR: "the file of spilled rows cannot be read or written: is its disk full?",
+    kernel.NO_IDENTITY: "this process cannot read its entry in /proc: are its file descriptors used up?",
     kernel.NO_MEMORY: "there is no memory for the bookkeeping of a request of this size",
 }
 

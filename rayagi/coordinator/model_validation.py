@@ -122,4 +122,6 @@ def _uncovered(validation: Validation | None, machine: Machine, on_gpu: bool) ->
         return "on any GPU"
     if len(machine.nodes) > 1:
         return "on several hosts"
+    if machine.num_cores < 2:
+        return "on one core"  # nor can unit costs be measured there: messages need two GMIs
     return f"on {machine.num_cores} cores" if validation and machine.num_cores > validation.cores else ""

@@ -57,6 +57,7 @@ def test_nine_of_ten_pairs_are_needed_to_rank():
     assert not dataclasses.replace(nine, pairs=0, right=0).may_rank
     assert ranks(nine, on(2), on_gpu=False)
     assert not ranks(nine, on(4), on_gpu=False)
+    assert not ranks(nine, on(1), on_gpu=False)
     assert not ranks(nine, on(2), on_gpu=True)
     assert not ranks(None, on(2), on_gpu=False)
     assert not ranks(nine, on(2, nodes=2), on_gpu=False)

@@ -4,6 +4,7 @@ import collections
 import gc
 import os
 import pickle
+import resource
 
 import numpy as np
 import pytest
@@ -361,3 +362,18 @@ def test_a_store_that_nothing_refers_to_has_no_descriptors():
     for _ in range(3):
         ReplayStore.create(SCHEMA, 4, selectors=SELECTORS)
     assert descriptors() == before
+
+
+def test_a_living_writer_keeps_its_row_where_no_descriptor_is_free():
+    """Without one, /proc cannot say who is alive: a row taken from a living writer would be written by two processes."""
+    store = ReplayStore.create(SCHEMA, 2)
+    row = store.allocate()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        reclaimed = store.reclaim()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert reclaimed == 0
+    row.commit(1)
+    assert len(store) == 1
