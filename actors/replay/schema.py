@@ -68,8 +68,8 @@ class ReplaySchema:
         names = [column.name for column in self.columns]
         if not names or len(set(names)) != len(names):
             raise ReplayError(f"columns {names}: at least one is needed, each with a name of its own")
-        if self.max_length < 1:
-            raise ReplayError(f"max_length is {self.max_length}: a trajectory has at least one step")
+        if not 0 < self.max_length < 2**31:
+            raise ReplayError(f"max_length is {self.max_length}: a trajectory has 1 to {2**31 - 1} steps")
 
     @property
     def row_bytes(self) -> int:

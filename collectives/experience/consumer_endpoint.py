@@ -196,7 +196,13 @@ class ConsumerEndpoint(ClosesOnExit):
 
     def _connect_received(self) -> None:
         refused = None
-        for descriptor in self._inbox.receive():
+        try:
+            descriptors = self._inbox.receive()
+        except OSError as error:
+            raise ChannelError(
+                self.schema.name, f"cannot receive a producer's memory: {error.strerror}. Raise `ulimit -n`"
+            ) from error
+        for descriptor in descriptors:
             self._has_connected = True
             try:
                 ring_file = SharedFile.receive(self.schema.name, descriptor, file_layout.RING_MAGIC)

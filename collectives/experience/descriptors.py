@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -36,10 +37,18 @@ class DescriptorInbox:
         """Accepted; their senders have sent nothing so far."""
 
     def receive(self) -> list[int]:
-        """Descriptors that came since the last call; the caller closes them. Does not wait."""
+        """Descriptors that came since the last call; the caller closes them. Does not wait.
+
+        Raises:
+            OSError: this process has too many descriptors.
+        """
         with suppress(BlockingIOError):
             while True:
                 connection, _ = self._socket.accept()
+                peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                if _CREDENTIALS.unpack(peer)[1] != os.getuid():  # before it can hold one of our descriptors
+                    connection.close()
+                    continue
                 connection.setblocking(False)
                 self._connections.append(connection)
         received: list[int] = []
@@ -70,17 +79,14 @@ def send_descriptor(token: int, descriptor: int) -> None:
 
 
 def _receive_from(connection: socket.socket) -> list[int]:
-    """What one sender has sent: a descriptor; or none, if it was killed before, or is another user's."""
-    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    """What one sender has sent: a descriptor; or none, if it was killed before."""
     try:
-        _, descriptors, _, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        _, descriptors, flags, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return []
-    if _CREDENTIALS.unpack(peer)[1] == os.getuid():
-        return descriptors
-    for descriptor in descriptors:
-        os.close(descriptor)
-    return []
+    if flags & socket.MSG_CTRUNC:  # the kernel has dropped it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    return descriptors
 
 
 def _address(token: int) -> str:

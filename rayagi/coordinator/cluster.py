@@ -240,6 +240,9 @@ def _probe(target: str, address: str, source: str) -> None:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise ClusterTokenError(address, source, error.details()) from error
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                problem = "a gRPC server listens there that is not Ray's"
+                raise ClusterUnreachableError(address, source, problem) from error
 
 
 START_TIMEOUT_S = 120.0

@@ -1,0 +1,49 @@
+"""A process that has no descriptor left is told so: what it cannot receive is not lost in silence."""
+
+import os
+import resource
+
+import pytest
+
+from collectives.experience.descriptors import DescriptorInbox, send_descriptor
+
+
+@pytest.fixture
+def full():
+    """Takes every descriptor of this process but ``free``; gives them back at the end."""
+    taken, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def fill(free):
+        most = max(map(int, os.listdir("/proc/self/fd"))) + 8
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(free):
+            os.close(taken.pop())
+
+    yield fill
+    for descriptor in taken:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("free", [0, 1])  # for the connection none, or one, and none for what is sent
+def test_a_descriptor_that_does_not_fit_is_an_error(full, free):
+    inbox = DescriptorInbox()
+    with open("/dev/null") as file:
+        send_descriptor(inbox.token, file.fileno())
+    full(free)
+    with pytest.raises(OSError, match="Too many open files"):
+        inbox.receive()
+    inbox.close()
+
+
+def test_a_descriptor_is_received():
+    inbox = DescriptorInbox()
+    with open("/dev/null") as file:
+        send_descriptor(inbox.token, file.fileno())
+        (received,) = inbox.receive()
+        assert os.path.sameopenfile(received, file.fileno())
+    os.close(received)
+    inbox.close()
