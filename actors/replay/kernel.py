@@ -29,9 +29,18 @@ ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES = range(5)
 """Kinds of trees: what a leaf is."""
 PADDINGS = ("in_place", "head", "tail")
 STALE, VALID, OUTSIDE = range(3)
-LOCK_TIMEOUT, ALL_WRITING, NEED_VICTIM, NOT_OWNED, EMPTY, NO_SLOT, IO_ERROR, NO_MEMORY, FOREIGN, NO_IDENTITY = range(
-    -1, -11, -1
-)
+(
+    LOCK_TIMEOUT,
+    ALL_WRITING,
+    NEED_VICTIM,
+    NOT_OWNED,
+    EMPTY,
+    NO_SLOT,
+    IO_ERROR,
+    NO_MEMORY,
+    FOREIGN,
+    NO_IDENTITY,
+) = range(-1, -11, -1)
 FANOUT, MAX_LEVELS = 8, 14
 LOCK_BYTES = 64
 

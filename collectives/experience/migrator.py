@@ -56,7 +56,9 @@ class Migrator(Router):
         self._remote_route = remote_route
         self._host_id = host_identity()
         self._known: dict[int, str] = {}
-        """Last announcement of each consumer; a successor announces another text."""
+        """Announcement of each consumer that was attached last; a successor announces another text."""
+        self._unreachable: dict[int, str] = {}
+        """Last announcement of each consumer that could not be attached; it is tried again."""
         self._polled_s = float("-inf")
         self.attached = 0
         """Consumers attached so far, replaced ones included."""
@@ -81,7 +83,6 @@ class Migrator(Router):
         for key, text in self._directory.announced(prefix).items():
             index = int(key.removeprefix(prefix))
             if self._fixed in (None, index) and self._known.get(index) != text:
-                self._known[index] = text
                 self._attach(index, text)
 
     def route(self, sequence: int) -> int | None:
@@ -100,9 +101,12 @@ class Migrator(Router):
             self._dispenser.attach_route(index, self._route_to(index, consumer))
         except SchemaError:
             raise
-        except ChannelError as error:  # it is gone already; its successor announces itself
-            _logger.info("consumer %d of %r cannot be reached: %s", index, self._name, error)
+        except ChannelError as error:  # gone already, or short of something for a moment
+            if self._unreachable.get(index) != text:
+                self._unreachable[index] = text
+                _logger.warning("consumer %d of %r cannot be reached: %s", index, self._name, error)
         else:
+            self._known[index] = text
             self.attached += 1
 
     def _route_to(self, index: int, consumer: ConsumerAnnouncement) -> Route:

@@ -96,7 +96,10 @@ def _uses_ray(arguments: argparse.Namespace) -> bool:
     if arguments.command == "info":
         return bool(arguments.cluster)
     if arguments.command == "plan":
-        asks_cluster = arguments.machine is None and os.environ.get("RAY_ADDRESS", "local") not in ("", "local")
+        asks_cluster = arguments.machine is None and os.environ.get("RAY_ADDRESS", "local") not in (
+            "",
+            "local",
+        )
         return asks_cluster or arguments.explain or arguments.nodes is not None
     return arguments.command in _WITH_RAY
 

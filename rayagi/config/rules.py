@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.compositions import KNOWN_NAMES, is_composition_name
+from collectives.experience.file_layout import MAX_CONSUMERS
+from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec, at_least_one, positive
@@ -264,6 +266,13 @@ def _learners(gmi: GmiSpec, num_learners: int) -> Iterator[ConfigError]:
             num_learners,
             f"leaves no GMI of gmi.num_gmis = {gmi.num_gmis} to collect experience",
             f"use at most {gmi.num_gmis - 1}" if gmi.num_gmis > 1 else "use at least 2 GMIs",
+        )
+    elif gmi.template in OVERLAPPED_TEMPLATES and num_learners > MAX_CONSUMERS:
+        yield ConfigError(
+            "gmi.num_learners",
+            num_learners,
+            f"is too many: a collector sends to at most {MAX_CONSUMERS} learners",
+            f"use at most {MAX_CONSUMERS}",
         )
 
 

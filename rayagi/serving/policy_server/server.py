@@ -117,7 +117,9 @@ class PolicyServer:
             try:
                 saved = await asyncio.to_thread(self._policy.read)
                 self._policy.exchange(saved)
-            except Exception as error:  # a network's code raises any; the next checkpoint is followed all the same
+            except (
+                Exception
+            ) as error:  # a network's code raises any; the next checkpoint is followed all the same
                 reason = str(error) or type(error).__name__
                 self._log(f"kept {self._policy.saved.checkpoint}: {reason}")
             else:

@@ -99,6 +99,7 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
         ("appo", ["gmi.template=e_at"], "gmi.template", "use 'decoupled' or 'dp_only', or algorithm 'ppo'"),
         ("appo", ["gmi.template=program"], "gmi.template", "use 'decoupled' to train"),
         ("appo", ["num_gmis=auto"], "gmi.num_gmis", "give a number"),
+        ("appo", ["num_gmis=40", "num_learners=17"], "gmi.num_learners", "sends to at most 16 learners"),
         ("appo", ["rollout_length=0"], "appo.rollout_length", "at least 1"),
         ("appo", ["rollout_length=48", "num_minibatches=10"], "appo.num_minibatches", "48; use num_mini"),
         ("appo", ["gamma=2"], "appo.gamma", "at most 1"),

@@ -186,7 +186,12 @@ def test_an_exception_of_an_environment_is_named_with_its_step_and_line(faulty):
 
 def test_a_package_whose_name_begins_like_a_librarys_is_the_users():
     """Such as mujoco_playground: an exception of its code is named with its line."""
-    for name, is_users in (("mujoco_robots", True), ("torchtasks", True), ("mujoco", False), ("torch", False)):
+    for name, is_users in (
+        ("mujoco_robots", True),
+        ("torchtasks", True),
+        ("mujoco", False),
+        ("torch", False),
+    ):
         file = f"/venv/lib/site-packages/{name}/env.py"
         scope = {}
         exec(compile("def fail(*given):\n    raise KeyError('goal')\n", file, "exec"), scope)

@@ -349,7 +349,10 @@ def test_a_checkpoint_that_cannot_be_loaded_does_not_end_the_following(tmp_path,
     run = saved_run(tmp_path, iterations=(1,))
     folder = open_run(run)
     spec = run_spec_from_dict(folder.read_config())
-    with serving(run, which="last", port=0, follow=True) as (server, url, messages), PolicyClient(url) as client:
+    with (
+        serving(run, which="last", port=0, follow=True) as (server, url, messages),
+        PolicyClient(url) as client,
+    ):
         read = server._policy.read
 
         def fail():

@@ -2,6 +2,7 @@
 
 import os
 import resource
+from contextlib import suppress
 
 import pytest
 
@@ -16,7 +17,7 @@ def full():
     def fill(free):
         most = max(map(int, os.listdir("/proc/self/fd"))) + 8
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
-        with pytest.raises(OSError, match="Too many open files"):
+        with suppress(OSError):
             while True:
                 taken.append(os.open("/dev/null", os.O_RDONLY))
         for _ in range(free):

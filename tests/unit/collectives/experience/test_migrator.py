@@ -13,7 +13,7 @@ from collectives.experience.batcher import Batcher
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.directory import ConsumerAnnouncement, consumer_key
 from collectives.experience.dispenser import Dispenser
-from collectives.experience.errors import ChannelTimeoutError, SchemaError
+from collectives.experience.errors import ChannelError, ChannelTimeoutError, SchemaError
 from collectives.experience.migrator import Migrator
 from collectives.experience.packer import ChannelPlan
 from collectives.experience.producer_ring import ProducerRing
@@ -147,6 +147,24 @@ def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
         batcher.announce(directory, NAME, 0)
         assert dispenser.drain(timeout_s=0.3) == 1
         assert take(batcher) == 1
+
+
+def test_a_consumer_that_cannot_be_attached_for_a_moment_is_tried_again(directory, monkeypatch, caplog):
+    attach, failures = Dispenser.attach_route, [ChannelError("counts", "too many files are open")] * 2
+
+    def fail_twice(dispenser, index, route):
+        if failures:
+            raise failures.pop()
+        attach(dispenser, index, route)
+
+    monkeypatch.setattr(Dispenser, "attach_route", fail_twice)
+    with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
+        migrator = Migrator(dispenser, directory, NAME)
+        batcher.announce(directory, NAME, 0)
+        send(dispenser, 1)
+        pump_until(dispenser, lambda: migrator.attached == 1)
+        assert take(batcher) == 1
+    assert caplog.text.count("too many files are open") == 1  # said once, not at each try
 
 
 def connect_and_die(endpoint):
