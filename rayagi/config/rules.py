@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.compositions import KNOWN_NAMES, is_composition_name
-from collectives.experience.file_layout import MAX_CONSUMERS
 from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
@@ -16,6 +15,8 @@ from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, RunSp
 from rayagi.models.columns import policy_view
 
 _LARGEST_SEED = 2**31 - 1
+MOST_LEARNERS = 16
+"""MAX_CONSUMERS of collectives.experience.file_layout, whose import loads torch."""
 NATURE_LEAST_PIXELS = 36
 """Of an image's height and width: below, the third convolution of the Nature CNN has nothing left."""
 
@@ -267,12 +268,12 @@ def _learners(gmi: GmiSpec, num_learners: int) -> Iterator[ConfigError]:
             f"leaves no GMI of gmi.num_gmis = {gmi.num_gmis} to collect experience",
             f"use at most {gmi.num_gmis - 1}" if gmi.num_gmis > 1 else "use at least 2 GMIs",
         )
-    elif gmi.template in OVERLAPPED_TEMPLATES and num_learners > MAX_CONSUMERS:
+    elif gmi.template in OVERLAPPED_TEMPLATES and num_learners > MOST_LEARNERS:
         yield ConfigError(
             "gmi.num_learners",
             num_learners,
-            f"is too many: a collector sends to at most {MAX_CONSUMERS} learners",
-            f"use at most {MAX_CONSUMERS}",
+            f"is too many: a collector sends to at most {MOST_LEARNERS} learners",
+            f"use at most {MOST_LEARNERS}",
         )
 
 

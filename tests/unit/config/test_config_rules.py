@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectives.experience import file_layout
 from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config import rules
 from rayagi.config.convert import with_settings
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import PRESETS, TaskPreset, preset
@@ -184,3 +186,7 @@ def test_offered_divisors_divide_and_none_lies_between(number, wanted):
     low = max([divisor for divisor in offered if divisor < wanted], default=0)
     high = min([divisor for divisor in offered if divisor > wanted], default=math.inf)
     assert not [d for d in range(1, number + 1) if number % d == 0 and low < d < high and d != wanted]
+
+
+def test_a_collector_sends_to_as_many_learners_as_a_ring_has_queues():
+    assert rules.MOST_LEARNERS == file_layout.MAX_CONSUMERS
