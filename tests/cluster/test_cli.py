@@ -94,7 +94,15 @@ def open_files(pids):
             with suppress(OSError):
                 name = os.readlink(link)
                 found.add(sockets.get(name, name))
-    return {name for name in found if name.startswith(("/tmp/", "/dev/shm/")) and "/ray/session" not in name}
+    places = (Path(__file__).parents[2], sys.prefix, sys.base_prefix)  # they may be in /tmp, too
+    installed = tuple(os.path.realpath(place) for place in places)
+    return {
+        name
+        for name in found
+        if name.startswith(("/tmp/", "/dev/shm/"))
+        and not name.startswith(installed)
+        and "/ray/session" not in name
+    }
 
 
 def nothing_remains(mark, held, run):
