@@ -1,0 +1,1 @@
+"""Off-policy algorithms beside other libraries'."""
