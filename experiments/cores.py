@@ -1,4 +1,4 @@
-"""What the kernel has counted of all cores since it started, from /proc/stat."""
+"""What the kernel has counted of all cores since it started, from /proc/stat; CPU time of one process."""
 
 from __future__ import annotations
 
@@ -32,3 +32,15 @@ def all_seconds() -> float:
 def _ticks() -> list[int]:
     """User, nice, system, idle, iowait, irq, softirq, steal."""
     return [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+
+
+def process_cpu_s(pid: int) -> float | None:
+    """CPU seconds so far of a process, its threads included; None if it has ended and was waited for."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (
+        FileNotFoundError,
+        ProcessLookupError,
+    ):  # before the file was opened, or between that and its read
+        return None
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S

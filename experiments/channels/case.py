@@ -12,12 +12,11 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.producer_ring import ProducerRing
 from experiments.channels.batches import TASKS, age_s, make, nbytes, read, schema_of, small, stamp
+from experiments.cores import process_cpu_s
 
 PRODUCERS = 2
 SLOTS = 4
@@ -203,12 +203,14 @@ def _rate(
 
 
 def _cpu_s() -> float:
-    """CPU seconds so far of this process and those that it started. Ray's are not among them."""
-    ticks = 0
-    for child in multiprocessing.active_children():
-        fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+    """CPU seconds so far of this process and those that it started, ended ones included. Ray's are not among them."""
+    running_s = sum(
+        process_cpu_s(child.pid) or 0.0 for child in multiprocessing.active_children() if child.pid
+    )
+    ended = resource.getrusage(
+        resource.RUSAGE_CHILDREN
+    )  # active_children() has waited for those that ended before
+    return time.process_time() + running_s + ended.ru_utime + ended.ru_stime
 
 
 def latency(way: str) -> dict[str, float]:

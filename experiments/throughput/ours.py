@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
-from pathlib import Path
 
-from experiments.cores import stolen_seconds
+from experiments.cores import process_cpu_s, stolen_seconds
 from experiments.throughput.settings import run_spec
 from rayagi.coordinator.session import Session
 from rayagi.run.versions import rayagi_version
 
 
-def cpu_seconds(pids: list[int]) -> float:
-    """CPU time so far of some processes, their threads included."""
-    stats = [Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split() for pid in pids]
-    return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
+def gmis_cpu_s(pids: list[int]) -> float:
+    """CPU seconds so far of the measurement's GMIs. Raises RuntimeError if one has ended: its time is lost."""
+    used = {pid: process_cpu_s(pid) for pid in pids}
+    if ended := [pid for pid, used_s in used.items() if used_s is None]:
+        raise RuntimeError(
+            f"GMI processes {ended} ended during the measurement; see their logs, and measure again"
+        )
+    return sum(used_s for used_s in used.values() if used_s is not None)
 
 
 def measure(
@@ -36,14 +38,14 @@ def measure(
         startup_s = began - started
         results = [first]
         pids = [worker.pid for worker in session.workers]
-        cpu_s, stolen_s = -cpu_seconds(pids), -stolen_seconds()
+        cpu_s, stolen_s = -gmis_cpu_s(pids), -stolen_seconds()
         session.submit(2)  # one request ahead, as `rayagi train` asks: GMIs do not wait for the driver
         while time.time() - began < seconds:
             session.submit(2)
             results += session.collect()
         results += session.collect()
         elapsed_s = time.time() - began
-        cpu_s += cpu_seconds(pids)
+        cpu_s += gmis_cpu_s(pids)
         stolen_s += stolen_seconds()
     counted = results[1:]
     steps = sum(result.metrics["env_steps"] for result in counted)
