@@ -29,7 +29,7 @@ enum { IN_PLACE, HEAD, TAIL };
 enum { STALE, VALID, OUTSIDE };
 /* Results below 0: why nothing was done. */
 enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10 };
-enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 4096, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3 };
 
 /* Status of one index: a cache line. */
 typedef struct {
@@ -68,9 +68,9 @@ typedef struct {
     double exponent;
 } Tree;
 
-/* One field. The block in slot s begins at offset + s * block_bytes of the memory; a spilled row's, of index i, at
-   file_offset + i * block_bytes of the file. It has ``extra`` steps more than the trajectory: 1 for observations that include
-   the last one. */
+/* One field. The block in slot s begins at offset + s * block_bytes of the memory, where block_bytes is the size of a whole row:
+   a row's blocks are neighbours. A spilled row's, of index i, is at file_offset + i * block_bytes of the file. It has
+   ``extra`` steps more than the trajectory: 1 for observations that include the last one. */
 typedef struct { int64_t offset, file_offset, step_bytes, block_bytes, extra; } Column;
 
 /* What a process needs to use a store. */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -73,8 +74,14 @@ class ReplaySchema:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a trajectory of the maximum length."""
-        return sum(map(self.block_bytes, self.columns))
+        """Bytes of a trajectory of the maximum length, all columns, in whole words."""
+        return _words(sum(_words(self.block_bytes(column)) for column in self.columns))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each column's block begins in a row."""
+        sizes = [_words(self.block_bytes(column)) for column in self.columns]
+        return tuple(accumulate(sizes, initial=0))[:-1]
 
     def block_bytes(self, column: Column) -> int:
         """Bytes of one trajectory in this column."""
@@ -105,3 +112,8 @@ class ReplaySchema:
             for name, dtype, shape, extra in values["columns"]
         )
         return cls(columns, values["max_length"])
+
+
+def _words(size: int) -> int:
+    """In whole words of 8 bytes, the largest type's alignment."""
+    return -(-size // 8) * 8

@@ -25,7 +25,7 @@ from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Edges, Floats, Integers
 from collectives.closing import ClosesOnExit
 
-MAGIC = 0x3130594C50455241
+MAGIC = 0x3230594C50455241
 LOCK_LIMIT_S = 10.0
 """Longest wait for another process that holds the lock. It holds it for microseconds, or it is suspended."""
 MAX_TIMESTAMP = 0x3FF0 << 48
@@ -238,10 +238,10 @@ class ReplayStore(ClosesOnExit):
         where = None if folder is None else Path(folder)
         descriptors = [memory.create(_layout(meta)["size"], None)]
         try:
-            size = meta["slots"] * schema.row_bytes + _slack(schema)
+            size = meta["slots"] * schema.row_bytes
             descriptors.append(memory.create(size, where if meta["on_disk"] else None))
             if meta["spills"]:
-                descriptors.append(memory.create(capacity * schema.row_bytes + _slack(schema), where))
+                descriptors.append(memory.create(capacity * schema.row_bytes, where))
             store = cls(meta, descriptors, removal)
         except BaseException:
             for descriptor in descriptors:
@@ -508,12 +508,10 @@ class ReplayStore(ClosesOnExit):
         layout, meta, schema = _layout(self._meta), self._meta, self.schema
         control, data = (np.frombuffer(found, np.uint8) for found in (self._control, self._data))
         at, columns = address(control), (ColumnStruct * len(schema.columns))()
-        slots, offset, file_offset = int(meta["slots"]), 0, 0
-        for struct, column in zip(columns, schema.columns, strict=True):
-            block = schema.block_bytes(column)
-            struct.offset, struct.file_offset, struct.extra = offset, file_offset, column.extra
-            struct.step_bytes, struct.block_bytes = column.step_bytes, block
-            offset, file_offset = _lines(offset + slots * block), _lines(file_offset + self.capacity * block)
+        slots = int(meta["slots"])
+        for struct, column, offset in zip(columns, schema.columns, schema.offsets, strict=True):
+            struct.offset, struct.file_offset, struct.extra = offset, offset, column.extra
+            struct.step_bytes, struct.block_bytes = column.step_bytes, schema.row_bytes
         self._tree_structs = trees = (TreeStruct * len(self.specs))()
         place = layout["trees"]
         for struct, spec in zip(trees, self.specs, strict=True):
@@ -553,8 +551,10 @@ class ReplayStore(ClosesOnExit):
         structs, views = self._kept[0], []
         for struct, column in zip(structs, self.schema.columns, strict=True):  # type: ignore[call-overload]
             shape = (int(self._meta["slots"]), self.schema.max_length + column.extra, *column.shape)
-            count = int(np.prod(shape))
-            views.append(np.frombuffer(self._data, column.dtype, count, struct.offset).reshape(shape))
+            inner = np.empty(shape[1:], column.dtype).strides
+            views.append(
+                np.ndarray(shape, column.dtype, self._data, struct.offset, (self.schema.row_bytes, *inner))
+            )
         return views
 
     def _initialise(self, max_times_sampled: int, seed: int) -> None:
@@ -787,13 +787,11 @@ def _slots(
     if memory_bytes is None:
         return capacity
     status = _layout({**meta, "spills": True, "slots": capacity})["size"]
-    slots = (memory_bytes - status - _slack(schema) - mmap.PAGESIZE) // schema.row_bytes
+    slots = (memory_bytes - status - mmap.PAGESIZE) // schema.row_bytes
     if slots >= capacity:
         return capacity
     if folder is None or slots < 1:
-        needed = (
-            status + schema.row_bytes * (capacity if folder is None else 1) + _slack(schema) + mmap.PAGESIZE
-        )
+        needed = status + schema.row_bytes * (capacity if folder is None else 1) + mmap.PAGESIZE
         raise ReplayError(
             f"memory_bytes is {memory_bytes:,} where this table needs {needed:,}: "
             + (
@@ -808,8 +806,3 @@ def _slots(
 def _lines(size: int) -> int:
     """In whole cache lines."""
     return -(-size // 64) * 64
-
-
-def _slack(schema: ReplaySchema) -> int:
-    """Bytes by which columns are moved to begin at cache lines, at most."""
-    return 64 * len(schema.columns)
