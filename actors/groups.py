@@ -14,6 +14,7 @@ import ray.util
 
 from actors.errors import GmiLostError, GmiSilentError, PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, WorkerInfo
+from actors.raylet_watch import end_with_raylet
 from actors.relay import Relays
 from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_rendezvous_actor
 from collectives.errors import CommunicatorError, MemberLostError
@@ -32,6 +33,7 @@ class GmiActor(Gmi):
     """A GMI as a Ray actor: it knows its node, and joins its group through the rendezvous actor."""
 
     def __init__(self, identity: GmiIdentity, backend_name: str, collective: Any | None) -> None:
+        end_with_raylet()
         given = ray.get_runtime_context().get_accelerator_ids().get("GPU", ())
         self._gpu_ids = tuple(str(gpu) for gpu in given)
         if self._gpu_ids and identity.slice.gpu_uuid is not None:

@@ -16,6 +16,7 @@ import ray
 import ray.exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.raylet_watch import end_with_raylet
 from actors.remote_parameter_store import ParameterSnapshot, RelayParameterReader, RemoteParameterStore
 from collectives.experience.directory import ConsumerAnnouncement
 from collectives.experience.dispenser import Dispenser
@@ -68,6 +69,7 @@ class Relay:
     """
 
     def __init__(self) -> None:
+        end_with_raylet()
         self._connections: dict[RelayAddress, _RelayConnection] = {}
         self._parameter_reader = RelayParameterReader()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
+from actors.raylet_watch import end_with_raylet
 from collectives.errors import RendezvousError
 from collectives.rendezvous import JoinRequest, Member, MembershipView, RendezvousStatus
 
@@ -30,6 +31,7 @@ class RendezvousActor:
     """Rendezvous of up to ``world_size`` members per generation. A group that re-forms takes the next generation."""
 
     def __init__(self, world_size: int) -> None:
+        end_with_raylet()
         self._world_size = world_size
         self._generations: dict[int, _GenerationState] = {}
         self._latest: MembershipView | None = None
