@@ -67,6 +67,30 @@ def exploration_noise(
     return torch.from_numpy(noise)
 
 
+def epsilon_greedy_noise(
+    *,
+    seed: int,
+    first_env_index: int,
+    num_envs: int,
+    iteration: int,
+    num_steps: int,
+    num_choices: int,
+    epsilon: float,
+) -> Tensor:
+    """Noise with which argmax(values + noise) is epsilon-greedy, (num_steps, num_envs, num_choices) float32.
+
+    With probability ``epsilon`` it is infinite at a uniformly chosen action; else it is zero.
+    """
+    uniforms = np.empty((num_steps, num_envs, 2))
+    envs = range(first_env_index, first_env_index + num_envs)
+    for i, generator in enumerate(environment_generators(seed, envs, "exploration", iteration)):
+        uniforms[:, i] = generator.random((num_steps, 2))
+    explores, choices = uniforms[..., 0] < epsilon, (uniforms[..., 1] * num_choices).astype(np.int64)
+    noise = np.zeros((num_steps, num_envs, num_choices), dtype=np.float32)
+    np.put_along_axis(noise, choices[..., None], np.where(explores, np.inf, 0.0)[..., None], -1)
+    return torch.from_numpy(noise)
+
+
 def minibatch_orders(
     *,
     seed: int,

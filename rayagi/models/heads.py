@@ -236,6 +236,39 @@ class CategoricalHead(Head):
         return Categorical(logits=outputs, validate_args=False)
 
 
+class EpsilonGreedyHead(CategoricalHead):
+    """The choice of the largest output, or with probability epsilon any choice; outputs are action values.
+
+    ``sample`` takes the noise of ``actors.noise.epsilon_greedy_noise``. Epsilon is state of the model, so that it reaches
+    whoever acts together with the parameters.
+    """
+
+    gumbel_noise = False
+    epsilon: Tensor
+
+    def __init__(self, num_choices: int) -> None:
+        super().__init__(num_choices)
+        self.register_buffer("epsilon", torch.ones(()))
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """log(epsilon / choices + (1 - epsilon) [a is greedy])."""
+        return self._probabilities(outputs).gather(-1, actions.unsqueeze(-1)).squeeze(-1).log()
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """-sum p log p, averaged over the batch."""
+        return torch.special.entr(self._probabilities(outputs)).sum(-1).mean()
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """Categorical(probabilities)."""
+        return Categorical(probs=self._probabilities(outputs), validate_args=False)
+
+    def _probabilities(self, outputs: Tensor) -> Tensor:
+        shared = (self.epsilon / self.num_outputs).expand_as(outputs)
+        return shared.scatter_add(
+            -1, self.mode(outputs).unsqueeze(-1), (1 - self.epsilon).expand_as(outputs[..., :1])
+        )
+
+
 class MultiCategoricalHead(Head):
     """Several independent choices at once, (B, dim). The outputs are the logits of all options, concatenated."""
 

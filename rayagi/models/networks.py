@@ -19,12 +19,20 @@ from rayagi.models.heads import CategoricalHead, GaussianHead, Head, make_head
 from rayagi.models.recurrent import RecurrentNetwork, SequenceNetwork, Sequences, Unrolled
 from rayagi.models.user_module import user_model
 
-_ACTIVATIONS: dict[Activation, type[nn.Module]] = {
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {
     "elu": nn.ELU,
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
     "silu": nn.SiLU,
 }
+
+
+def orthogonal_linear(fan_in: int, fan_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    """A linear layer with orthogonal weights of this gain and zero biases, from this generator alone."""
+    linear = nn.utils.skip_init(nn.Linear, fan_in, fan_out)  # its default draws from torch's global generator
+    nn.init.orthogonal_(linear.weight, gain, generator)
+    nn.init.zeros_(linear.bias)
+    return linear
 
 
 def mlp(
@@ -41,14 +49,9 @@ def mlp(
     layers: list[nn.Module] = []
     for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
-        linear = nn.utils.skip_init(
-            nn.Linear, fan_in, fan_out
-        )  # its default draws from torch's global generator
-        nn.init.orthogonal_(linear.weight, output_gain if last else math.sqrt(2), generator)
-        nn.init.zeros_(linear.bias)
-        layers.append(linear)
+        layers.append(orthogonal_linear(fan_in, fan_out, output_gain if last else math.sqrt(2), generator))
         if not last:
-            layers.append(_ACTIVATIONS[activation]())
+            layers.append(ACTIVATIONS[activation]())
     return nn.Sequential(*layers)
 
 

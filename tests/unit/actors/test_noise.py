@@ -6,7 +6,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.noise import environment_generator, environment_generators, exploration_noise, minibatch_orders
+from actors.noise import (
+    environment_generator,
+    environment_generators,
+    epsilon_greedy_noise,
+    exploration_noise,
+    minibatch_orders,
+)
 
 
 def noise(first, count, **change):
@@ -88,3 +94,27 @@ def test_streams_positions_environments_and_seeds_are_apart():
         for position in (0, 1)
     }
     assert len(drawn) == 24
+
+
+def greedy_noise(first=0, envs=4, steps=500, epsilon=0.3, iteration=2):
+    return epsilon_greedy_noise(
+        seed=7, first_env_index=first, num_envs=envs, iteration=iteration, num_steps=steps, num_choices=3, epsilon=epsilon
+    )  # fmt: skip
+
+
+def test_epsilon_greedy_noise_is_zero_or_decides_for_one_action():
+    noise = greedy_noise()
+    explores = noise.isinf().any(-1)
+    assert noise.isinf().sum(-1).max() == 1
+    assert not noise[~explores].any()
+    # 2000 draws of probability 0.3, and 600 of a third: within four standard deviations
+    assert explores.float().mean().item() == pytest.approx(0.3, abs=0.041)
+    chosen = torch.bincount(noise[explores].argmax(-1), minlength=3) / explores.sum()
+    assert chosen.tolist() == pytest.approx([1 / 3] * 3, abs=0.078)
+
+
+def test_epsilon_greedy_noise_belongs_to_the_environment_and_its_ends_are_exact():
+    assert torch.equal(greedy_noise(first=2, envs=2), greedy_noise()[:, 2:])
+    assert not torch.equal(greedy_noise(iteration=3), greedy_noise())
+    assert not greedy_noise(epsilon=0.0).any()
+    assert greedy_noise(epsilon=1.0).isinf().any(-1).all()

@@ -22,7 +22,7 @@ from rayagi.config.errors import ConfigError
 from rayagi.config.rules import refuse_unfit_network
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
-from rayagi.models.heads import BernoulliHead, SquashedGaussianHead, make_head
+from rayagi.models.heads import BernoulliHead, EpsilonGreedyHead, SquashedGaussianHead, make_head
 from rayagi.models.networks import make_model
 from tests.unit.algorithms import test_collector_learner as decoupled
 from tests.unit.algorithms.test_program import build
@@ -247,3 +247,27 @@ def test_the_environment_receives_actions_in_its_box():
     torch.testing.assert_close(torch.stack(taken), actions.tanh())
     assert actions.abs().max() > 1
     assert env_info(ECHO, kwargs={"action": "box"}).action.high == (1.0, 1.0)
+
+
+def test_an_epsilon_greedy_head_takes_the_best_or_any_choice():
+    head = EpsilonGreedyHead(4)
+    values = torch.tensor([[1.0, 3.0, 2.0, 0.0], [0.0, 0.0, 0.0, -1e30]])
+    noise = torch.zeros(2, 4)
+    assert head.sample(values, noise).tolist() == head.mode(values).tolist() == [1, 0]
+    noise[:, 3] = math.inf
+    assert head.sample(values, noise).tolist() == [3, 3]
+    head.epsilon.fill_(0.2)
+    # 0.2 / 4 each, and 0.8 more for the best
+    p = [0.05, 0.85]
+    assert head.log_prob(values, torch.tensor([3, 0])).exp().tolist() == pytest.approx(p)
+    assert head.distribution(values).probs[0].tolist() == pytest.approx([0.05, 0.85, 0.05, 0.05])
+    assert head.entropy(values).item() == pytest.approx(
+        -3 * 0.05 * math.log(0.05) - 0.85 * math.log(0.85), abs=1e-6
+    )
+    head.epsilon.fill_(0.0)
+    assert head.log_prob(values, torch.tensor([1, 1])).tolist() == [0.0, -math.inf]
+    assert head.entropy(values).item() == 0.0
+
+
+def test_epsilon_is_part_of_the_models_state():
+    assert EpsilonGreedyHead(2).state_dict()["epsilon"] == 1.0  # nothing is known yet

@@ -1,0 +1,96 @@
+"""Networks of the values of all actions (Mnih et al. 2015), with the parts of Rainbow (Hessel et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from actors.protocols import EnvInfo
+from rayagi.config.spec import NetworkSpec
+from rayagi.models.encoders import PartsEncoder
+from rayagi.models.networks import ACTIVATIONS, orthogonal_linear
+from rayagi.models.noisy import NoisyLinear
+
+
+class QNetwork(nn.Module):
+    """Q(s, a) of all actions, or for each the logits of a distribution of the return.
+
+    Layers: an encoder of images, if there are any; the hidden layers but the last; then a stream of the last hidden layer
+    and the outputs. A dueling network has two such streams (Wang et al. 2016, §3), of V and of the advantages.
+    """
+
+    def __init__(
+        self,
+        info: EnvInfo,
+        spec: NetworkSpec,
+        generator: torch.Generator,
+        *,
+        num_atoms: int = 1,
+        dueling: bool = False,
+        noisy_sigma: float | None = None,
+    ) -> None:
+        """Initial weights depend on ``generator`` alone.
+
+        Args:
+            info: of the environment
+            spec: hidden layers, activation, encoder
+            generator: of the initial weights
+            num_atoms: of the distributions; 1: values
+            dueling: whether there are two streams
+            noisy_sigma: initial noise of the layers behind the encoder (sigma_0); None: layers without noise
+        """
+        super().__init__()
+        self._generator, self._sigma = generator, noisy_sigma
+        self.num_actions, self.num_atoms = info.action.num_choices, num_atoms
+        self.encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
+        features = info.obs_dim if self.encoder is None else self.encoder.num_features
+        sizes = (features, *spec.hidden)
+        self.activation = ACTIVATIONS[spec.activation]()
+        self.trunk = self._layers(sizes[:-1])
+        self.advantage = self._layers((*sizes[-2:], self.num_actions * num_atoms), has_output=True)
+        self.value = self._layers((*sizes[-2:], num_atoms), has_output=True) if dueling else None
+        self.noise_dims = [layer.noise_dim for layer in self.modules() if isinstance(layer, NoisyLinear)]
+        """Numbers of noise that each layer takes, in the order of evaluation."""
+
+    def _layers(self, sizes: Sequence[int], *, has_output: bool = False) -> nn.ModuleList:
+        pairs = list(pairwise(sizes))
+        return nn.ModuleList(
+            self._linear(*pair, 1.0 if has_output and i == len(pairs) - 1 else 2**0.5)
+            for i, pair in enumerate(pairs)
+        )
+
+    def _linear(self, fan_in: int, fan_out: int, gain: float) -> nn.Module:
+        if self._sigma is not None:
+            return NoisyLinear(fan_in, fan_out, self._generator, sigma=self._sigma)
+        return orthogonal_linear(fan_in, fan_out, gain, self._generator)
+
+    def forward(self, observed: Tensor, noise: Tensor | None = None) -> Tensor:
+        """(B, obs_dim) -> (B, num_actions, num_atoms).
+
+        ``noise``: of noisy layers, (1, sum of noise_dims) for all rows or (B, ...) for each; None: the mean weights.
+        """
+        parts = iter([] if noise is None else noise.split(self.noise_dims, -1))
+        hidden = observed if self.encoder is None else self.encoder(observed)
+        for layer in self.trunk:
+            hidden = self.activation(_applied(layer, hidden, parts))
+        shape = (len(observed), self.num_actions, self.num_atoms)
+        advantages = self._stream(self.advantage, hidden, parts).view(shape)
+        if self.value is None:
+            return advantages
+        # Eq. 9: Q = V + (A - mean_a A); of distributions, the logits of each atom so.
+        value = self._stream(self.value, hidden, parts).unsqueeze(1)
+        return value + advantages - advantages.mean(1, keepdim=True)
+
+    def _stream(self, layers: nn.ModuleList, hidden: Tensor, parts: Iterator[Tensor]) -> Tensor:
+        first, last = layers
+        return _applied(last, self.activation(_applied(first, hidden, parts)), parts)
+
+
+def _applied(layer: nn.Module, x: Tensor, parts: Iterator[Tensor]) -> Tensor:
+    """A layer's output; a noisy one takes the next part of the noise."""
+    if isinstance(layer, NoisyLinear):
+        return layer(x, next(parts, None))
+    return layer(x)
