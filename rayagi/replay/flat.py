@@ -1,0 +1,144 @@
+"""Datasets whose steps lie one after the other in one array per column: D4RL's HDF5, torch tensors.
+
+    observations, actions, rewards, terminals      (N, ...)
+    timeouts                                        (N,)         where there are some
+    next_observations                               (N, ...)     where there are some
+    infos/NAME                                      (N, ...)     further columns; infos/action_log_probs is log_prob
+
+A trajectory ends with a terminal or a timeout. Without timeouts, it also ends where ``next_observations`` is not the next
+row's observation. ``trajectories.closed`` says what is done without ``next_observations``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayagi.replay.trajectories import (
+    FLAGS,
+    Source,
+    Trajectory,
+    chosen_columns,
+    closed,
+    closed_lengths,
+    make_schema,
+)
+from rayagi.serving.errors import DatasetError
+
+D4RL_NAMES = {
+    "obs": "observations",
+    "action": "actions",
+    "reward": "rewards",
+    "terminated": "terminals",
+    "truncated": "timeouts",
+    "next_obs": "next_observations",
+    "log_prob": "infos/action_log_probs",
+}
+"""D4RL's name of each of our columns."""
+_SCALARS = ("reward", *FLAGS)
+_BLOCK_BYTES = 8 * 2**20
+"""Of one column that are read at a time."""
+
+
+def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequence[str]) -> Source:
+    """A source of arrays by our column names, ``next_obs`` among them where there is one.
+
+    Args:
+        path, kind: as of ``Source``
+        arrays: anything with ``shape``, ``dtype`` and slices that become arrays: (N, ...) each
+        wanted: columns beyond the usual ones
+
+    Raises:
+        DatasetError: a column is missing, has another number of rows, or is not of numbers; or there is no whole step.
+    """
+    known = dict.fromkeys([*arrays, "truncated"])  # no timeouts: none was cut
+    known.pop("next_obs", None)
+    names, left_out = chosen_columns(path, known, wanted)
+    _check_rows(path, arrays)
+    flags = {name: _flags(path, name, arrays) for name in FLAGS}
+    ends = _ends(arrays, flags)
+    begins = np.append(0, ends[:-1])
+    is_known = flags["terminated"][ends - 1] | ("next_obs" in arrays)
+    lengths = closed_lengths(ends - begins, is_known)
+    kinds = {name: _kind(name, arrays) for name in names}
+
+    def read() -> Iterator[Trajectory]:
+        columns = {name: _Ahead(flags.get(name, arrays.get(name)), kinds[name][1]) for name in names}
+        after = _Ahead(arrays["next_obs"], kinds["obs"][1]) if "next_obs" in arrays else None
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            steps = {name: column(begin, end) for name, column in columns.items()}
+            trajectory = closed(steps, None if after is None else after(end - 1, end)[0])
+            if trajectory is not None:
+                yield trajectory
+
+    schema = make_schema(path, kinds, int(lengths.max(initial=0)))
+    return Source(path=path, kind=kind, schema=schema, lengths=lengths, read=read, left_out=left_out)
+
+
+class _Ahead:
+    """Reads increasing ranges of an array, in blocks: compressed chunks are decompressed once."""
+
+    def __init__(self, array: Any, shape: tuple[int, ...]) -> None:
+        self._array, self._shape, self._begin, self._rows = array, shape, 0, np.empty(0)
+        self._size = max(1, _BLOCK_BYTES // max(1, int(np.prod(shape)) * array.dtype.itemsize))
+
+    def __call__(self, begin: int, end: int) -> NDArray[Any]:
+        if end > self._begin + len(self._rows):
+            rows = np.asarray(self._array[begin : max(end, begin + self._size)])
+            self._begin, self._rows = begin, rows.reshape(-1, *self._shape)
+        return self._rows[begin - self._begin : end - self._begin]
+
+
+def _check_rows(path: Path, arrays: Mapping[str, Any]) -> None:
+    rows = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
+    count = rows["reward"]
+    if other := next((name for name, found in rows.items() if found != count), None):
+        raise DatasetError(
+            str(path), f"is damaged: {other} has {rows[other]:,} rows where reward has {count:,}"
+        )
+    if not count:
+        raise DatasetError(str(path), "is empty: it has no rows")
+    if "next_obs" in arrays and arrays["next_obs"].shape != arrays["obs"].shape:
+        found, expected = list(arrays["next_obs"].shape), list(arrays["obs"].shape)
+        raise DatasetError(str(path), f"is damaged: next_obs has shape {found} where obs has {expected}")
+    for name in _SCALARS:
+        if name in arrays and arrays[name].shape not in ((count,), (count, 1)):
+            raise DatasetError(
+                str(path), f"{name} has shape {list(arrays[name].shape)} where [{count}] is expected"
+            )
+
+
+def _kind(name: str, arrays: Mapping[str, Any]) -> tuple[Any, tuple[int, ...]]:
+    """Type and shape of one step."""
+    if name in FLAGS:
+        return bool, ()
+    return arrays[name].dtype, () if name in _SCALARS else arrays[name].shape[1:]
+
+
+def _flags(path: Path, name: str, arrays: Mapping[str, Any]) -> NDArray[np.bool_]:
+    if name not in arrays:
+        return np.zeros(arrays["reward"].shape[0], bool)
+    values = np.asarray(arrays[name][:])
+    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
+        raise DatasetError(str(path), f"{name} has values other than 0 and 1")
+    return values.reshape(-1).astype(bool)
+
+
+def _ends(arrays: Mapping[str, Any], flags: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.int64]:
+    """Row after each trajectory's last."""
+    is_last = flags["terminated"] | flags["truncated"]
+    is_last[-1] = True
+    if "truncated" not in arrays and "next_obs" in arrays:
+        obs, after = (_Ahead(arrays[name], arrays["obs"].shape[1:]) for name in ("obs", "next_obs"))
+        size, count = 4096, len(is_last)
+        for begin in range(0, count - 1, size):
+            end = min(begin + size, count - 1)
+            differs = after(begin, end) != obs(begin + 1, end + 1)
+            jumps = differs.reshape(end - begin, -1).any(1) & ~flags["terminated"][begin:end]
+            is_last[begin:end] |= jumps
+            flags["truncated"][begin:end] |= jumps
+    return np.flatnonzero(is_last) + 1

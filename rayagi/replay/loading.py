@@ -1,0 +1,116 @@
+"""Fills replay stores from datasets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.replay import ReplaySchema, ReplayStore
+from rayagi.replay.d4rl import open_d4rl
+from rayagi.replay.served import open_served
+from rayagi.replay.trajectories import Progress, Source, cut
+from rayagi.serving.errors import DatasetError
+
+_READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {"rayagi": open_served, "d4rl": open_d4rl}
+
+
+def open_source(path: Path | str, *, columns: Sequence[str] = ()) -> Source:
+    """Open a dataset of any known format.
+
+    Args:
+        path: file or folder
+        columns: to read beyond the usual ones (``trajectories``)
+
+    Raises:
+        DatasetError: it does not exist, is of no known format, empty or damaged, or lacks a column.
+    """
+    path = Path(path)
+    return _READERS[_kind(path)](path, columns)
+
+
+def _kind(path: Path) -> str:
+    if not path.exists():
+        raise DatasetError(str(path), "does not exist")
+    if (path / "dataset.json").exists():
+        return "rayagi"
+    if path.suffix in (".hdf5", ".h5"):
+        return "d4rl"
+    raise DatasetError(str(path), "is of no known format")
+
+
+def load(
+    path: Path | str,
+    *,
+    columns: Sequence[str] = (),
+    max_length: int | None = None,
+    selectors: Sequence[Any] = (),
+    memory_bytes: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    shard: int = 0,
+    num_shards: int = 1,
+    progress: Progress | None = None,
+) -> ReplayStore:
+    """A replay store with a dataset's trajectories, one a row, in the dataset's order.
+
+    Memory is that of the store and of a few trajectories. Timestamps count the rows, from 0.
+
+    Args:
+        path, columns: as of ``open_source``
+        max_length: cut longer trajectories into pieces of so many steps, each with the observation after its last step;
+            None: that of the longest
+        selectors, memory_bytes, folder: as of ``ReplayStore.create``
+        shard, num_shards: fill one shard of a table: rows shard * capacity to (shard + 1) * capacity - 1 of all rows
+        progress: called after each trajectory
+
+    Raises:
+        DatasetError: as of ``open_source``.
+        ReplayError: the store does not fit, or an argument is outside its range.
+    """
+    source = open_source(path, columns=columns)
+    schema = ReplaySchema(
+        source.schema.columns, source.schema.max_length if max_length is None else max_length
+    )
+    rows = int((-(-source.lengths // schema.max_length)).sum())
+    store = ReplayStore.create(
+        schema,
+        -(-rows // num_shards),
+        selectors=selectors,
+        memory_bytes=memory_bytes,
+        folder=folder,
+        shard=shard,
+        num_shards=num_shards,
+    )
+    try:
+        fill(store, source, progress)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def fill(store: ReplayStore, source: Source, progress: Progress | None = None) -> None:
+    """Insert those rows of a source that belong to a store's shard.
+
+    Raises:
+        DatasetError: a trajectory differs from what the source announced.
+        ReplayError: as of ``ReplayStore.insert``.
+    """
+    row = steps = 0
+    end = store.base + store.capacity
+    for trajectory in source.read():
+        for rows in cut(trajectory, store.schema):
+            numbers = np.arange(row, row + len(rows["reward"]))
+            row += len(numbers)
+            own = slice(*np.searchsorted(numbers, (store.base, end)))
+            if numbers[own].size:
+                own_rows = {name: values[own] for name, values in rows.items()}
+                store.insert(own_rows, timestamps=numbers[own])
+        steps += len(trajectory["reward"])
+        if progress is not None:
+            progress(steps, source.num_steps)
+        if row >= end:
+            return

@@ -1,0 +1,158 @@
+"""Trajectories between files and replay stores: the names of their columns, and what a reader of a format offers.
+
+| column | steps | what |
+|---|---|---|
+| obs | L + 1 | observations; the last is the one after the last action |
+| action, reward | L | |
+| terminated, truncated | L | bool; a trajectory cut by the end of a recording has neither on its last step |
+| log_prob, policy_version | L | where a format has them |
+
+Further columns have L steps, and are read only if they are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.replay import Column, ReplaySchema
+from actors.replay.errors import ReplayError
+from rayagi.serving.errors import DatasetError
+
+Trajectory = dict[str, NDArray[Any]]
+"""By column, (L + extra, *shape)."""
+Progress = Callable[[int, int], object]
+"""Called with the steps that are done and all steps."""
+FLAGS = ("terminated", "truncated")
+REQUIRED = ("obs", "action", "reward", *FLAGS)
+USUAL = (*REQUIRED, "log_prob", "policy_version")
+"""Columns that are read without being named."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A dataset that is read as a stream.
+
+    Attributes:
+        path: file or folder
+        kind: name of the format
+        schema: columns that are read; ``max_length`` is that of the longest trajectory
+        lengths: steps of each trajectory, (n,)
+        read: begins a pass over all trajectories, in the order of ``lengths``; needs memory for one, or a few
+        left_out: columns of the dataset that are not read
+    """
+
+    path: Path
+    kind: str
+    schema: ReplaySchema
+    lengths: NDArray[np.int64]
+    read: Callable[[], Iterator[Trajectory]]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """Of all trajectories."""
+        return int(self.lengths.sum())
+
+
+def make_schema(
+    path: Path, columns: Mapping[str, tuple[Any, tuple[int, ...]]], max_length: int
+) -> ReplaySchema:
+    """Schema of columns given as name: (type, shape of one step).
+
+    Raises:
+        DatasetError: there is no trajectory, or a column is not of numbers.
+    """
+    if max_length < 1:
+        raise DatasetError(str(path), "has no trajectory with a step whose next observation is known")
+    try:
+        return ReplaySchema(
+            tuple(
+                Column(name=name, dtype=dtype, shape=shape, extra=int(name == "obs"))
+                for name, (dtype, shape) in columns.items()
+            ),
+            max_length,
+        )
+    except ReplayError as error:
+        raise DatasetError(str(path), str(error)) from error
+
+
+def chosen_columns(
+    path: Path, known: Iterable[str], wanted: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns to read and those to leave out, of the columns that a dataset has.
+
+    Args:
+        path: of the dataset
+        known: its columns
+        wanted: columns beyond the usual ones
+
+    Raises:
+        DatasetError: a wanted or required column is missing.
+    """
+    known = tuple(known)
+    for name in (*REQUIRED, *wanted):
+        if name not in known:
+            raise DatasetError(str(path), f"has no column {name!r}: its columns are {', '.join(known)}")
+    read = tuple(name for name in USUAL if name in known)
+    read += tuple(name for name in dict.fromkeys(wanted) if name not in read)
+    return read, tuple(name for name in known if name not in read)
+
+
+def closed(steps: Trajectory, next_obs: NDArray[Any] | None) -> Trajectory | None:
+    """A trajectory with the observation after its last action.
+
+    Learners bootstrap from that observation, unless the step terminated. Where a file does not have it, the last observation
+    is repeated after a terminated step. Else the last step is left out: its own observation is then the one after the step
+    before, which takes its truncation.
+
+    Args:
+        steps: (L, ...) of each column, ``obs`` included
+        next_obs: the observation after the last action, (*shape); None: not known
+
+    Returns:
+        The trajectory; None if no step remains.
+    """
+    if next_obs is not None or steps["terminated"][-1]:
+        last = steps["obs"][-1] if next_obs is None else next_obs
+        return {**steps, "obs": np.concatenate([steps["obs"], last[None]])}
+    if len(steps["reward"]) < 2:
+        return None
+    shortened = {name: values if name == "obs" else values[:-1].copy() for name, values in steps.items()}
+    shortened["truncated"][-1] |= steps["truncated"][-1]
+    return shortened
+
+
+def closed_lengths(lengths: NDArray[np.int64], is_known: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Steps of each trajectory after ``closed``, those without any left out.
+
+    Args:
+        lengths: before
+        is_known: whether the last step terminated, or the observation after it is known
+    """
+    after = lengths - ~is_known
+    return after[after > 0]
+
+
+def cut(trajectory: Trajectory, schema: ReplaySchema) -> Iterator[Trajectory]:
+    """Rows of a store, (n, steps + extra, *shape) each: all whole pieces of ``max_length`` steps, then the rest."""
+    size = schema.max_length
+    whole, rest = divmod(len(trajectory["reward"]), size)
+    if whole:
+        yield {
+            column.name: _pieces(trajectory[column.name], size, size + column.extra, whole)
+            for column in schema.columns
+        }
+    if rest:
+        yield {column.name: trajectory[column.name][None, whole * size :] for column in schema.columns}
+
+
+def _pieces(values: NDArray[Any], stride: int, length: int, count: int) -> NDArray[Any]:
+    """(count, length, *shape): windows that begin every ``stride`` steps."""
+    windows = np.lib.stride_tricks.sliding_window_view(values, length, axis=0)[::stride][:count]
+    return np.moveaxis(windows, -1, 1)
