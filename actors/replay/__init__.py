@@ -1,21 +1,21 @@
 """Experience replay: trajectories in shared memory, selected by many rules. Independent of Ray and torch."""
 
-from actors.replay.errors import ReplayBusyError, ReplayError
+from actors.replay.errors import ReplayBusyError, ReplayError, ShardLostError
 from actors.replay.schema import Column, ReplaySchema
 from actors.replay.selection import (
     Fifo,
     Lifo,
     Prioritized,
-    Selection,
     Sequences,
     Share,
     TopK,
     Uniform,
     WithoutReplacement,
     select,
+    select_centralised,
     select_mixture,
 )
-from actors.replay.store import Keys, ReplayStore, ReservedRow
+from actors.replay.store import Keys, ReplayStore, ReservedRow, Selection
 from actors.replay.stream import BatchStream
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription, gather
 
@@ -35,6 +35,7 @@ __all__ = [
     "ReservedRow",
     "Selection",
     "Sequences",
+    "ShardLostError",
     "Share",
     "Subscription",
     "TopK",
@@ -42,5 +43,6 @@ __all__ = [
     "WithoutReplacement",
     "gather",
     "select",
+    "select_centralised",
     "select_mixture",
 ]

@@ -9,3 +9,7 @@ class ReplayError(ValueError):
 
 class ReplayBusyError(RuntimeError):
     """Other processes hold what a request needs: the lock, or all rows."""
+
+
+class ShardLostError(ReplayError):
+    """A shard's process has ended, or does not respond."""

@@ -827,6 +827,15 @@ int64_t replay_snapshot(Store *s, Row *out) {
     return unlock(s, s->capacity);
 }
 
+/* The status table and a tree's leaves at one moment. */
+int64_t replay_leaves(Store *s, int64_t tree, Row *rows, double *leaves) {
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    memcpy(rows, s->rows, s->capacity * sizeof *rows);
+    memcpy(leaves, node(&s->trees[tree], 0, s->base), s->capacity * sizeof *leaves);
+    return unlock(s, s->capacity);
+}
+
 /* The children of the first and the last node of each level from 1 on, at one moment: out (levels, 2, FANOUT). What a shard
    and its neighbours share are only these nodes. */
 int64_t replay_edges(Store *s, int64_t tree, double *out) {
@@ -895,15 +904,15 @@ static int64_t collect(const Store *s, const Part *p, int64_t row, int64_t slot,
     return 0;
 }
 
-/* The windows of one part for a chunk of rows. ``bytes``: of a window, a constant where the compiler is to copy without a
-   call. Windows that lie within their trajectory, and in memory, are the rule: for them nothing else is done. */
+/* The windows of one part for a chunk of rows, to places ``at`` of its output. ``bytes``: of a window, a constant where the
+   compiler is to copy without a call. Windows that lie within their trajectory, and in memory, are the rule: for them nothing else is done. */
 __attribute__((always_inline)) static inline int64_t collect_chunk(
     const Store *s, const Part *p, int64_t n, const int64_t *index, const int64_t *slots, const int64_t *lengths,
-    const int64_t *step, int64_t first, const int64_t bytes) {
+    const int64_t *step, const int64_t *at, const int64_t bytes) {
     const Column *column = &s->columns[p->column];
     const uint8_t *base = s->data + column->offset;
     const int64_t block = column->block_bytes, step_bytes = column->step_bytes, offset = p->offset, length = p->length;
-    uint8_t *out = p->out + first * bytes, *mask = p->mask + first * length;
+    uint8_t *out = p->out, *mask = p->mask;
     int64_t failed = 0;
     for (int64_t i = 0; i < n; i++) {
         if (i + AHEAD < n && slots[i + AHEAD] != NONE) { /* of a long window, the hardware fetches the rest */
@@ -912,25 +921,27 @@ __attribute__((always_inline)) static inline int64_t collect_chunk(
         }
         const int64_t from = step[i] + offset;
         if (from >= 0 && lengths[i] && from + length <= lengths[i] + column->extra && slots[i] != NONE) {
-            memcpy(out + i * bytes, base + slots[i] * block + from * step_bytes, bytes);
-            if (length == 1) mask[i] = 1;
-            else memset(mask + i * length, 1, length);
-        } else failed |= collect(s, p, index[i], slots[i], lengths[i], step[i], first + i);
+            memcpy(out + at[i] * bytes, base + slots[i] * block + from * step_bytes, bytes);
+            if (length == 1) mask[at[i]] = 1;
+            else memset(mask + at[i] * length, 1, length);
+        } else failed |= collect(s, p, index[i], slots[i], lengths[i], step[i], at[i]);
     }
     return failed;
 }
 
-/* Copy windows of selected rows into the parts' outputs, for begin <= i < end.
+/* Copy windows of selected rows into the parts' outputs: of rows where[begin] to where[end - 1] of the batch, or of begin to
+   end - 1 if ``where`` is NULL. The others belong to other shards.
 
    valid[i]: VALID; STALE if the row was overwritten, before or during the copy; OUTSIDE if it has no such timestep. Returns
    how many are not VALID. */
 int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
-                      const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid) {
-    int64_t local[CHUNK], slots[CHUNK], lengths[CHUNK], failed = 0, bad = 0;
+                      const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid, const int64_t *where) {
+    int64_t at[CHUNK], local[CHUNK], slots[CHUNK], lengths[CHUNK], step[CHUNK], failed = 0, bad = 0;
     for (int64_t first = begin; first < end; first += CHUNK) {
-        const int64_t n = end - first < CHUNK ? end - first : CHUNK, *step = steps + first;
+        const int64_t n = end - first < CHUNK ? end - first : CHUNK;
         for (int64_t i = 0; i < n; i++) {
-            local[i] = indices[first + i] - s->base;
+            at[i] = where ? where[first + i] : first + i;
+            local[i] = indices[at[i]] - s->base, step[i] = steps[at[i]];
             if (local[i] < 0 || local[i] >= s->capacity) return FOREIGN;
         }
         /* 1. Status. ACQUIRE: the blocks' bytes, and the length, are at least as new as the tag. */
@@ -939,33 +950,33 @@ int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t 
             const Row *r = &s->rows[local[i]];
             const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
             lengths[i] = r->length, slots[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
-            const int good = tag >> 2 == generations[first + i] && (tag & 3) >= COMMITTED;
-            valid[first + i] = !good ? STALE : step[i] < 0 || step[i] >= lengths[i] ? OUTSIDE : VALID;
-            if (valid[first + i] != VALID) lengths[i] = 0; /* the window is empty: zeros */
+            const int good = tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED;
+            valid[at[i]] = !good ? STALE : step[i] < 0 || step[i] >= lengths[i] ? OUTSIDE : VALID;
+            if (valid[at[i]] != VALID) lengths[i] = 0; /* the window is empty: zeros */
         }
         /* 2. Copies, column by column. */
         for (int64_t k = 0; k < num_parts; k++) {
             const int64_t bytes = parts[k].length * s->columns[parts[k].column].step_bytes;
             const Part *p = &parts[k];
-            failed |= bytes == 1   ? collect_chunk(s, p, n, local, slots, lengths, step, first, 1)
-                      : bytes == 4 ? collect_chunk(s, p, n, local, slots, lengths, step, first, 4)
-                      : bytes == 8 ? collect_chunk(s, p, n, local, slots, lengths, step, first, 8)
-                                   : collect_chunk(s, p, n, local, slots, lengths, step, first, bytes);
+            failed |= bytes == 1   ? collect_chunk(s, p, n, local, slots, lengths, step, at, 1)
+                      : bytes == 4 ? collect_chunk(s, p, n, local, slots, lengths, step, at, 4)
+                      : bytes == 8 ? collect_chunk(s, p, n, local, slots, lengths, step, at, 8)
+                                   : collect_chunk(s, p, n, local, slots, lengths, step, at, bytes);
         }
         /* 3. Status again. The fence keeps the copies before these loads. */
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         for (int64_t i = 0; i < n; i++) {
             const Row *r = &s->rows[local[i]];
-            const int was_valid = valid[first + i] == VALID;
+            const int was_valid = valid[at[i]] == VALID;
             /* Spilled during the copy: the slot may hold another row by now, but the file has this one. */
             if (was_valid && __atomic_load_n(&r->slot, __ATOMIC_RELAXED) != slots[i]) {
                 for (int64_t k = 0; k < num_parts; k++)
-                    failed |= collect(s, &parts[k], local[i], NONE, lengths[i], step[i], first + i);
+                    failed |= collect(s, &parts[k], local[i], NONE, lengths[i], step[i], at[i]);
                 __atomic_thread_fence(__ATOMIC_ACQUIRE);
             }
             const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_RELAXED);
-            if (was_valid && !(tag >> 2 == generations[first + i] && (tag & 3) >= COMMITTED)) valid[first + i] = STALE;
-            bad += valid[first + i] != VALID;
+            if (was_valid && !(tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED)) valid[at[i]] = STALE;
+            bad += valid[at[i]] != VALID;
         }
     }
     return failed ? IO_ERROR : bad;

@@ -168,8 +168,8 @@ _ARGUMENTS = {
     "create": "p", "reap": "p", "identity": "",
     "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
     "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp",
-    "uniforms": "uuuuiip", "draw": "piiuuuup", "edges": "pip", "descend": "piippppppp",
-    "gather": "piipppipp", "prefetch": "pip",
+    "uniforms": "uuuuiip", "draw": "piiuuuup", "edges": "pip", "leaves": "pipp", "descend": "piippppppp",
+    "gather": "piipppippp", "prefetch": "pip",
     "tree_layout": "ppiii", "tree_build": "p", "tree_set": "pippp", "tree_draw": "pipp", "tree_descend": "pipppp",
 }  # fmt: skip
 """Arguments of each function: p pointer, i int64, u uint64."""

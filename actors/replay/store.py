@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from actors.replay import kernel, memory
+from actors.replay.candidates import Candidates, Numbers, Order
 from actors.replay.errors import ReplayBusyError, ReplayError
 from actors.replay.kernel import ColumnStruct, DrawnStruct, HeaderStruct, StoreStruct, TreeStruct, address
 from actors.replay.schema import ReplaySchema
-from actors.replay.tree import Edges, Floats, Integers
+from actors.replay.tree import Edges, Floats, Integers, total
 from collectives.closing import ClosesOnExit
 
 MAGIC = 0x3230594C50455241
@@ -32,6 +33,8 @@ MAX_TIMESTAMP = 0x3FF0 << 48
 """Exclusive. In nanoseconds since 1970, the year 2116."""
 _MOST_FORMS = 64
 """Sets of shapes that are known to fit."""
+_INCARNATION_BITS = 40
+"""Generations of an index in one incarnation: 2**40."""
 _LOCK_AT, _META_BYTES_AT, _META_AT = 3072, 3584, 4096
 STATUS = np.dtype(
     [
@@ -63,6 +66,25 @@ class Keys(NamedTuple):
 
     indices: Integers
     generations: NDArray[np.uint64]
+
+
+class Selection(NamedTuple):
+    """Selected rows in their order, (n,) each.
+
+    Attributes:
+        keys: global indices and generations
+        steps: timestep of the trajectory that was selected; for sequences, their first
+        probabilities: of each, in one draw; 1 for selectors without chance
+        weights: importance weights, float32, at most 1; 1 without importance sampling
+    """
+
+    keys: Keys
+    steps: Integers
+    probabilities: Floats
+    weights: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.steps)
 
 
 class Drawn(NamedTuple):
@@ -195,6 +217,7 @@ class ReplayStore(ClosesOnExit):
         folder: str | os.PathLike[str] | None = None,
         shard: int = 0,
         num_shards: int = 1,
+        incarnation: int = 0,
         seed: int = 0,
     ) -> Self:
         """Create a store, or one shard of a table.
@@ -209,12 +232,13 @@ class ReplayStore(ClosesOnExit):
             memory_bytes: budget of the store's memory, status included. Rows beyond it are spilled to ``folder``
             folder: for rows that do not fit into memory_bytes; without memory_bytes, for all rows (memory-mapped)
             shard, num_shards: place of this shard in the table
+            incarnation: how often this shard was lost before: no key of a lost row fits a row of this one
             seed: of random removal
 
         Raises:
             ReplayError: an argument is outside its range, the store does not fit, or there is no C compiler.
         """
-        _check_sizes(capacity, max_times_sampled, shard, num_shards)
+        _check_sizes(capacity, max_times_sampled, shard, num_shards, incarnation)
         name = removal if isinstance(removal, str) else "user"
         if name not in kernel.REMOVALS or removal == "user":
             choices = ", ".join(kernel.REMOVALS[:-1])
@@ -228,6 +252,7 @@ class ReplayStore(ClosesOnExit):
             "capacity": capacity,
             "shard": shard,
             "num_shards": num_shards,
+            "incarnation": incarnation,
             "removal": name,
             "trees": _trees(selectors, name),
             "spills": False,
@@ -381,13 +406,7 @@ class ReplayStore(ClosesOnExit):
 
     def status(self) -> NDArray[Any]:
         """A consistent copy of the status table: (capacity,) of ``STATUS``."""
-        rows = self.snapshot()
-        found = np.empty(self.capacity, STATUS)
-        found["index"] = np.arange(self.base, self.base + self.capacity)
-        found["generation"], found["state"] = rows["tag"] >> np.uint64(2), rows["tag"] & np.uint64(3)
-        for name in ("priority", "timestamp", "length", "sampled", "sequence"):
-            found[name] = rows[name]
-        return found
+        return status_of(self.snapshot(), self.base)
 
     def snapshot(self) -> NDArray[Any]:
         """A consistent copy of kernel.c's rows."""
@@ -450,6 +469,20 @@ class ReplayStore(ClosesOnExit):
         self._call(self._library.replay_edges, tree, address(children))
         first = np.array(found.first[: found.levels])
         return Edges(first, first + np.array(found.nodes[: found.levels]) - 1, children)
+
+    def total(self, tree: int) -> float:
+        """Sum of all leaves of a tree, if this is the only shard."""
+        return total(self.edges(tree).children[-1, 0])
+
+    def candidates(self, order: Order, k: int, numbers: Numbers, taken: Integers) -> Candidates:
+        """The k rows with the least keys, or all if they are fewer, except those at the indices ``taken``."""
+        return Candidates.of(self.snapshot(), self.base, order, k, numbers, taken)
+
+    def leaves(self, tree: int) -> tuple[NDArray[Any], Floats]:
+        """Copies of kernel.c's rows and of a tree's leaves at one moment, (capacity,) each."""
+        rows, leaves = np.empty(self.capacity, kernel.ROW), np.empty(self.capacity)
+        self._call(self._library.replay_leaves, tree, address(rows), address(leaves))
+        return rows, leaves
 
     def descend(self, tree: int, level: Integers, number: Integers, rest: Floats) -> Drawn:
         """Rows of this shard that hold targets within nodes of its own. Nothing is counted."""
@@ -564,6 +597,7 @@ class ReplayStore(ClosesOnExit):
         header = self._header
         header.removal = kernel.REMOVALS.index(self._meta["removal"])
         header.max_sampled, header.random = max_times_sampled, 2 * seed % 2**64 + 1
+        self._rows["tag"] = self._meta["incarnation"] << _INCARNATION_BITS + 2
         self._check(self._library.replay_create(self.native))
         header.magic = MAGIC  # last: who attaches before that is refused
 
@@ -672,6 +706,16 @@ class ReplayStore(ClosesOnExit):
         raise ReplayError(_REASONS[result])
 
 
+def status_of(rows: NDArray[Any], base: int) -> NDArray[Any]:
+    """Status of a shard's rows, whose first has the global index ``base``: (capacity,) of ``STATUS``."""
+    found = np.empty(len(rows), STATUS)
+    found["index"] = np.arange(base, base + len(rows))
+    found["generation"], found["state"] = rows["tag"] >> np.uint64(2), rows["tag"] & np.uint64(3)
+    for name in ("priority", "timestamp", "length", "sampled", "sequence"):
+        found[name] = rows[name]
+    return found
+
+
 class _Statistics(NamedTuple):
     """Lengths, priorities and timestamps of rows, and their addresses for the kernel."""
 
@@ -731,7 +775,9 @@ def _values(name: str, values: ArrayLike, count: int) -> Floats:
     return found
 
 
-def _check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: int) -> None:
+def _check_sizes(
+    capacity: int, max_times_sampled: int, shard: int, num_shards: int, incarnation: int
+) -> None:
     if not 0 < capacity < 2**31:
         raise ReplayError(f"capacity is {capacity}: use 1 to {2**31 - 1} rows")
     if max_times_sampled < 0:
@@ -740,6 +786,8 @@ def _check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: 
         )
     if not 0 <= shard < num_shards:
         raise ReplayError(f"shard {shard} of {num_shards} shards: use 0 to num_shards - 1")
+    if not 0 <= incarnation < 2**20:
+        raise ReplayError(f"incarnation is {incarnation}: use 0 to {2**20 - 1}")
 
 
 def _trees(selectors: Sequence[Any], removal: str) -> list[TreeSpec]:

@@ -10,8 +10,8 @@ from itertools import count
 from typing import Any, Self
 
 from actors.replay.errors import ReplayError
-from actors.replay.selection import Selection, Selector, select
-from actors.replay.store import ReplayStore
+from actors.replay.selection import Selector, select
+from actors.replay.store import ReplayStore, Selection
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription
 from collectives.closing import ClosesOnExit
 

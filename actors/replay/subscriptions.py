@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.replay import kernel
-from actors.replay.errors import ReplayError
+from actors.replay.errors import ReplayError, ShardLostError
 from actors.replay.kernel import PartStruct, address
-from actors.replay.selection import Selection
-from actors.replay.store import ReplayStore, checked
+from actors.replay.schema import ReplaySchema
+from actors.replay.store import Keys, ReplayStore, Selection, checked
 
 Padding = Literal["in_place", "head", "tail"]
 _THREAD_BYTES = 2**19
@@ -55,6 +55,58 @@ class Subscription:
         """Name in the batch."""
         return self.name or self.column
 
+    def to_json(self) -> list[Any]:
+        """As values of JSON."""
+        return [self.column, self.offset, self.length, self.padding, self.name]
+
+    @classmethod
+    def from_json(cls, values: Sequence[Any]) -> Self:
+        """Inverse of ``to_json``."""
+        column, offset, length, padding, name = values
+        return cls(column=column, offset=offset, length=length, padding=padding, name=name)
+
+
+class Answer(Protocol):
+    """Windows that another host is asked for."""
+
+    def result(self) -> tuple[NDArray[np.uint8], list[Any], list[Any]]:
+        """Which rows are valid, and the values and masks of each subscription.
+
+        Raises:
+            ShardLostError: it does not respond any more.
+        """
+
+
+class Sources(NamedTuple):
+    """Where the rows of a batch are.
+
+    Attributes:
+        order: positions of all rows, those of one shard together
+        local: a store of this host, and the part of ``order`` that it has
+        remote: what another host was asked for, and its part of ``order``
+        lost: parts of ``order`` whose shard is lost
+    """
+
+    order: NDArray[np.int64] | None
+    local: list[tuple[ReplayStore, int, int]]
+    remote: list[tuple[Answer, int, int]]
+    lost: list[tuple[int, int]]
+
+
+class ReadableShards(Protocol):
+    """Several shards of one table."""
+
+    schema: ReplaySchema
+
+    def sources(
+        self,
+        indices: NDArray[np.int64],
+        generations: NDArray[np.uint64],
+        steps: NDArray[np.int64],
+        subscriptions: Sequence[Subscription],
+    ) -> Sources:
+        """Where these rows are; other hosts are asked for theirs."""
+
 
 class Gathered(NamedTuple):
     """A batch.
@@ -71,11 +123,11 @@ class Gathered(NamedTuple):
 
 
 class Gatherer:
-    """Copies windows of n selected rows of one shard into the same batch, again and again."""
+    """Copies windows of n selected rows into the same batch, again and again."""
 
     def __init__(
         self,
-        store: ReplayStore,
+        store: ReplayStore | ReadableShards,
         subscriptions: Sequence[Subscription],
         n: int,
         *,
@@ -85,7 +137,7 @@ class Gatherer:
         """Prepare the batch.
 
         Args:
-            store: the shard that has the rows
+            store: the shard that has the rows, or all shards
             subscriptions: at least one, of different names
             n: rows of a batch
             out: arrays or CPU tensors (pinned ones, too) to copy into, by name; others are made
@@ -101,15 +153,14 @@ class Gatherer:
             )
         if unknown := (out or {}).keys() - set(names):
             raise ReplayError(f"out has {sorted(unknown)}, which no subscription fills: they are {names}")
-        self._store, self._n = store, n
+        self._store, self._subscriptions, self._n = store, tuple(subscriptions), n
         self._parts, size = (PartStruct * len(names))(), 0
         self.values: dict[str, Any] = {}
         self.masks: dict[str, NDArray[np.bool_]] = {}
         for part, wanted in zip(self._parts, subscriptions, strict=True):
             size += self._prepare(part, wanted, (out or {}).get(wanted.key))
         most = threads or len(os.sched_getaffinity(0))
-        workers = min(most, max(1, size // _THREAD_BYTES), max(1, n))
-        self._bounds = [n * worker // workers for worker in range(workers + 1)]
+        self._workers = min(most, max(1, size // _THREAD_BYTES), max(1, n))
         self._part_arguments = (len(names), ctypes.addressof(self._parts))
 
     def _prepare(self, part: PartStruct, wanted: Subscription, given: Any) -> int:
@@ -134,37 +185,93 @@ class Gatherer:
         Raises:
             ReplayError: another number of rows, a row of another shard, or a timestep that its trajectory does not have.
         """
-        indices, generations = checked(selection.keys)
-        steps = np.ascontiguousarray(selection.steps, np.int64)
+        valid = self.copy(*selection.keys, selection.steps)
+        if (valid == kernel.OUTSIDE).any():
+            at = int(np.argmax(valid == kernel.OUTSIDE))
+            raise ReplayError(
+                f"row {int(selection.keys.indices[at])} has no timestep {int(selection.steps[at])}: its trajectory is "
+                "shorter"
+            )
+        return Gathered(self.values, self.masks, valid.view(bool))  # STALE is 0, VALID is 1
+
+    def copy(self, indices: Any, generations: Any, steps: Any) -> NDArray[np.uint8]:
+        """Copy the windows; returns STALE, VALID or OUTSIDE of ``kernel`` for each row, (n,).
+
+        Raises:
+            ReplayError: another number of rows, or a row of another shard.
+        """
+        indices, generations = checked(Keys(indices, generations))
+        steps = np.ascontiguousarray(steps, np.int64)
         if not len(indices) == len(steps) == self._n:
             raise ReplayError(
                 f"{len(indices)} rows and {len(steps)} steps were given where {self._n} are expected"
             )
         valid = np.empty(self._n, np.uint8)
-        arguments = (
-            address(indices),
-            address(generations),
-            address(steps),
-            *self._part_arguments,
-            address(valid),
-        )
-        ranges = zip(self._bounds[1:-1], self._bounds[2:], strict=True)
-        others = [_pool().submit(self._store.gather, begin, end, *arguments) for begin, end in ranges]
+        if isinstance(self._store, ReplayStore):
+            sources = Sources(None, [(self._store, 0, self._n)], [], [])
+        else:
+            sources = self._store.sources(indices, generations, steps, self._subscriptions)
+        self._copy_local(sources, indices, generations, steps, valid)
+        # The other hosts have read their rows meanwhile.
+        for answer, begin, end in sources.remote:
+            assert sources.order is not None
+            self._place(answer, sources.order[begin:end], valid)
+        for begin, end in sources.lost:
+            assert sources.order is not None
+            self._clear(sources.order[begin:end], valid)
+        return valid
+
+    def _copy_local(
+        self,
+        sources: Sources,
+        indices: NDArray[np.int64],
+        generations: NDArray[np.uint64],
+        steps: NDArray[np.int64],
+        valid: NDArray[np.uint8],
+    ) -> None:
+        """Copy the rows of this host, with all threads."""
+        addresses = map(address, (indices, generations, steps))
+        where = None if sources.order is None else address(sources.order)
+        arguments = (*addresses, *self._part_arguments, address(valid), where)
+        most = -(-self._n // self._workers)
+        tasks = [
+            (store, first, min(first + most, end))
+            for store, begin, end in sources.local
+            for first in range(begin, end, most)
+        ]
+        others = [
+            _pool().submit(store.gather, begin, end, *arguments)
+            for store, begin, end in tasks[1:]
+            if self._workers > 1
+        ]
         try:
-            bad = self._store.gather(0, self._bounds[1], *arguments)
+            for store, begin, end in tasks[:1] if self._workers > 1 else tasks:
+                store.gather(begin, end, *arguments)
         finally:
             for other in others:
                 other.exception()  # the arrays must live until all threads have ended
-        if bad + sum(other.result() for other in others) and (valid == kernel.OUTSIDE).any():
-            at = int(np.argmax(valid == kernel.OUTSIDE))
-            raise ReplayError(
-                f"row {int(indices[at])} has no timestep {int(steps[at])}: its trajectory is shorter"
-            )
-        return Gathered(self.values, self.masks, valid.view(bool))  # STALE is 0, VALID is 1
+        for other in others:
+            other.result()
+
+    def _place(self, answer: Answer, at: NDArray[np.int64], valid: NDArray[np.uint8]) -> None:
+        """Put the rows of another host at their places."""
+        try:
+            valid[at], values, masks = answer.result()
+        except ShardLostError:
+            self._clear(at, valid)
+            return
+        for key, part, mask in zip(self.masks, values, masks, strict=True):
+            _array(self.values[key])[at], self.masks[key][at] = part, mask
+
+    def _clear(self, at: NDArray[np.int64], valid: NDArray[np.uint8]) -> None:
+        """Rows that are lost are as those that were overwritten."""
+        valid[at] = kernel.STALE
+        for key in self.masks:
+            _array(self.values[key])[at], self.masks[key][at] = 0, False
 
 
 def gather(
-    store: ReplayStore,
+    store: ReplayStore | ReadableShards,
     selection: Selection,
     subscriptions: Sequence[Subscription],
     *,
@@ -178,9 +285,7 @@ def gather(
 def _address_of(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     """Address of an array or tensor, if it has this shape and type and is contiguous."""
     try:
-        array = (
-            given if isinstance(given, np.ndarray) else np.asarray(given.detach())
-        )  # of a CPU tensor: a view
+        array = _array(given)
     except (AttributeError, TypeError, RuntimeError) as error:
         raise ReplayError(
             f"out[{name!r}] is {type(given).__name__}: give an array, or a tensor on the CPU"
@@ -196,6 +301,11 @@ def _address_of(given: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[A
             "expected"
         )
     return address(array)
+
+
+def _array(given: Any) -> NDArray[Any]:
+    """An array, or a CPU tensor's memory as one."""
+    return given if isinstance(given, np.ndarray) else np.asarray(given.detach())
 
 
 @cache

@@ -1,5 +1,7 @@
 """Selectors: distributions by chi-squared, the same list for any number of shards, rows that are never selected."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from replay_tables import SCHEMA, SELECTORS, content, shards_of
@@ -18,6 +20,7 @@ from actors.replay import (
     Uniform,
     WithoutReplacement,
     select,
+    select_centralised,
     select_mixture,
 )
 from actors.replay.selection import mixture_counts
@@ -40,11 +43,11 @@ def columns(selection):
 @pytest.mark.parametrize("selector", SELECTORS, ids=str)
 def test_the_list_does_not_depend_on_the_number_of_shards(selector):
     expected = [select(table(1)[0], selector, 12, seed=3, draw=draw) for draw in range(10)]
-    for num_shards in (2, 3, 5):
+    for num_shards, choose in product((1, 2, 3, 5), (select, select_centralised)):
         shards = table(num_shards)
         for draw, whole in enumerate(expected):
             for one, other in zip(
-                columns(whole), columns(select(shards, selector, 12, seed=3, draw=draw)), strict=True
+                columns(whole), columns(choose(shards, selector, 12, seed=3, draw=draw)), strict=True
             ):
                 np.testing.assert_array_equal(one, other)
     assert any((expected[0].keys.indices != other.keys.indices).any() for other in expected) == (

@@ -1,0 +1,93 @@
+"""What a shard is asked, by its own process or by others: the arguments and results are numbers, texts and arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.replay.candidates import Numbers, Order
+from actors.replay.errors import ReplayError
+from actors.replay.store import Keys, ReplayStore
+from actors.replay.subscriptions import Gatherer, Subscription
+from actors.replay.tree import Floats, Integers
+
+Generations = NDArray[np.uint64]
+
+
+def _known(store: ReplayStore, tree: int) -> int:
+    """The number of a tree.
+
+    Raises:
+        ReplayError: there is none of this number.
+    """
+    if not 0 <= tree < len(store.specs):
+        raise ReplayError(f"tree {tree} was requested of a store with {len(store.specs)} trees")
+    return tree
+
+
+def _candidates(
+    store: ReplayStore, order: Sequence[Any], k: int, numbers: Sequence[int], taken: Integers
+) -> tuple[NDArray[Any], ...]:
+    return store.candidates(Order(*order), k, Numbers(*numbers), taken)
+
+
+def _edges(store: ReplayStore, tree: int) -> tuple[NDArray[Any], ...]:
+    edges = store.edges(_known(store, tree))
+    return edges.first, edges.last, edges.children
+
+
+def _descend(
+    store: ReplayStore, tree: int, level: Integers, number: Integers, rest: Floats
+) -> tuple[NDArray[Any], ...]:
+    levels, numbers = np.ascontiguousarray(level, np.int64), np.ascontiguousarray(number, np.int64)
+    first, last = numbers << 3 * levels, ((numbers + 1) << 3 * levels) - 1
+    if len(rest) and not (store.base <= first.min() and last.max() < store.base + store.capacity):
+        raise ReplayError(
+            f"nodes of other shards than {store.base // store.capacity} were given: ask their owners"
+        )
+    return store.descend(_known(store, tree), levels, numbers, rest)[:5]
+
+
+def _leaves(store: ReplayStore, tree: int) -> tuple[NDArray[np.uint8], Floats]:
+    rows, leaves = store.leaves(_known(store, tree))
+    return rows.view(np.uint8), leaves
+
+
+def _gather(
+    store: ReplayStore,
+    indices: Integers,
+    generations: Generations,
+    steps: Integers,
+    subscriptions: Sequence[Sequence[Any]],
+) -> tuple[NDArray[np.uint8], list[Any], list[Any]]:
+    """Which rows are valid, and the values and masks of each subscription."""
+    gatherer = Gatherer(store, [Subscription.from_json(found) for found in subscriptions], len(indices))
+    valid = gatherer.copy(indices, generations, steps)
+    return valid, list(gatherer.values.values()), list(gatherer.masks.values())
+
+
+def _insert(store: ReplayStore, rows: Mapping[str, NDArray[Any]], *statistics: Any) -> tuple[Any, ...]:
+    return store.insert(rows, *statistics)
+
+
+CALLS: Mapping[str, Callable[..., Any]] = {
+    "rows": len,
+    "edges": _edges,
+    "descend": _descend,
+    "candidates": _candidates,
+    "leaves": _leaves,
+    "mark": lambda store, indices, generations: store.mark(Keys(indices, generations)),
+    "gather": _gather,
+    "insert": _insert,
+    "update": lambda store, indices, generations, priorities: store.update_priorities(
+        Keys(indices, generations), priorities
+    ),
+    "delete": lambda store, indices, generations: store.delete(Keys(indices, generations)),
+    "prefetch": lambda store, indices, generations: store.prefetch(Keys(indices, generations)),
+    "status": lambda store: store.snapshot().view(np.uint8),
+    "counters": ReplayStore.counters,
+}
+"""By name."""
