@@ -1,6 +1,7 @@
 """Experience replay: trajectories in shared memory, selected by many rules. Independent of Ray and torch."""
 
-from actors.replay.errors import ReplayBusyError, ReplayError, ShardLostError
+from actors.replay.errors import ReplayBusyError, ReplayError, ReplayTimeoutError, ShardLostError
+from actors.replay.limiter import LimiterStatus, RateLimit, WaitingRequest
 from actors.replay.schema import Column, ReplaySchema
 from actors.replay.selection import (
     Fifo,
@@ -27,11 +28,14 @@ __all__ = [
     "Gatherer",
     "Keys",
     "Lifo",
+    "LimiterStatus",
     "Prioritized",
+    "RateLimit",
     "ReplayBusyError",
     "ReplayError",
     "ReplaySchema",
     "ReplayStore",
+    "ReplayTimeoutError",
     "ReservedRow",
     "Selection",
     "Sequences",
@@ -40,6 +44,7 @@ __all__ = [
     "Subscription",
     "TopK",
     "Uniform",
+    "WaitingRequest",
     "WithoutReplacement",
     "gather",
     "select",

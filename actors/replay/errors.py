@@ -13,3 +13,7 @@ class ReplayBusyError(RuntimeError):
 
 class ShardLostError(ReplayError):
     """A shard's process has ended, or does not respond."""
+
+
+class ReplayTimeoutError(ReplayBusyError, TimeoutError):
+    """A request has waited for the rate limiter for longer than its timeout."""

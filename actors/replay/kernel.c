@@ -11,6 +11,8 @@ Who writes what, in which order (docs/explanation/replay.md has the picture):
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <math.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -19,6 +21,7 @@ Who writes what, in which order (docs/explanation/replay.md has the picture):
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,14 +30,15 @@ enum { FIFO, LIFO, OLDEST, LOWEST_PRIORITY, RANDOM, USER };
 enum { ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES };
 enum { IN_PLACE, HEAD, TAIL };
 enum { STALE, VALID, OUTSIDE };
+enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
-enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10 };
-enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3 };
+enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8 };
 
 /* Status of one index: a cache line. */
 typedef struct {
     uint64_t tag;       /* generation << 2 | state; atomic. The generation grows with every allocation of the index */
-    uint64_t owner;     /* the process that fills it, in state WRITING: process id << 42 | its start time */
+    uint64_t owner;     /* in state WRITING the process that fills it: process id << 42 | its start time; then rows drawn before its commit */
     double priority;
     int64_t timestamp;
     uint64_t sequence;  /* number of its commit: order of insertion */
@@ -43,6 +47,21 @@ typedef struct {
     uint64_t sampled;   /* times selected since its commit */
     int32_t next, prev; /* links: list of committed rows by sequence, or list of rows that are being written */
 } Row;
+
+/* Rate limiter: how many rows may be drawn per row inserted. error = samples_per_insert * inserts - samples + offset.
+
+   A request is judged by the error before it, not by the error that it will leave: insertion if error <= above, sampling if
+   error > -below. So one of the two is admitted in every state, whatever the sizes of requests. */
+typedef struct {
+    double samples_per_insert, below, above; /* 0 without a ratio; the error buffer towards samples, and towards inserts */
+    double offset;            /* error when the limit was set */
+    double timeout_s;         /* longest wait of a request; read by Python */
+    int64_t min_size;         /* committed rows, below which insertion is admitted and sampling is not */
+    int64_t inserts, samples; /* rows since the limit was set; atomic. inserts begins at minus what is missing to min_size */
+} Limit;
+
+/* A request that waits for the rate limiter. owner is stored last, and is 0 where the place is free. */
+typedef struct { uint64_t owner; int64_t kind, rows, since_ns; } Waiter;
 
 /* Counters and list ends. Guarded by the lock; readers without it get values that may be a moment old. */
 typedef struct {
@@ -55,6 +74,13 @@ typedef struct {
     int64_t hand, next_reap_ns;          /* next slot to be spilled; next search for dead writers */
     int64_t inserted, selected, evicted, deleted, reclaimed, spilled, recovered; /* selected: atomic, without the lock */
     uint64_t version;   /* odd while a process has the lock. Written by it, read by draws without the lock */
+    int64_t in_file;    /* committed rows that are spilled */
+    int64_t limit;      /* 0: no limiter; else 1 + the entry of limits in use. Stored once the other entry is complete */
+    Limit limits[2];
+    uint32_t asleep[2]; /* futex words by kind: 1 from before a process sleeps until a request may be admitted until it is woken */
+    int64_t waits[2], waited_ns[2]; /* by kind, of requests that have ended; atomic */
+    Waiter waiters[WAITERS];
+    int64_t ages[BINS], staleness[BINS]; /* of drawn rows, atomic. Bin 0: at most 0; bin b: 2^(b - 1) to 2^b - 1 */
 } Header;
 
 /* Sums (or minima) of a function of the status, over groups of FANOUT indices, over groups of these, up to the root.
@@ -312,7 +338,7 @@ static void link_committed(Store *s, int64_t i) {
     s->rows[i].prev = h->newest, s->rows[i].next = NONE;
     if (h->newest == NONE) h->oldest = i;
     else s->rows[h->newest].next = i;
-    h->newest = i, h->count++;
+    h->newest = i, h->count++, h->in_file += s->rows[i].slot == NONE;
 }
 
 static void unlink_committed(Store *s, int64_t i) {
@@ -320,7 +346,7 @@ static void unlink_committed(Store *s, int64_t i) {
     Row *r = &s->rows[i];
     if (r->prev == NONE) h->oldest = r->next; else s->rows[r->prev].next = r->next;
     if (r->next == NONE) h->newest = r->prev; else s->rows[r->next].prev = r->prev;
-    h->count--;
+    h->count--, h->in_file -= r->slot == NONE;
 }
 
 static void link_writing(Store *s, int64_t i) {
@@ -350,7 +376,7 @@ static int64_t rebuild(Store *s) {
     int64_t committed = 0, retired = s->capacity;
     int64_t *order = malloc(s->capacity * sizeof *order);
     if (!order) return NO_MEMORY;
-    h->count = h->writing = h->high = 0, h->oldest = h->newest = h->writers = NONE;
+    h->count = h->writing = h->high = h->in_file = 0, h->oldest = h->newest = h->writers = NONE;
     h->queue_head = h->queue_tail = 0;
     for (int64_t j = 0; s->spill != NONE && j < s->slots; j++) s->slot_rows[j] = NONE;
     for (int64_t i = 0; i < s->capacity; i++) {
@@ -399,11 +425,129 @@ static int64_t lock(Store *s) {
     return error ? LOCK_TIMEOUT : 0;
 }
 
+/* ---- rate limiter ----------------------------------------------------------------------------------------------------- */
+
+/* The limit in use, or NULL. Of a limit that is replaced at this moment, values may be of both: whoever is refused looks
+   again. */
+static Limit *limit_of(Header *h) {
+    const int64_t limit = __atomic_load_n(&h->limit, __ATOMIC_ACQUIRE);
+    return limit ? &h->limits[limit - 1] : 0;
+}
+
+static double error_of(const Limit *l) {
+    return l->samples_per_insert * (double)__atomic_load_n(&l->inserts, __ATOMIC_RELAXED)
+           - (double)__atomic_load_n(&l->samples, __ATOMIC_RELAXED) + l->offset;
+}
+
+/* Whether a request of this kind is admitted now. above >= -below, so one of the two always is. */
+static int admits(Header *h, int64_t kind) {
+    const Limit *l = limit_of(h);
+    if (!l) return 1;
+    const int filled = h->count >= l->min_size;
+    return kind == INSERT ? !filled || error_of(l) <= l->above : filled && error_of(l) > -l->below;
+}
+
+/* Wake those who sleep until a request of this kind is admitted, if it is. Called after every change that may admit it. */
+static void notify(Header *h, int64_t kind) {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the change before the flag is read; replay_wait does the opposite */
+    if (!__atomic_load_n(&h->asleep[kind], __ATOMIC_RELAXED) || !admits(h, kind)) return;
+    __atomic_store_n(&h->asleep[kind], 0, __ATOMIC_SEQ_CST);
+    syscall(SYS_futex, &h->asleep[kind], FUTEX_WAKE, INT_MAX, 0, 0, 0);
+}
+
 static int64_t unlock(Store *s, int64_t result) {
+    Header *h = s->header;
     /* Even again, after everything: RELEASE. */
-    __atomic_store_n(&s->header->version, s->header->version + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&h->version, h->version + 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(s->lock);
+    if (h->limit) notify(h, INSERT), notify(h, SAMPLE);
     return result;
+}
+
+/* Whether a request of this kind is admitted; if not, sleep until it may be, for at most sleep_ns, and look again. Who is
+   killed between the two steps of notify() wakes nobody: sleeps are short. */
+int64_t replay_wait(Store *s, int64_t kind, int64_t sleep_ns) {
+    uint32_t *asleep = &s->header->asleep[kind];
+    const struct timespec limit = {sleep_ns / 1000000000, sleep_ns % 1000000000};
+    if (!sleep_ns) return admits(s->header, kind);
+    __atomic_store_n(asleep, 1, __ATOMIC_SEQ_CST);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* the flag before the counters are read */
+    if (admits(s->header, kind)) return 1;
+    syscall(SYS_futex, asleep, FUTEX_WAIT, 1, &limit, 0, 0);
+    return admits(s->header, kind);
+}
+
+static int has_ended(uint64_t owner) {
+    const uint64_t found = identity(owner >> 42);
+    return found != owner && found != UNKNOWN;
+}
+
+/* Name this process as waiting. Returns its place; NONE if all are taken by living processes, or this one has no identity. */
+int64_t replay_wait_begin(Store *s, int64_t kind, int64_t rows) {
+    const uint64_t self = own_identity();
+    int64_t place = NONE;
+    if (!self || self == UNKNOWN) return NONE;
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    for (int64_t i = 0; i < WAITERS && place == NONE; i++) {
+        Waiter *w = &s->header->waiters[i];
+        const uint64_t owner = __atomic_load_n(&w->owner, __ATOMIC_ACQUIRE);
+        if (owner && !has_ended(owner)) continue;
+        w->kind = kind, w->rows = rows, w->since_ns = now_ns();
+        __atomic_store_n(&w->owner, self, __ATOMIC_RELEASE);
+        place = i;
+    }
+    return unlock(s, place);
+}
+
+/* The wait has ended. place: as of replay_wait_begin, or below 0. */
+int64_t replay_wait_end(Store *s, int64_t kind, int64_t place, int64_t waited_ns) {
+    Header *h = s->header;
+    if (place >= 0) __atomic_store_n(&h->waiters[place].owner, 0, __ATOMIC_RELEASE);
+    __atomic_fetch_add(&h->waits[kind], 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&h->waited_ns[kind], waited_ns, __ATOMIC_RELAXED);
+    return 0;
+}
+
+/* Who waits, for how long: out (WAITERS), with ``since_ns`` as a duration. Those who have ended are forgotten. Returns how many. */
+int64_t replay_waiters(Store *s, Waiter *out) {
+    int64_t found = 0;
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    for (int64_t i = 0; i < WAITERS; i++) {
+        Waiter *w = &s->header->waiters[i];
+        out[found] = *w;
+        if (!out[found].owner) continue;
+        if (has_ended(out[found].owner)) { w->owner = 0; continue; }
+        out[found].since_ns = now_ns() - out[found].since_ns;
+        found++;
+    }
+    return unlock(s, found);
+}
+
+/* Replace the limit; NULL: none. restored: with the counters and offset of ``given``; else inserts and samples count from now
+   on, and the error is what it was, as far as the new error buffer has it. Otherwise a changed ratio would judge all of the
+   past by a rule that it did not follow, and might stop one side for as long as the past was. */
+int64_t replay_limit(Store *s, const Limit *given, int64_t restored) {
+    Header *h = s->header;
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    const Limit *before = limit_of(h);
+    const int64_t next = h->limit == 1 ? 2 : 1;
+    if (given) {
+        Limit *l = &h->limits[next - 1];
+        *l = *given;
+        if (!restored) {
+            const double error = before ? error_of(before) : 0.0;
+            l->offset = error < -l->below ? -l->below : error > l->above ? l->above : error;
+            l->inserts = h->count < l->min_size ? h->count - l->min_size : 0, l->samples = 0;
+        }
+    }
+    /* One store: a process that is killed before it has changed nothing. */
+    __atomic_store_n(&h->limit, given ? next : 0, __ATOMIC_RELEASE);
+    unlock(s, 0);
+    notify(h, INSERT), notify(h, SAMPLE); /* also if there is none any more */
+    return 0;
 }
 
 /* Initialise the memory of a new store: zeroed, except for the constants of the header. */
@@ -532,7 +676,7 @@ static int64_t give_slot(Store *s, int64_t i) {
             if (state == WRITING) continue;
             if (state == COMMITTED) {
                 if (spill_row(s, r)) return IO_ERROR;
-                h->spilled++;
+                h->spilled++, h->in_file++;
             } else set_tag(r, (r->tag >> 2) + 1, state); /* not readable any more */
             /* Before the slot's next writer: a reader that sees new bytes sees that the row has left. */
             __atomic_store_n(&r->slot, NONE, __ATOMIC_RELEASE);
@@ -573,6 +717,7 @@ static int64_t allocate(Store *s, int64_t n, int64_t *indices) {
     const uint64_t self = own_identity();
     int64_t got = 0, victims = 0, failed = self && self != UNKNOWN ? reserve_scratch(s, n) : NO_IDENTITY;
     if (!failed) failed = check_room(s, n);
+    if (!failed && !admits(h, INSERT)) return LIMITED;
     while (got < n && !failed) {
         const int64_t evicted = h->evicted, index = obtain(s);
         if (index < 0) { failed = index; break; }
@@ -619,6 +764,8 @@ static int64_t owned(Store *s, int64_t n, const int64_t *indices) {
 static int64_t commit(Store *s, int64_t n, const int64_t *indices, const int64_t *lengths, const double *priorities,
                       const int64_t *timestamps, int64_t clock_ns) {
     Header *h = s->header;
+    Limit *l = limit_of(h);
+    const uint64_t drawn = __atomic_load_n(&h->selected, __ATOMIC_RELAXED);
     const int64_t failed = reserve_scratch(s, n);
     if (failed) return failed;
     if (!owned(s, n, indices)) return NOT_OWNED;
@@ -628,10 +775,11 @@ static int64_t commit(Store *s, int64_t n, const int64_t *indices, const int64_t
         if (state_of(r) != WRITING) continue; /* named twice */
         unlink_writing(s, local);
         r->length = lengths[i], r->priority = priorities[i], r->timestamp = timestamps ? timestamps[i] : clock_ns;
-        r->sequence = ++h->sequence, r->sampled = 0;
+        r->sequence = ++h->sequence, r->sampled = 0, r->owner = drawn;
         set_tag(r, r->tag >> 2, COMMITTED); /* publishes the blocks and the status */
         link_committed(s, local);
         h->inserted++;
+        if (l) __atomic_fetch_add(&l->inserts, 1, __ATOMIC_RELAXED);
     }
     update_trees(s, n, indices);
     return n;
@@ -739,6 +887,26 @@ void replay_uniforms(uint64_t seed, uint64_t stream, uint64_t round, uint64_t dr
     }
 }
 
+static int64_t bin_of(int64_t value) { return value <= 0 ? 0 : 64 - __builtin_clzll(value); }
+
+/* Count n drawn rows, and enter OBSERVED of them, evenly spaced, into the histograms, each for those that it stands for.
+   accepted: NULL if all count. */
+static void count_draws(Store *s, int64_t n, int64_t good, const int64_t *indices, const uint8_t *accepted) {
+    Header *h = s->header;
+    Limit *l = limit_of(h);
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    const int64_t now = t.tv_sec * 1000000000ll + t.tv_nsec, drawn = __atomic_fetch_add(&h->selected, good, __ATOMIC_RELAXED);
+    for (int64_t k = 0, some = n < OBSERVED ? n : OBSERVED; k < some; k++) {
+        const int64_t i = k * n / some, stands_for = (k + 1) * n / some - i;
+        if (accepted && !accepted[i]) continue;
+        const Row *r = &s->rows[indices[i] - s->base];
+        __atomic_fetch_add(&h->ages[bin_of(now - r->timestamp)], stands_for, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&h->staleness[bin_of(drawn - (int64_t)r->owner)], stands_for, __ATOMIC_RELAXED);
+    }
+    if (l) __atomic_fetch_add(&l->samples, good, __ATOMIC_RELAXED);
+}
+
 /* Count selections. accepted: 0 where the row is gone, or was selected max_sampled times before. Returns how many are 1. */
 static int64_t mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
     Header *h = s->header;
@@ -748,7 +916,7 @@ static int64_t mark(Store *s, int64_t n, const int64_t *indices, const uint64_t 
         good += accepted[i] = is_current(r, generations[i]);
         if (accepted[i] && __atomic_add_fetch(&r->sampled, 1, __ATOMIC_RELAXED) == (uint64_t)h->max_sampled) retire(s, indices[i] - s->base), retired++;
     }
-    __atomic_fetch_add(&h->selected, good, __ATOMIC_RELAXED);
+    count_draws(s, n, good, indices, accepted);
     if (retired) update_trees(s, n, indices);
     return good;
 }
@@ -802,7 +970,8 @@ int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t s
         if (!some) return EMPTY;
         /* A row that is overwritten at this moment may get a count too many. */
         for (int64_t i = 0; i < n; i++) __atomic_fetch_add(&s->rows[d->indices[i] - s->base].sampled, 1, __ATOMIC_RELAXED);
-        __atomic_fetch_add(&s->header->selected, n, __ATOMIC_RELAXED);
+        count_draws(s, n, n, d->indices, 0);
+        if (s->header->limit) notify(s->header, INSERT);
         return n;
     }
     int64_t failed = lock(s);
@@ -834,6 +1003,20 @@ int64_t replay_leaves(Store *s, int64_t tree, Row *rows, double *leaves) {
     memcpy(rows, s->rows, s->capacity * sizeof *rows);
     memcpy(leaves, node(&s->trees[tree], 0, s->base), s->capacity * sizeof *leaves);
     return unlock(s, s->capacity);
+}
+
+/* Times selected of committed rows, in bins as of Header.ages: out (BINS). Of at most ``most`` indices, evenly spaced; without
+   the lock, so counts may be a moment old. Returns how many rows were counted. */
+int64_t replay_times_sampled(const Store *s, int64_t most, int64_t *out) {
+    int64_t counted = 0;
+    const int64_t high = s->header->high, some = high < most ? high : most;
+    memset(out, 0, BINS * sizeof *out);
+    for (int64_t k = 0; k < some; k++) {
+        const Row *r = &s->rows[k * high / some];
+        if (state_of(r) != COMMITTED) continue;
+        out[bin_of((int64_t)__atomic_load_n(&r->sampled, __ATOMIC_RELAXED))]++, counted++;
+    }
+    return counted;
 }
 
 /* The children of the first and the last node of each level from 1 on, at one moment: out (levels, 2, FANOUT). What a shard

@@ -40,9 +40,14 @@ STALE, VALID, OUTSIDE = range(3)
     NO_MEMORY,
     FOREIGN,
     NO_IDENTITY,
-) = range(-1, -11, -1)
+    LIMITED,
+) = range(-1, -12, -1)
 FANOUT, MAX_LEVELS = 8, 14
-LOCK_BYTES = 64
+WAITERS, BINS = 32, 64
+INSERT, SAMPLE = range(2)
+"""Kinds of requests that the rate limiter knows."""
+LOCK_BYTES, LOCK_AT = 64, 3072
+"""Of the lock in a store's first file, behind the header."""
 
 _I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _U64, _I32, _U32 = ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint32
@@ -79,6 +84,21 @@ class _RowStruct(ctypes.Structure):
     )
 
 
+class LimitStruct(ctypes.Structure):
+    """Limit of kernel.c."""
+
+    _fields_ = (
+        *((name, _DOUBLE) for name in ("samples_per_insert", "below", "above", "offset", "timeout_s")),
+        *((name, _I64) for name in ("min_size", "inserts", "samples")),
+    )
+
+
+class WaiterStruct(ctypes.Structure):
+    """Waiter of kernel.c."""
+
+    _fields_ = (("owner", _U64), *((name, _I64) for name in ("kind", "rows", "since_ns")))
+
+
 class HeaderStruct(ctypes.Structure):
     """Header of kernel.c."""
 
@@ -92,6 +112,12 @@ class HeaderStruct(ctypes.Structure):
         *((name, _I64) for name in ("inserted", "selected", "evicted", "deleted")),
         *((name, _I64) for name in ("reclaimed", "spilled", "recovered")),
         ("version", _U64),
+        *((name, _I64) for name in ("in_file", "limit")),
+        ("limits", LimitStruct * 2),
+        ("asleep", _U32 * 2),
+        *((name, _I64 * 2) for name in ("waits", "waited_ns")),
+        ("waiters", WaiterStruct * WAITERS),
+        *((name, _I64 * BINS) for name in ("ages", "staleness")),
     )
 
 
@@ -148,6 +174,8 @@ class PartStruct(ctypes.Structure):
 
 _MIRRORS: Mirrors = {
     "Row": _RowStruct,
+    "Limit": LimitStruct,
+    "Waiter": WaiterStruct,
     "Header": HeaderStruct,
     "Tree": TreeStruct,
     "Column": ColumnStruct,
@@ -155,12 +183,13 @@ _MIRRORS: Mirrors = {
     "Drawn": DrawnStruct,
     "Part": PartStruct,
     f"sizeof(pthread_mutex_t) <= {LOCK_BYTES}": 1,
+    f"sizeof(Header) <= {LOCK_AT}": 1,
     **{name.upper(): value for value, name in enumerate(REMOVALS)},
     **{name.upper(): value for value, name in enumerate(PADDINGS)},
     **{
         name: value
         for name, value in globals().items()
-        if name.isupper() and isinstance(value, int) and name != "LOCK_BYTES"
+        if name.isupper() and isinstance(value, int) and name not in ("LOCK_BYTES", "LOCK_AT")
     },
 }
 
@@ -168,6 +197,7 @@ _ARGUMENTS = {
     "create": "p", "reap": "p", "identity": "",
     "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
     "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp",
+    "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "times_sampled": "pip",
     "uniforms": "uuuuiip", "draw": "piiuuuup", "edges": "pip", "leaves": "pipp", "descend": "piippppppp",
     "gather": "piipppippp", "prefetch": "pip",
     "tree_layout": "ppiii", "tree_build": "p", "tree_set": "pippp", "tree_draw": "pipp", "tree_descend": "pipppp",

@@ -7,7 +7,7 @@ Random number i of a draw is a function of (seed, draw, i), and of (seed, draw, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -263,8 +263,9 @@ def select(
     seed: int,
     draw: int,
     exchange: Exchange | None = None,
+    keep_waiting: Callable[[], bool] = lambda: True,
 ) -> Selection:
-    """Select k rows, and count them as sampled.
+    """Select k rows, and count them as sampled. Waits first, where the rate limiter of a shard of this host refuses it.
 
     Args:
         store: the only shard; or all shards of a table, as one or in order; or this rank's shard, with ``exchange``
@@ -272,18 +273,33 @@ def select(
         k: rows, at least 1
         seed, draw: the list is a function of these and of the status of all shards. ``draw`` counts, e.g. batches
         exchange: all-gather of values among the ranks, in the order of shards; all call ``select`` alike
+        keep_waiting: called several times a second during a wait for the rate limiter; False gives up
 
     Raises:
         ReplayError: nothing, or too little, can be selected; or the store was not created for this selector.
+        ReplayTimeoutError: the rate limiter did not admit it within its timeout.
+        ReplayBusyError: ``keep_waiting`` returned False.
     """
-    if isinstance(store, ReplayStore) and exchange is not None:
-        return _select(ExchangedShards(store, exchange), selector, k, seed, draw)
-    if isinstance(store, ReplayStore) and store.num_shards == 1:
-        return _select(store, selector, k, seed, draw)
+    if isinstance(store, ReplayStore):
+        _wait_for_limit(store, selector, k, keep_waiting)
+        if exchange is not None:
+            return _select(ExchangedShards(store, exchange), selector, k, seed, draw)
+        if store.num_shards == 1:
+            return _select(store, selector, k, seed, draw)
     if isinstance(store, ShardedTable):
         return _select(store, selector, k, seed, draw)
     shards = [store] if isinstance(store, ReplayStore) else store
-    return _select(LocalShards(shards), selector, k, seed, draw)
+    table = LocalShards(shards)
+    for shard in shards:
+        _wait_for_limit(shard, selector, k, keep_waiting)
+    return _select(table, selector, k, seed, draw)
+
+
+def _wait_for_limit(store: ReplayStore, selector: Selector, k: int, keep_waiting: Callable[[], bool]) -> None:
+    if store.is_limited and k > 0:
+        if selector.spec is not None:
+            store.tree(selector.spec)  # an error that no wait would change
+        store.wait_to_sample(k, keep_waiting)
 
 
 def select_centralised(

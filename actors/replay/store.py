@@ -22,6 +22,7 @@ from actors.replay import kernel, memory
 from actors.replay.candidates import Candidates, Numbers, Order
 from actors.replay.errors import ReplayBusyError, ReplayError
 from actors.replay.kernel import ColumnStruct, DrawnStruct, HeaderStruct, StoreStruct, TreeStruct, address
+from actors.replay.limiter import Limiter, RateLimit, Waits
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Edges, Floats, Integers, total
 from collectives.closing import ClosesOnExit
@@ -35,7 +36,7 @@ _MOST_FORMS = 64
 """Sets of shapes that are known to fit."""
 _INCARNATION_BITS = 40
 """Generations of an index in one incarnation: 2**40."""
-_LOCK_AT, _META_BYTES_AT, _META_AT = 3072, 3584, 4096
+_LOCK_AT, _META_BYTES_AT, _META_AT = kernel.LOCK_AT, 3584, 4096
 STATUS = np.dtype(
     [
         ("index", np.int64),
@@ -219,6 +220,7 @@ class ReplayStore(ClosesOnExit):
         num_shards: int = 1,
         incarnation: int = 0,
         seed: int = 0,
+        limit: RateLimit | None = None,
     ) -> Self:
         """Create a store, or one shard of a table.
 
@@ -234,6 +236,7 @@ class ReplayStore(ClosesOnExit):
             shard, num_shards: place of this shard in the table
             incarnation: how often this shard was lost before: no key of a lost row fits a row of this one
             seed: of random removal
+            limit: on rows drawn per row inserted; ``limiter.set`` changes it. None: none
 
         Raises:
             ReplayError: an argument is outside its range, the store does not fit, or there is no C compiler.
@@ -273,6 +276,8 @@ class ReplayStore(ClosesOnExit):
                 os.close(descriptor)
             raise
         store._initialise(max_times_sampled, seed)
+        if limit is not None:
+            store.limiter.set(limit)
         return store
 
     @classmethod
@@ -311,6 +316,35 @@ class ReplayStore(ClosesOnExit):
         self.check_open()
         return "|".join(map(memory.endpoint, self._descriptors))
 
+    @property
+    def limiter(self) -> Limiter:
+        """The rate limiter: its settings, its state, and who waits for it."""
+        self.check_open()
+        return Limiter(self, self._header)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is a rate limiter."""
+        return bool(self._header.limit)
+
+    def wait_to_sample(self, rows: int, keep_waiting: Callable[[], bool]) -> None:
+        """Wait until the rate limiter admits sampling, as ``select`` does first.
+
+        Args:
+            rows: that will be drawn; shown as what is waited for
+            keep_waiting: called several times a second; False ends the wait with an error
+
+        Raises:
+            ReplayTimeoutError: the limit's timeout_s has passed.
+            ReplayBusyError: ``keep_waiting`` has returned False.
+            ReplayError: the store was closed.
+        """
+        with Waits(self.limiter, kernel.SAMPLE, rows) as waits:
+            while not waits.is_admitted():
+                self.check_open()
+                if not keep_waiting():
+                    raise ReplayBusyError("sampling was given up while it waited for the rate limiter")
+
     def __len__(self) -> int:
         """Rows that can be selected."""
         return int(self._header.count)
@@ -322,9 +356,10 @@ class ReplayStore(ClosesOnExit):
 
         Raises:
             ReplayBusyError: all rows are being written by living processes.
+            ReplayTimeoutError: the rate limiter did not admit it within its timeout.
         """
         indices = np.empty(1, np.int64)
-        self._with_victims(lambda: self._library.replay_allocate(self.native, 1, address(indices)), 1)
+        self._allocating(lambda: self._library.replay_allocate(self.native, 1, address(indices)), 1)
         return ReservedRow(self, int(indices[0]))
 
     def insert(
@@ -345,6 +380,7 @@ class ReplayStore(ClosesOnExit):
         Raises:
             ReplayError: a column is missing or unknown, or has another type or shape; or a value is outside its range.
             ReplayBusyError: more rows than are free or removable.
+            ReplayTimeoutError: the rate limiter did not admit it within its timeout.
         """
         arrays, (count, steps) = self._arrays(rows)
         if not count:
@@ -357,7 +393,7 @@ class ReplayStore(ClosesOnExit):
             *(self.native, count, steps, ctypes.addressof(pointers), *kept.addresses, time.time_ns()),
             *(at, at + 8 * count),
         )
-        self._with_victims(lambda: self._library.replay_insert(*arguments), count)
+        self._allocating(lambda: self._library.replay_insert(*arguments), count)
         return Keys(words[:count], words[count:].view(np.uint64))
 
     def commit(self, index: int, length: int | None, priority: float, timestamp: int | None) -> Keys:
@@ -657,24 +693,38 @@ class ReplayStore(ClosesOnExit):
                 raise ReplayError(f"timestamps are {_brief(timestamps)}: use 0 to {MAX_TIMESTAMP - 1}")
         return _Statistics.of(sizes, weights, times)
 
-    def _with_victims(self, request: Callable[[], int], count: int) -> None:
-        """Make a request that allocates rows; if it needs them, evict those that the user's function names."""
+    def _allocating(self, request: Callable[[], int], count: int) -> None:
+        """Make a request that allocates rows, and again if the rate limiter or the user's removal must act first."""
         self.check_open()
-        while (result := request()) == kernel.NEED_VICTIM:
-            status = self.status()
-            assert callable(self._removal)
-            chosen = np.atleast_1d(np.asarray(self._removal(status), np.int64))
-            held = chosen[(chosen >= self.base) & (chosen < self.base + self.capacity)].tolist()
-            generations = status["generation"]
-            evicted = sum(
-                self._call(self._library.replay_evict, index, int(generations[index - self.base]))
-                for index in held
-            )
-            if not evicted:
-                raise ReplayError(
-                    f"the removal function returned {_brief(chosen)}: it must name rows in state COMMITTED"
-                )
+        result = request()
+        if result == kernel.LIMITED or result == kernel.NEED_VICTIM:
+            with Waits(self.limiter, kernel.INSERT, count) as waits:
+                while True:
+                    if result == kernel.LIMITED:
+                        waits.is_admitted()
+                        self.check_open()
+                    elif result == kernel.NEED_VICTIM:
+                        self._evict_chosen()
+                    else:
+                        break
+                    result = request()
         self._check(result, count)
+
+    def _evict_chosen(self) -> None:
+        """Evict the rows that the user's function names."""
+        status = self.status()
+        assert callable(self._removal)
+        chosen = np.atleast_1d(np.asarray(self._removal(status), np.int64))
+        held = chosen[(chosen >= self.base) & (chosen < self.base + self.capacity)].tolist()
+        generations = status["generation"]
+        evicted = sum(
+            self._call(self._library.replay_evict, index, int(generations[index - self.base]))
+            for index in held
+        )
+        if not evicted:
+            raise ReplayError(
+                f"the removal function returned {_brief(chosen)}: it must name rows in state COMMITTED"
+            )
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> int:
         self.check_open()

@@ -64,9 +64,11 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
                     gatherer = self._free.get()
                     if gatherer is None:
                         return
-                    selection = select(store, selector, batch, seed=seed, draw=draw)
+                    selection = select(
+                        store, selector, batch, seed=seed, draw=draw, keep_waiting=lambda: not self._closed
+                    )
                     self._ready.put(((selection, gatherer(selection)), gatherer))
-            except Exception as error:
+            except Exception as error:  # of a closed stream too: nobody asks for it
                 self._ready.put(error)
 
         self._thread = threading.Thread(target=prepare, name="replay-stream", daemon=True)

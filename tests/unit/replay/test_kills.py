@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 import pytest
+from replay_processes import forked, kill, received
 from replay_tables import LENGTH, SCHEMA, SELECTORS, content
 
 from actors.replay import (
@@ -21,31 +22,6 @@ from actors.replay import (
 )
 from actors.replay.kernel import COMMITTED, FREE, WRITING
 from actors.replay.store import _LOCK_AT
-
-
-def forked(work):
-    """Run work(write end of a pipe) in a child that never returns. Gives its id and the pipe's read end."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            work(write)
-        finally:
-            os._exit(1)
-    os.close(write)
-    return child, read
-
-
-def received(read):
-    """All whole messages of a child that has ended: (number, index, generation)."""
-    with os.fdopen(read, "rb") as pipe:
-        data = pipe.read()
-    return list(struct.iter_unpack("qqq", data[: len(data) // 24 * 24]))
-
-
-def kill(child):
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
 
 
 def write_rows(store, first):

@@ -1,0 +1,282 @@
+"""Rate limiter of a store: rows drawn per row inserted, in shared memory, so that it is one for all processes of the host.
+
+docs/explanation/replay.md has the rule and why it cannot deadlock. Counters, rule and futexes are in kernel.c.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Protocol, Self
+
+from actors.replay import kernel
+from actors.replay.errors import ReplayBusyError, ReplayError, ReplayTimeoutError
+from actors.replay.kernel import HeaderStruct, LimitStruct, WaiterStruct
+
+SLEEP_S = 0.05
+"""Longest sleep before a waiting request looks again by itself: who should have woken it may have been killed."""
+MOST_SAMPLES_PER_INSERT = 1e9
+"""Beyond, a row would be drawn for minutes before the next is admitted, and the error would not be exact."""
+_FIELDS = tuple(field[0] for field in LimitStruct._fields_)
+KINDS: tuple[Literal["insert", "sample"], ...] = ("insert", "sample")
+"""Names of INSERT and SAMPLE of ``kernel``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RateLimit:
+    """How many rows may be drawn per row inserted, on the average.
+
+    The error is samples_per_insert * inserts - samples, in rows since the limit was set, without those inserts that first
+    made up min_size. Insertion is admitted while error <= error_buffer, sampling while error > -error_buffer.
+    """
+
+    samples_per_insert: float | None = None
+    """Rows drawn, replacement included, per row inserted. None: any number; only min_size counts."""
+    min_size: int = 1
+    """Rows that must be there before any is drawn. Below, insertion is not limited."""
+    error_buffer: float | tuple[float, float] = 0.0
+    """How far the error may be from 0: one number, or (towards samples, towards inserts). inf: that side never waits."""
+    timeout_s: float = math.inf
+    """Longest wait of one request."""
+
+    def __post_init__(self) -> None:
+        if self.samples_per_insert is not None and not 0 < self.samples_per_insert <= MOST_SAMPLES_PER_INSERT:
+            raise ReplayError(
+                f"samples_per_insert is {self.samples_per_insert}: use a positive number up to "
+                f"{MOST_SAMPLES_PER_INSERT:g}, or None"
+            )
+        if not 1 <= self.min_size < 2**31:
+            raise ReplayError(f"min_size is {self.min_size}: use 1 to the store's capacity")
+        if len(self._buffers) != 2 or not all(side >= 0 for side in self._buffers):
+            raise ReplayError(
+                f"error_buffer is {self.error_buffer}: use one number that is at least 0, or two of them"
+            )
+        if not self.timeout_s > 0:
+            raise ReplayError(f"timeout_s is {self.timeout_s}: use a positive number")
+
+    @property
+    def _buffers(self) -> tuple[float, ...]:
+        """Towards samples, towards inserts."""
+        both = self.error_buffer
+        return tuple(map(float, both)) if isinstance(both, tuple) else (float(both), float(both))
+
+    def to_struct(self) -> LimitStruct:
+        """For the kernel, with counters of 0."""
+        # Without a ratio, the error is minus the number of samples, which no side is judged by.
+        below, above = (math.inf, math.inf) if self.samples_per_insert is None else self._buffers
+        return LimitStruct(
+            self.samples_per_insert or 0.0, below, above, 0.0, self.timeout_s, self.min_size, 0, 0
+        )
+
+    @classmethod
+    def from_struct(cls, struct: LimitStruct) -> Self:
+        """Inverse of ``to_struct``, with the error buffer as two numbers."""
+        return cls(
+            samples_per_insert=struct.samples_per_insert or None,
+            min_size=struct.min_size,
+            error_buffer=(struct.below, struct.above),
+            timeout_s=struct.timeout_s,
+        )
+
+
+class WaitingRequest(NamedTuple):
+    """A request that waits for the rate limiter."""
+
+    pid: int
+    kind: Literal["insert", "sample"]
+    rows: int
+    """That it wants to insert or draw."""
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimiterStatus:
+    """A store's rate limiter at one moment."""
+
+    limit: RateLimit | None
+    inserts: int
+    """Rows inserted since the limit was set; negative while min_size was not reached for the first time."""
+    samples: int
+    """Rows drawn since the limit was set."""
+    error: float
+    """samples_per_insert * inserts - samples, plus what was carried over when the limit was set."""
+    admits_insert: bool
+    """Whether an insertion would not wait."""
+    admits_sample: bool
+    """Whether a selection would not wait."""
+    waiting: tuple[WaitingRequest, ...]
+    """Requests of living processes that wait now; at most 32 are named."""
+    waits: dict[str, int]
+    """Requests that have waited and no longer do, by kind."""
+    waited_s: dict[str, float]
+    """Time that they have waited in total, by kind."""
+
+
+class LimitedStore(Protocol):
+    """What a limiter needs of its store."""
+
+    native: int
+    capacity: int
+
+    def __len__(self) -> int: ...
+
+
+class Limiter:
+    """A store's rate limiter, as ``ReplayStore.limiter`` gives it."""
+
+    def __init__(self, store: LimitedStore, header: HeaderStruct) -> None:
+        """Of a store and its header."""
+        self.store, self._header, self._library = store, header, kernel.library()
+
+    def set(self, limit: RateLimit | None) -> None:
+        """Change the limit for all processes; who waits is judged by the new one at once.
+
+        Inserts and samples count from now on. The error stays what it was, as far as the new error buffer has it.
+
+        Raises:
+            ReplayError: the store can never have min_size rows.
+        """
+        self._change(limit, None if limit is None else limit.to_struct(), restored=False)
+
+    def state(self) -> dict[str, Any] | None:
+        """All that ``restore`` needs, as values of JSON (inf is None); None without a limit."""
+        struct = self._struct()
+        if struct is None:
+            return None
+        found = {name: getattr(struct, name) for name in _FIELDS}
+        return {name: None if value == math.inf else value for name, value in found.items()}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        """Set the limit and its counters as ``state`` returned them, in this or another store.
+
+        Raises:
+            ReplayError: ``state`` is no such value, or the store can never have min_size rows.
+        """
+        if state is None:
+            self.set(None)
+            return
+        try:
+            values = [math.inf if state[name] is None else state[name] for name in _FIELDS]
+            struct = LimitStruct(*values)
+            exact = all(abs(state[name]) < 2**53 for name in ("offset", "min_size", "inserts", "samples"))
+        except (KeyError, TypeError) as error:
+            raise ReplayError(f"{state!r} is no state of a rate limiter: {error}") from error
+        if not exact:
+            raise ReplayError(f"{dict(state)} is no state of a rate limiter: its counts are below 2**53")
+        self._change(RateLimit.from_struct(struct), struct, restored=True)
+
+    def status(self) -> LimiterStatus:
+        """The limit, its counters, who waits and since when."""
+        struct, ended = self._struct(), self._header
+        places = (WaiterStruct * kernel.WAITERS)()
+        found = max(0, self._library.replay_waiters(self.store.native, ctypes.addressof(places)))
+        return LimiterStatus(
+            limit=None if struct is None else RateLimit.from_struct(struct),
+            inserts=0 if struct is None else struct.inserts,
+            samples=0 if struct is None else struct.samples,
+            error=0.0 if struct is None else error_of(struct),
+            admits_insert=self.admits(kernel.INSERT),
+            admits_sample=self.admits(kernel.SAMPLE),
+            waiting=tuple(
+                WaitingRequest(w.owner >> 42, KINDS[w.kind], w.rows, w.since_ns / 1e9) for w in places[:found]
+            ),
+            waits=dict(zip(KINDS, ended.waits, strict=True)),
+            waited_s={kind: ns / 1e9 for kind, ns in zip(KINDS, ended.waited_ns, strict=True)},
+        )
+
+    def admits(self, kind: int, sleep_s: float = 0.0) -> bool:
+        """Whether a request of INSERT or SAMPLE of ``kernel`` is admitted, now or after a sleep of at most ``sleep_s``."""
+        return bool(self._library.replay_wait(self.store.native, kind, int(sleep_s * 1e9)))
+
+    def timeout_s(self) -> float:
+        """Longest wait of a request; inf without a limit."""
+        struct = self._struct()
+        return math.inf if struct is None else float(struct.timeout_s)
+
+    def begin(self, kind: int, rows: int) -> int:
+        """Name this process as waiting. Returns its place; below 0 if there is none."""
+        return int(self._library.replay_wait_begin(self.store.native, kind, rows))
+
+    def end(self, kind: int, place: int, waited_s: float) -> None:
+        """The wait has ended."""
+        self._library.replay_wait_end(self.store.native, kind, place, int(waited_s * 1e9))
+
+    def _struct(self) -> LimitStruct | None:
+        """A copy of the limit in use."""
+        used = self._header.limit
+        return LimitStruct.from_buffer_copy(self._header.limits[used - 1]) if used else None
+
+    def _change(self, limit: RateLimit | None, struct: LimitStruct | None, *, restored: bool) -> None:
+        if limit is not None and limit.min_size > self.store.capacity:
+            raise ReplayError(
+                f"min_size is {limit.min_size} where the store has {self.store.capacity} rows: nothing could ever be drawn"
+            )
+        at = None if struct is None else ctypes.addressof(struct)
+        if self._library.replay_limit(self.store.native, at, restored) < 0:
+            raise ReplayBusyError(
+                "another process holds the store's lock and is suspended: the limit is unchanged"
+            )
+
+
+def error_of(struct: LimitStruct) -> float:
+    """The error, as kernel.c computes it."""
+    return float(struct.samples_per_insert * float(struct.inserts) - float(struct.samples) + struct.offset)
+
+
+class Waits:
+    """One request that waits for the rate limiter: named as waiting from its first sleep to the end of the ``with`` block.
+
+    ::
+
+        with Waits(limiter, kernel.INSERT, rows) as waits:
+            while request() == kernel.LIMITED:
+                waits.is_admitted()
+    """
+
+    def __init__(self, limiter: Limiter, kind: int, rows: int) -> None:
+        """Of INSERT or SAMPLE of ``kernel``, for ``rows`` rows."""
+        self._limiter, self._kind, self._rows = limiter, kind, rows
+        self._place, self._since = -1, 0.0
+
+    def is_admitted(self) -> bool:
+        """Sleep until the request may be admitted, for at most SLEEP_S. Returns whether it is.
+
+        Raises:
+            ReplayTimeoutError: the limit's timeout_s has passed.
+        """
+        if not self._since:
+            if self._limiter.admits(self._kind):
+                return True
+            self._since = time.monotonic()
+            self._place = self._limiter.begin(self._kind, self._rows)
+        timeout_s = self._limiter.timeout_s()
+        left_s = self._since + timeout_s - time.monotonic()
+        if self._limiter.admits(self._kind, min(SLEEP_S, max(0.0, left_s))):
+            return True
+        if left_s <= 0:
+            raise ReplayTimeoutError(self._explained(timeout_s - left_s))
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._since:
+            self._limiter.end(self._kind, self._place, time.monotonic() - self._since)
+
+    def _explained(self, waited_s: float) -> str:
+        """Who waited for what, and what would end it."""
+        found, size = self._limiter.status(), len(self._limiter.store)
+        limit = found.limit or RateLimit()
+        what, other = ("inserting", "drawn") if self._kind == kernel.INSERT else ("drawing", "inserted")
+        why = f"the error is {found.error:g} after {found.inserts} inserts and {found.samples} samples"
+        if size < limit.min_size:
+            why = f"{limit.min_size - size} more are needed"
+        return (
+            f"{what} {self._rows} rows has waited {waited_s:.3g} s for the rate limiter: {size} rows are there, and {why} "
+            f"under {replace(limit, timeout_s=math.inf)}; it goes on when rows are {other} by this or another process, or "
+            "with another limit (limiter.set)"
+        )
