@@ -257,6 +257,9 @@ class FairBatcher:
             if piece.is_last:
                 self._end(request, Answer(request.encoder.body(policy.version), policy.version))
                 return
+        except RequestError as error:
+            self._end(request, error)
+            return
         except Exception as error:
             self._end(request, RequestError(f"the answer cannot be encoded: {error!r}", status=500))
             return

@@ -17,7 +17,8 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
@@ -35,6 +36,11 @@ _FORMATS: dict[str, BodyFormat] = {
     "application/octet-stream": "raw",
 }
 
+BODIES_BYTES = 256 * 2**20
+"""Most memory for large bodies of all clients together; more if four requests of the largest size need more."""
+_SMALL_BYTES = 64 * 2**10
+"""What a body may have without counting: no more than aiohttp buffers for every connection."""
+
 LOGGER = logging.getLogger("rayagi.policy_server")
 """aiohttp's log."""
 
@@ -49,6 +55,45 @@ def _shorten_bad_requests(record: logging.LogRecord) -> bool:
 
 
 LOGGER.addFilter(_shorten_bad_requests)
+
+
+class BodyMemory:
+    """Memory of the large bodies that have arrived and are not answered yet, of all clients together."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes, self.used_bytes = limit_bytes, 0
+
+    @contextmanager
+    def body(self) -> Iterator[_Body]:
+        """A body, whose memory counts until the end of the block."""
+        body = _Body(self)
+        try:
+            yield body
+        finally:
+            self.used_bytes -= body.counted_bytes
+
+    def count(self, more_bytes: int) -> None:
+        """Raises RequestError if that is too much."""
+        if self.used_bytes + more_bytes > self.limit_bytes:
+            reason = (
+                f"the requests of all clients have {self.used_bytes} bytes, of at most {self.limit_bytes}"
+            )
+            raise RequestError(f"{reason}; try again later, or send fewer rows at a time", status=503)
+        self.used_bytes += more_bytes
+
+
+class _Body:
+    """A request's body as it arrives."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self.content, self.counted_bytes, self._memory = bytearray(), 0, memory
+
+    def append(self, chunk: bytes) -> None:
+        """Add what has arrived."""
+        counted = max(0, len(self.content) + len(chunk) - _SMALL_BYTES)
+        self._memory.count(counted - self.counted_bytes)
+        self.counted_bytes = counted
+        self.content += chunk
 
 
 class HttpFrontend:
@@ -66,6 +111,7 @@ class HttpFrontend:
         self._policy, self._batcher, self._statistics = policy, batcher, statistics
         self._expected = expected
         self._token = token
+        self._memory = BodyMemory(max(BODIES_BYTES, 4 * expected.max_body_bytes))
         self.app = web.Application(middlewares=[self._guarded])
         self.app.router.add_post("/act", self._act)
         self.app.router.add_get("/info", self._info)
@@ -79,21 +125,22 @@ class HttpFrontend:
             raise RequestError(
                 f"got Content-Type {request.content_type}; expected {', '.join(_FORMATS)}", status=415
             )
-        body = await self._body(request)
-        answer = await self._batcher.answer(request.protocol, body, body_format, began)
+        with self._memory.body() as body:
+            await self._read(request, body)
+            answer = await self._batcher.answer(request.protocol, body.content, body_format, began)
         return web.Response(
             body=answer.body,
             content_type=request.content_type,
             headers={"X-Policy-Version": str(answer.version)},
         )
 
-    async def _body(self, request: web.Request) -> bytearray:
-        body, limit = bytearray(), self._expected.max_body_bytes
+    async def _read(self, request: web.Request, body: _Body) -> None:
+        limit = self._expected.max_body_bytes
         try:
             async with asyncio.timeout(READ_S):
                 # Not request.read(): its copy of the whole body stalls the loop.
-                while len(body) <= limit and (chunk := await request.content.readany()):
-                    body += chunk
+                while len(body.content) <= limit and (chunk := await request.content.readany()):
+                    body.append(chunk)
         except TimeoutError:
             raise RequestError(
                 f"the body did not arrive within {READ_S:.0f} s; expected {request.content_length} bytes",
@@ -102,9 +149,8 @@ class HttpFrontend:
         except web.RequestPayloadError as error:
             reason = " ".join(str(error).split())
             raise RequestError(f"the body cannot be decoded ({reason}); {self._expected.shapes()}") from None
-        if len(body) > limit:
+        if len(body.content) > limit:
             raise RequestError(f"the body has more than {limit} bytes; {self._expected.shapes()}", status=413)
-        return body
 
     async def _info(self, request: web.Request) -> web.Response:
         return web.json_response({**self._policy.info(), "max_rows": self._expected.max_rows})
@@ -142,6 +188,6 @@ class HttpFrontend:
         self._statistics.refused += 1
         body: dict[str, Any] = {"error": reason}
         response = web.Response(status=status, text=json.dumps(body), content_type="application/json")
-        if status in (408, 413):
+        if status in (408, 413, 503):
             response.force_close()  # do not wait for the rest of the body
         return response

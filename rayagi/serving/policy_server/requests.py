@@ -218,13 +218,24 @@ class AnswerEncoder:
         self._is_single = False
 
     def add(self, actions: NDArray[Any], piece: Piece) -> None:
-        """Add the actions (rows, dim) or (rows,) of the next piece, or its records of actions and states."""
+        """Add the actions (rows, dim) or (rows,) of the next piece, or its records of actions and states.
+
+        Raises:
+            RequestError: the policy's answer has NaN or infinity, which JSON has not, and nobody can act by.
+        """
         self._is_single = piece.is_single
+        names = actions.dtype.names or ()
+        fields = {name: actions[name] for name in names} or {"actions": actions}
+        for name, values in fields.items():
+            if not np.isfinite(values).all():
+                reason = (
+                    f"the policy's {name} for these observations are not finite; see the run's last metrics"
+                )
+                raise RequestError(reason, status=500)
         if self._format != "json":
             self._arrays.append(actions)
             return
-        names = actions.dtype.names or ()
-        for name, values in ({name: actions[name] for name in names} or {"actions": actions}).items():
+        for name, values in fields.items():
             self._texts.setdefault(name, []).append(json.dumps(values.tolist())[1:-1])
 
     def body(self, version: int) -> bytes:

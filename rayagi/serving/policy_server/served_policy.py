@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ class ServedPolicy:
                 "dim": action.dim,
                 "num_choices": action.num_choices,
                 "choices": list(action.choices),
-                "low": list(action.low),
-                "high": list(action.high),
+                "low": [_finite_or_none(bound) for bound in action.low],
+                "high": [_finite_or_none(bound) for bound in action.high],
             },
             "checkpoint": self.saved.checkpoint,
             "policy_version": self.saved.version,
@@ -123,3 +124,8 @@ class ServedPolicy:
                 f"{own.obs_dim} and {own.action.dim}"
             )
         self.current = GreedyPolicy(saved)
+
+
+def _finite_or_none(bound: float) -> float | None:
+    """A bound for JSON, which has no infinity."""
+    return bound if math.isfinite(bound) else None

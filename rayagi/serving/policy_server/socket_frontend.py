@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import socket
 import stat
 import time
@@ -82,8 +83,12 @@ class SocketFrontend:
             info = {**self._policy.info(), "max_rows": self._expected.max_rows}
             writer.write(frame(Kind.HELLO, 0, json.dumps(info).encode()))
             await self._attend(reader, writer, requests)
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except ConnectionError:
             pass  # the client disconnected
+        except asyncio.IncompleteReadError:
+            # It sends no more, and may still read: `shutdown(SHUT_WR)` after the last request.
+            while requests and not _is_gone(writer):
+                await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
         except FrameError as error:
             self._statistics.refused += 1
             writer.write(frame(Kind.ERROR, 0, str(error).encode()))
@@ -126,6 +131,16 @@ class SocketFrontend:
             writer.write(frame(Kind.ERROR, request, error.reason.encode()))
         else:
             writer.write(frame(Kind.ACTIONS, request, answer.body))
+
+
+def _is_gone(writer: asyncio.StreamWriter) -> bool:
+    """Whether the client can read no more answers."""
+    if writer.is_closing():
+        return True
+    poll = select.poll()
+    # Without POLLIN: POLLHUP is reported in any case, and means that both directions are closed.
+    poll.register(writer.get_extra_info("socket").fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def _refuse_taken(path: Path) -> None:

@@ -247,6 +247,22 @@ def test_an_invalid_request_leaves_the_others_of_its_batch_and_of_its_client_alo
     assert np.frombuffer(second.body, "<f4").tolist() == [4, 4]
 
 
+@pytest.mark.parametrize("body_format", ["json", "raw"])
+def test_a_policy_whose_answer_is_not_finite_answers_with_an_error(body_format):
+    class Diverged(Doubling):
+        def act(self, obs):
+            return np.where(obs == 1, np.nan, super().act(obs))
+
+    async def main():
+        async with batching(Diverged()) as batcher:
+            with pytest.raises(RequestError, match="actions for these observations are not finite") as caught:
+                await ask(batcher, 1, rows(1), body_format)
+            assert caught.value.status == 500
+            return await asked(batcher, 1, rows(2))
+
+    assert asyncio.run(main())[0].tolist() == [[4, 4]]
+
+
 def test_a_policy_with_a_wrong_number_of_answers_does_not_end_the_thread():
     class Short(Doubling):
         def act(self, obs):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import re
 import signal
@@ -11,7 +12,8 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreac
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server import server as server_module
 from rayagi.serving.policy_server.frames import HEADER, Kind, frame, header
-from rayagi.serving.policy_server.requests import encoded
+from rayagi.serving.policy_server.requests import Expected, encoded
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback
 from rayagi.serving.source import saved_policy
@@ -292,6 +294,74 @@ def test_requests_of_a_client_that_disconnected_are_dropped(run, tmp_path, front
             client.act(OBS)
         until(lambda: not server._batcher._waiting)
         assert server.statistics.rows == 128 + len(OBS)  # the piece in service, and the other client's
+
+
+def test_a_client_that_has_ended_its_requests_gets_all_answers(run, tmp_path):
+    with serving(run, unix=tmp_path / "s") as (server, _, _):
+        act, released = server._policy.current.act, threading.Event()
+
+        def held(obs):
+            assert released.wait(60)
+            return act(obs)
+
+        server._policy.current.act = held
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            client.connect(str(tmp_path / "s"))
+            client.sendall(b"".join(frame(Kind.OBSERVE, number, OBS.tobytes()) for number in (1, 2, 3)))
+            client.shutdown(socket.SHUT_WR)
+            released.set()
+            received = b"".join(iter(lambda: client.recv(65536), b""))
+        _, _, hello_bytes = header(received[: HEADER.size])
+        rest, numbers = received[HEADER.size + hello_bytes :], []
+        while rest:
+            kind, number, num_bytes = header(rest[: HEADER.size])
+            assert (kind, num_bytes) == (Kind.ACTIONS, 4 * len(OBS))
+            numbers.append(number)
+            rest = rest[HEADER.size + num_bytes :]
+    assert numbers == [1, 2, 3]
+
+
+def test_large_bodies_of_all_clients_have_a_limit_together(run, monkeypatch):
+    frontend = "rayagi.serving.policy_server.http_frontend"
+    monkeypatch.setattr(f"{frontend}.BODIES_BYTES", 0)
+    with serving(run, port=0, max_rows=8192) as (_, url, _):
+        limit = 4 * Expected(obs_dim=4, max_rows=8192).max_body_bytes
+        head = b"POST /act HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n"
+        port, clients, answers = int(url.rpartition(":")[2]), [], []
+        while not answers:  # each sends all but the last byte, and stays
+            assert len(clients) <= limit // (1_000_000 - 2**16) + 1
+            client = socket.create_connection(("127.0.0.1", port))
+            clients.append(client)
+            client.sendall(head + b'{"obs": [' + b" " * (1_000_000 - 10))
+            client.settimeout(0.2)
+            with suppress(TimeoutError):
+                answers.append(client.recv(1000))
+        assert b"503" in answers[0].splitlines()[0]
+        assert len(clients) == limit // (1_000_000 - 1 - 2**16) + 1
+        with PolicyClient(url) as small:
+            assert small.act(OBS).shape == (5, 1)  # small ones are answered meanwhile
+        for client in clients:
+            client.close()
+        large = np.zeros((8192, 4), "<f4")
+        with PolicyClient(url) as again:
+            until(lambda: answered(again, large))
+
+
+def answered(client, obs):
+    """Whether the server has taken the request: its memory is free again when it has noticed lost clients."""
+    try:
+        return client.act(obs) is not None
+    except ConnectionError:
+        return False
+
+
+def test_infinite_bounds_are_null_in_info(run):
+    policy = ServedPolicy(run, "best")
+    action = replace(policy.saved.info.action, low=(-math.inf,), high=(math.inf,))
+    saved = replace(policy.saved, info=replace(policy.saved.info, action=action))
+    policy.current.saved = saved
+    assert json.loads(json.dumps(policy.info(), allow_nan=False))["action"]["low"] == [None]
 
 
 def test_without_the_token_only_health_is_answered(run):
