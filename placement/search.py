@@ -77,6 +77,11 @@ class TrialFailure:
     reason: str
     duration_s: float = 0.0
 
+    @property
+    def is_final(self) -> bool:
+        """Whether it would fail again: by memory or time. Crashes and hangs may not recur."""
+        return self.kind in ("out of memory", "too long")
+
 
 class Probe(Protocol):
     """Runs one candidate on the hardware."""

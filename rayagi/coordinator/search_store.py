@@ -36,6 +36,25 @@ _FREE_GMI = (
     "collective_timeout_s",
 )
 """Fields of the gmi section that are not in the key: varied by the search, or without influence on measurements."""
+_FREE_LEARNING = (
+    "learning_rate",
+    "gamma",
+    "gae_lambda",
+    "value_coef",
+    "target_kl",
+    "adam_eps",
+    "obs_clip",
+    "clip_ratio",
+    "rho_bar",
+    "c_bar",
+    "rms_decay",
+    "rms_eps",
+    "cg_damping",
+)
+"""Numbers of the algorithm that scale terms, and leave the work of an update as it is: trials of a Tune experiment that
+differ in them share one search."""
+_OPTIONAL_LEARNING = ("entropy_coef", "max_grad_norm", "value_clip")
+"""Numbers of which only 0 or None saves work."""
 _CODE = (
     "actors",
     "collectives",
@@ -102,7 +121,7 @@ class SearchStore:
         Raises:
             DiskError: the file cannot be written.
         """
-        if isinstance(outcome, TrialMeasurement) or outcome.kind in ("out of memory", "too long"):
+        if isinstance(outcome, TrialMeasurement) or outcome.is_final:
             self._content["outcomes"][_name(gmis_per_gpu, num_envs, round_)] = asdict(outcome)
             self._write()
 
@@ -127,16 +146,24 @@ class SearchStore:
     def _read(self) -> dict[str, Any]:
         try:
             stored = json.loads(self.path.read_text())
-            if stored["key"] == self.key:
-                return {"outcomes": dict(stored["outcomes"]), "notes": dict(stored["notes"])}
-        except (OSError, ValueError, KeyError, TypeError):
+            content = {"outcomes": dict(stored["outcomes"]), "notes": dict(stored["notes"])}
+            if stored["key"] == self.key and stored["digest"] == _digest(content):
+                return content
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         return {"outcomes": {}, "notes": {}}
 
     def _write(self) -> None:
         with disk_errors(self.path, "free space there, or give another folder with --cache"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_json(self.path, {"key": self.key, **self._content})
+        # As a reader will have it: JSON makes lists of tuples, and text of keys.
+        content = json.loads(json.dumps(self._content))
+        replace_json(self.path, {"key": self.key, "digest": _digest(content), **content})
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    """Of outcomes and notes: a file that was damaged or edited counts as unreadable, whatever it still says."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _name(gmis_per_gpu: int, num_envs: int, round_: int) -> str:
@@ -151,6 +178,12 @@ def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:
         del task[name]
     for name in _FREE_GMI:
         del task["gmi"][name]
+    del task["network"]["initial_log_std"]
+    learning = task[spec.learning_section]
+    for name in learning.keys() & {*_FREE_LEARNING}:
+        del learning[name]
+    for name in learning.keys() & {*_OPTIONAL_LEARNING}:
+        learning[name] = bool(learning[name])
     nodes = [
         {
             "cores": len(node.usable_cores),

@@ -96,13 +96,16 @@ def _turns(
                 "Start the run, which compares them, or give sizes",
             )
         log("Comparing them by turns: about a minute.")
-        found = _measured_by_turns(spec, machine, sizes)
-        store.save_note(note, found)
+        found, failure = _measured_by_turns(spec, machine, sizes)
+        if failure is None or failure.is_final:
+            store.save_note(note, found)
     return found
 
 
-def _measured_by_turns(spec: RunSpec, machine: Machine, sizes: tuple[float, ...]) -> dict[str, list[float]]:
-    """Environment steps per second of all GMIs in each turn; empty for what does not run."""
+def _measured_by_turns(
+    spec: RunSpec, machine: Machine, sizes: tuple[float, ...]
+) -> tuple[dict[str, list[float]], TrialFailure | None]:
+    """Environment steps per second of all GMIs in each turn; empty for what does not run, with its failure."""
     found: dict[str, list[float]] = {"equal": [], "unequal": []}
     with connected():
         for turn in _TURNS:
@@ -110,9 +113,9 @@ def _measured_by_turns(spec: RunSpec, machine: Machine, sizes: tuple[float, ...]
             with SessionProbe(candidate, machine) as probe:
                 outcome = probe.measure(len(sizes), spec.gmi.envs, VALIDATION)
             if isinstance(outcome, TrialFailure):
-                return found | {turn: []}
+                return found | {turn: []}, outcome
             found[turn].append(outcome.steps_per_s * len(sizes))
-    return found
+    return found, None
 
 
 def _turns_text(found: dict[str, list[float]]) -> str:

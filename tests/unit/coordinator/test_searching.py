@@ -176,11 +176,11 @@ def test_an_interrupted_search_continues(bench, two_cores, tmp_path):
 
 
 def test_a_search_interrupted_during_validation_continues_there(bench, two_cores, tmp_path):
-    store = SearchStore(SPEC, two_cores, tmp_path)
     run(bench, two_cores, tmp_path)
     asked = len(bench.asked)
-    del (content := json.loads(store.path.read_text()))["outcomes"]["2x64 again 2"]
-    store.path.write_text(json.dumps(content))
+    stored = SearchStore(SPEC, two_cores, tmp_path)
+    del stored._content["outcomes"]["2x64 again 2"]
+    stored._write()
     bench.confirmed.clear()
     assert run(bench, two_cores, tmp_path).best.num_envs == 64
     assert (len(bench.asked), bench.confirmed) == (asked, [(2, 64)])
@@ -323,6 +323,43 @@ def test_a_damaged_store_counts_as_empty(two_cores, tmp_path):
     store.save_note("n", {"a": 1})
     store.path.write_text(store.path.read_text()[:-20])
     assert SearchStore(SPEC, two_cores, tmp_path).load_note("n") is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content["outcomes"]["2x8"].update(speed=1),
+        lambda content: content["outcomes"].update({"twoxeight": {"steps_per_s": 1.0, "memory_bytes": 1}}),
+        lambda content: content["outcomes"].update({"2x16": 5}),
+        lambda content: content["notes"]["n"].clear(),
+        lambda content: content.pop("digest"),
+    ],
+)
+def test_a_store_with_other_content_than_it_was_given_counts_as_empty(two_cores, tmp_path, damage):
+    store = SearchStore(SPEC, two_cores, tmp_path)
+    store.save_note("n", {"complete": True, "sizes": (1, 2), "by": {1: 2.5}})
+    store.save_outcome(2, 8, TrialMeasurement(steps_per_s=1.0, memory_bytes=1))
+    assert SearchStore(SPEC, two_cores, tmp_path).trials(2)
+    content = json.loads(store.path.read_text())
+    damage(content)
+    store.path.write_text(json.dumps(content))
+    again = SearchStore(SPEC, two_cores, tmp_path)
+    assert again.load_note("n") is None
+    assert again.trials(2) == ()
+    assert again.outcome(2, 16) is None
+
+
+def test_trials_that_differ_in_numbers_without_influence_on_speed_share_a_search(two_cores):
+    key = search_key(SPEC, two_cores)
+    for changed in (
+        {"learning_rate": 1e-5, "gamma": 0.9, "gae_lambda": 0.5, "clip_ratio": 0.3},
+        {"max_grad_norm": 2.0},
+    ):
+        assert search_key(replace(SPEC, learning=replace(SPEC.learning, **changed)), two_cores) == key
+    for changed in ({"max_grad_norm": 0.0}, {"entropy_coef": 0.01}, {"value_clip": 0.2}, {"num_epochs": 2}):
+        assert search_key(replace(SPEC, learning=replace(SPEC.learning, **changed)), two_cores) != key
+    calmer = replace(SPEC, network=replace(SPEC.network, initial_log_std=-1.0))
+    assert search_key(calmer, two_cores) == key
 
 
 def test_the_key_tells_machines_and_tasks_apart_but_not_seeds_and_sizes(two_cores, eight_gpus):

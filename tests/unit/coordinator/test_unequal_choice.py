@@ -49,8 +49,8 @@ def speeds(monkeypatch, tmp_path):
                 measured.append(self.turn)
                 found = left[self.turn].pop(0)
                 return (
-                    TrialFailure(kind="crashed", reason="no")
-                    if found is None
+                    TrialFailure(kind=found, reason="no")
+                    if isinstance(found, str)
                     else TrialMeasurement(steps_per_s=found, memory_bytes=1)
                 )
 
@@ -87,12 +87,23 @@ def test_sizes_that_every_turn_confirms_are_kept_and_cached(speeds, tmp_path):
     assert len(measured) == 4
 
 
-@pytest.mark.parametrize("unequal", [[103, 120], [90, 90], [None]])
+@pytest.mark.parametrize("unequal", [[103, 120], [90, 90], ["crashed"], ["out of memory"]])
 def test_one_turn_that_is_not_faster_keeps_equal_gmis(speeds, tmp_path, unequal):
     speeds(equal=[100, 104], unequal=unequal)
     lines = []
     assert resolve_auto(spec_of(3), CPU16, log=lines.append, folder=tmp_path).gmi.slices is None
     assert lines[-1].startswith("Equal GMIs: ")
+
+
+@pytest.mark.parametrize(("kind", "turns_again"), [("crashed", 4), ("hung", 4), ("out of memory", 0)])
+def test_a_turn_that_failed_by_chance_is_measured_again_by_the_next_run(speeds, tmp_path, kind, turns_again):
+    speeds(equal=[100], unequal=[kind])
+    resolve_auto(spec_of(3), CPU16, folder=tmp_path)
+    measured = speeds(equal=[100, 104], unequal=[105, 110])
+    measured.clear()
+    found = resolve_auto(spec_of(3), CPU16, folder=tmp_path)
+    assert len(measured) == turns_again
+    assert found.gmi.slices == ((6, 5, 5) if turns_again else None)
 
 
 def test_what_the_model_may_not_rank_or_does_not_prefer_is_not_measured(speeds, tmp_path):
