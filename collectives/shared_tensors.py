@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from weakref import WeakSet
@@ -20,6 +21,8 @@ from collectives.rendezvous import host_identity
 from collectives.transports.shm.memory import CACHE_LINE_BYTES
 
 SHARED_TENSORS_MAGIC = 0x3130544853594152
+LOCK_LIMIT_S = 60.0
+"""How long a member waits for the others' lock, which they hold for microseconds."""
 _NAME = "shared-tensors"
 
 
@@ -63,9 +66,12 @@ class SharedTensors:
         """Exclude the other members' ``lock``. A member that ends meanwhile leaves it open: the kernel holds it.
 
         Not in a child that was forked: it has no lock of its own.
+
+        Raises:
+            ChannelError: another member has held it for ``LOCK_LIMIT_S``, as one that was stopped does.
         """
         assert self._lock is not None
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        _take(self._lock)
         try:
             yield
         finally:
@@ -79,6 +85,24 @@ class SharedTensors:
 
     def __del__(self) -> None:
         self.close_lock()
+
+
+def _take(lock: int) -> None:
+    """flock has no time limit of its own: ask again, ever more rarely."""
+    deadline, pause_s = time.monotonic() + LOCK_LIMIT_S, 1e-5
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ChannelError(
+                    _NAME,
+                    f"another member has held its lock for {LOCK_LIMIT_S:.0f} s: see whether a GMI's process is stopped",
+                ) from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1e-2)
+        else:
+            return
 
 
 _holders: WeakSet[SharedTensors] = WeakSet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
         self._free: queue.SimpleQueue[Gatherer | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[tuple[Ready, Gatherer] | Exception] = queue.SimpleQueue()
         self._used: Gatherer | None = None
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
         for _ in range(ahead + 1):
             self._free.put(Gatherer(store, subscriptions, batch, out=make_out() if make_out else None))
 
@@ -81,8 +82,13 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
         """The next batch. The arrays of the one before may be overwritten from now on.
 
         Raises:
-            ReplayError: a batch could not be made; the stream has ended, so that later calls stop the iteration.
+            ReplayError: a batch could not be made; the stream has ended, so that later calls stop the iteration. Or this is
+                a forked child, where no thread prepares batches.
         """
+        if os.getpid() != self._pid:
+            raise ReplayError(
+                "this stream's thread is in the process that forked this one: open a stream here"
+            )
         if self._closed:
             raise StopIteration
         if self._used is not None:
@@ -96,7 +102,7 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
 
     def close(self) -> None:
         """End the thread, after the batch that it is preparing. Safe to call twice."""
-        if not self._closed:
+        if not self._closed and os.getpid() == self._pid:
             self._closed = True
             with suppress(queue.Empty):
                 while True:  # so that None is what the thread takes next

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 
+import pytest
 import torch
 
 from collectives import shared_tensors
@@ -88,6 +89,18 @@ def check_killed_with_the_lock(forks):
         assert int(shared["c"][0]) == 7
     finally:
         end.set()
+
+
+def test_a_member_that_is_stopped_with_the_lock_ends_the_others_wait(monkeypatch):
+    monkeypatch.setattr(shared_tensors, "LOCK_LIMIT_S", 0.05)
+    shared = SharedTensors(SoloCommunicator(), SIZES)
+    other = os.open(shared._file.endpoint.partition("#")[0], os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ChannelError, match="another member has held its lock for 0 s"), shared.lock():
+        raise AssertionError("nobody has released it")
+    os.close(other)
+    with shared.lock():
+        shared["c"][0] = 1
 
 
 def test_a_killed_member_keeps_no_lock():

@@ -1,5 +1,6 @@
 """Batches made ahead: the same as by hand, in order, and intact while the trainer has them."""
 
+import multiprocessing
 import threading
 
 import numpy as np
@@ -59,3 +60,24 @@ def test_closing_ends_the_thread(store):
     stream.close()
     assert list(stream) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "replay-stream"]
+
+
+def test_a_forked_child_is_told_to_open_its_own(store):
+    stream = BatchStream(store, Sequences(3), WANTED, 6, seed=0)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def ask():
+        try:
+            next(stream)
+        except ReplayError as error:
+            sender.send(str(error))
+        stream.close()  # does not wait for a thread that is not there
+
+    child = multiprocessing.get_context("fork").Process(target=ask)
+    child.start()
+    assert receiver.poll(30)
+    assert "open a stream here" in receiver.recv()
+    child.join(30)
+    assert child.exitcode == 0
+    next(stream)
+    stream.close()
