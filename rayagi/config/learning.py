@@ -166,10 +166,9 @@ ONE_PASS_PRESET = {
     "num_minibatches": 1,
     "lr_schedule": "constant",
     "target_kl": LearningSpec().target_kl,
-    "learning_rate": 1e-3,
     "gae_lambda": 0.95,
 }
-"""Settings of these algorithms on every task."""
+"""Settings of these algorithms on every task. Each has a step size of its own, by trials (experiments/learning)."""
 
 
 def trace_bounds(section: str, rho_bar: float, c_bar: float) -> Iterator[ConfigError]:
