@@ -17,14 +17,11 @@ def open_d4rl(path: Path, columns: Sequence[str]) -> Source:
     """A D4RL file.
 
     Raises:
-        DatasetError: it is no HDF5 file of this layout, h5py is not installed, or as of ``flat_source``.
+        OSError: it is no HDF5 file.
+        DatasetError: h5py is not installed, or as of ``flat_source``.
     """
     h5py = import_h5py(path)
-    try:
-        file = h5py.File(path, "r")
-        arrays = _arrays(file, h5py)
-    except (OSError, RuntimeError, KeyError) as error:
-        raise DatasetError(str(path), f"cannot be read as HDF5 ({error}): is it whole?") from error
+    arrays = _arrays(h5py.File(path, "r"), h5py)
     return flat_source(path, "d4rl", arrays, columns)
 
 

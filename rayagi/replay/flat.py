@@ -5,8 +5,9 @@
     next_observations                               (N, ...)     where there are some
     infos/NAME                                      (N, ...)     further columns; infos/action_log_probs is log_prob
 
-A trajectory ends with a terminal or a timeout. Without timeouts, it also ends where ``next_observations`` is not the next
-row's observation. ``trajectories.closed`` says what is done without ``next_observations``.
+A trajectory ends with a terminal or a timeout, and where ``next_observations`` is not the next row's observation: by a
+timeout if the file has no ``timeouts``, else by the end of a recording. ``trajectories.closed`` says what is done without
+``next_observations``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ D4RL_NAMES = {
 }
 """D4RL's name of each of our columns."""
 _SCALARS = ("reward", *FLAGS)
+_ROWS = 4096
+"""That are compared at a time."""
 _BLOCK_BYTES = 8 * 2**20
 """Of one column that are read at a time."""
 
@@ -55,7 +58,7 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     Raises:
         DatasetError: a column is missing, has another number of rows, or is not of numbers; or there is no whole step.
     """
-    known = dict.fromkeys([*arrays, "truncated"])  # no timeouts: none was cut
+    known = dict.fromkeys([*arrays, *FLAGS])  # flags that are missing are False
     known.pop("next_obs", None)
     names, left_out = chosen_columns(path, known, wanted)
     _check_rows(path, arrays)
@@ -76,7 +79,7 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
                 yield trajectory
 
     schema = make_schema(path, kinds, int(lengths.max(initial=0)))
-    return Source(path=path, kind=kind, schema=schema, lengths=lengths, read=read, left_out=left_out)
+    return Source(path=path, kind=kind, schema=schema, lengths=lengths, begin=read, left_out=left_out)
 
 
 class _Ahead:
@@ -95,10 +98,10 @@ class _Ahead:
 
 def _check_rows(path: Path, arrays: Mapping[str, Any]) -> None:
     rows = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
-    count = rows["reward"]
+    count = rows["action"]
     if other := next((name for name, found in rows.items() if found != count), None):
         raise DatasetError(
-            str(path), f"is damaged: {other} has {rows[other]:,} rows where reward has {count:,}"
+            str(path), f"is damaged: {other} has {rows[other]:,} rows where action has {count:,}"
         )
     if not count:
         raise DatasetError(str(path), "is empty: it has no rows")
@@ -121,7 +124,7 @@ def _kind(name: str, arrays: Mapping[str, Any]) -> tuple[Any, tuple[int, ...]]:
 
 def _flags(path: Path, name: str, arrays: Mapping[str, Any]) -> NDArray[np.bool_]:
     if name not in arrays:
-        return np.zeros(arrays["reward"].shape[0], bool)
+        return np.zeros(arrays["action"].shape[0], bool)
     values = np.asarray(arrays[name][:])
     if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
         raise DatasetError(str(path), f"{name} has values other than 0 and 1")
@@ -132,13 +135,15 @@ def _ends(arrays: Mapping[str, Any], flags: Mapping[str, NDArray[np.bool_]]) -> 
     """Row after each trajectory's last."""
     is_last = flags["terminated"] | flags["truncated"]
     is_last[-1] = True
-    if "truncated" not in arrays and "next_obs" in arrays:
+    if "next_obs" in arrays:
         obs, after = (_Ahead(arrays[name], arrays["obs"].shape[1:]) for name in ("obs", "next_obs"))
-        size, count = 4096, len(is_last)
-        for begin in range(0, count - 1, size):
-            end = min(begin + size, count - 1)
-            differs = after(begin, end) != obs(begin + 1, end + 1)
-            jumps = differs.reshape(end - begin, -1).any(1) & ~flags["terminated"][begin:end]
+        count = len(is_last)
+        for begin in range(0, count - 1, _ROWS):
+            end = min(begin + _ROWS, count - 1)
+            this, other = after(begin, end), obs(begin + 1, end + 1)
+            differs = (this != other) & ~((this != this) & (other != other))  # NaN is NaN
+            jumps = differs.reshape(end - begin, -1).any(1)
             is_last[begin:end] |= jumps
-            flags["truncated"][begin:end] |= jumps
+            if "truncated" not in arrays:
+                flags["truncated"][begin:end] |= jumps & ~flags["terminated"][begin:end]
     return np.flatnonzero(is_last) + 1

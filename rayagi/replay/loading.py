@@ -8,14 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 
 from actors.replay import ReplaySchema, ReplayStore
 from rayagi.replay.d4rl import open_d4rl
+from rayagi.replay.minari import minari_folder, open_minari
+from rayagi.replay.rllib import open_episodes
 from rayagi.replay.served import open_served
-from rayagi.replay.trajectories import Progress, Source, cut
+from rayagi.replay.tables import open_lerobot, open_steps, parquet_files
+from rayagi.replay.tensors import open_tensors
+from rayagi.replay.trajectories import Progress, Source, cut, reading
 from rayagi.serving.errors import DatasetError
 
-_READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {"rayagi": open_served, "d4rl": open_d4rl}
+_READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {
+    "rayagi": open_served,
+    "d4rl": open_d4rl,
+    "minari": open_minari,
+    "lerobot": open_lerobot,
+    "rllib episodes": open_episodes,
+    "rllib steps": open_steps,
+    "torch": open_tensors,
+}
 
 
 def open_source(path: Path | str, *, columns: Sequence[str] = ()) -> Source:
@@ -29,17 +42,41 @@ def open_source(path: Path | str, *, columns: Sequence[str] = ()) -> Source:
         DatasetError: it does not exist, is of no known format, empty or damaged, or lacks a column.
     """
     path = Path(path)
-    return _READERS[_kind(path)](path, columns)
+    kind = kind_of(path)
+    with reading(path, kind):
+        return _READERS[kind](path, columns)
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
+    """Name of the format of a file or folder.
+
+    Raises:
+        DatasetError: it does not exist, or is of no known format.
+    """
     if not path.exists():
         raise DatasetError(str(path), "does not exist")
-    if (path / "dataset.json").exists():
-        return "rayagi"
-    if path.suffix in (".hdf5", ".h5"):
+    if path.is_dir():
+        if (path / "dataset.json").exists():
+            return "rayagi"
+        if (path / "meta" / "info.json").exists():
+            return "lerobot"
+        if minari_folder(path) is not None:
+            return "minari"
+        if files := parquet_files(path):
+            with reading(path, "Parquet"):
+                return (
+                    "rllib episodes"
+                    if "item" in pyarrow.parquet.read_schema(files[0]).names
+                    else "rllib steps"
+                )
+    elif path.suffix in (".hdf5", ".h5"):
         return "d4rl"
-    raise DatasetError(str(path), "is of no known format")
+    elif path.suffix in (".pt", ".pth"):
+        return "torch"
+    raise DatasetError(
+        str(path),
+        "is of no known format: use a folder of rayagi serve, Minari, LeRobot or RLlib (Parquet), or a file .hdf5 or .pt",
+    )
 
 
 def load(
@@ -103,13 +140,13 @@ def fill(store: ReplayStore, source: Source, progress: Progress | None = None) -
     end = store.base + store.capacity
     for trajectory in source.read():
         for rows in cut(trajectory, store.schema):
-            numbers = np.arange(row, row + len(rows["reward"]))
+            numbers = np.arange(row, row + len(rows["action"]))
             row += len(numbers)
             own = slice(*np.searchsorted(numbers, (store.base, end)))
             if numbers[own].size:
                 own_rows = {name: values[own] for name, values in rows.items()}
                 store.insert(own_rows, timestamps=numbers[own])
-        steps += len(trajectory["reward"])
+        steps += len(trajectory["action"])
         if progress is not None:
             progress(steps, source.num_steps)
         if row >= end:

@@ -42,7 +42,7 @@ def open_served(path: Path, columns: Sequence[str]) -> Source:
         kind="rayagi",
         schema=make_schema(path, {name: kinds[name] for name in names}, int(lengths.max(initial=0))),
         lengths=lengths,
-        read=lambda: map(_trajectory, dataset.episodes()),
+        begin=lambda: map(_trajectory, dataset.episodes()),
     )
 
 

@@ -33,7 +33,7 @@ def store_source(store: ReplayStore, path: Path) -> Source:
         for begin in range(0, len(rows), size):
             yield from _copied(store, rows[begin : begin + size])
 
-    return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), read=read)
+    return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), begin=read)
 
 
 def _copied(store: ReplayStore, rows: NDArray[Any]) -> Iterator[Trajectory]:

@@ -2,8 +2,9 @@
 
 | column | steps | what |
 |---|---|---|
-| obs | L + 1 | observations; the last is the one after the last action |
-| action, reward | L | |
+| obs, or obs.PART for each part | L + 1 | observations; the last is the one after the last action |
+| action | L | |
+| reward | L | where a format has one |
 | terminated, truncated | L | bool; a trajectory cut by the end of a recording has neither on its last step |
 | log_prob, policy_version | L | where a format has them |
 
@@ -12,12 +13,15 @@ Further columns have L steps, and are read only if they are named.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.replay import Column, ReplaySchema
@@ -29,9 +33,18 @@ Trajectory = dict[str, NDArray[Any]]
 Progress = Callable[[int, int], object]
 """Called with the steps that are done and all steps."""
 FLAGS = ("terminated", "truncated")
-REQUIRED = ("obs", "action", "reward", *FLAGS)
-USUAL = (*REQUIRED, "log_prob", "policy_version")
+_USUAL = ("obs", "action", "reward", *FLAGS, "log_prob", "policy_version")
 """Columns that are read without being named."""
+_DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    RuntimeError,
+    pickle.UnpicklingError,
+    pa.ArrowException,
+)
+"""What libraries raise for files that are damaged or of another layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +56,7 @@ class Source:
         kind: name of the format
         schema: columns that are read; ``max_length`` is that of the longest trajectory
         lengths: steps of each trajectory, (n,)
-        read: begins a pass over all trajectories, in the order of ``lengths``; needs memory for one, or a few
+        begin: begins a pass over all trajectories; ``read`` is the one to use
         left_out: columns of the dataset that are not read
     """
 
@@ -51,13 +64,56 @@ class Source:
     kind: str
     schema: ReplaySchema
     lengths: NDArray[np.int64]
-    read: Callable[[], Iterator[Trajectory]]
+    begin: Callable[[], Iterator[Trajectory]]
     left_out: tuple[str, ...] = ()
 
     @property
     def num_steps(self) -> int:
         """Of all trajectories."""
         return int(self.lengths.sum())
+
+    def read(self) -> Iterator[Trajectory]:
+        """All trajectories in the order of ``lengths``. Needs memory for one, or a few.
+
+        Raises:
+            DatasetError: a file is damaged, or a trajectory does not fit the schema.
+        """
+        with reading(self.path, self.kind):
+            for number, trajectory in enumerate(self.begin()):
+                self._check(number, trajectory)
+                yield trajectory
+
+    def _check(self, number: int, trajectory: Trajectory) -> None:
+        steps = len(trajectory["action"])
+        if not 0 < steps <= self.schema.max_length:
+            announced = f"{self.schema.max_length:,} are the most that its index has"
+            raise DatasetError(
+                str(self.path), f"is damaged: trajectory {number} has {steps:,} steps where {announced}"
+            )
+        for column in self.schema.columns:
+            values, shape = trajectory[column.name], (steps + column.extra, *column.shape)
+            if values.dtype != column.dtype or values.shape != shape:
+                raise DatasetError(
+                    str(self.path),
+                    f"trajectory {number} has {column.name} of {values.dtype}{list(values.shape)} where "
+                    f"{column.dtype}{list(shape)} is expected",
+                )
+
+
+@contextmanager
+def reading(path: Path, kind: str) -> Iterator[None]:
+    """Convert what libraries raise for a bad file to a ``DatasetError``."""
+    try:
+        yield
+    except _DAMAGE as error:
+        first_line = (str(error).splitlines() or [""])[0]
+        reason = f"cannot be read as {kind} ({type(error).__name__}: {first_line}): is it whole, and of this layout?"
+        raise DatasetError(str(path), reason) from error
+
+
+def is_obs(name: str) -> bool:
+    """Whether a column is the observation or a part of it."""
+    return name == "obs" or name.startswith("obs.")
 
 
 def make_schema(
@@ -73,7 +129,7 @@ def make_schema(
     try:
         return ReplaySchema(
             tuple(
-                Column(name=name, dtype=dtype, shape=shape, extra=int(name == "obs"))
+                Column(name=name, dtype=dtype, shape=shape, extra=int(is_obs(name)))
                 for name, (dtype, shape) in columns.items()
             ),
             max_length,
@@ -96,10 +152,12 @@ def chosen_columns(
         DatasetError: a wanted or required column is missing.
     """
     known = tuple(known)
-    for name in (*REQUIRED, *wanted):
+    required = () if any(map(is_obs, known)) else ("obs",)
+    for name in (*required, "action", *wanted):
         if name not in known:
             raise DatasetError(str(path), f"has no column {name!r}: its columns are {', '.join(known)}")
-    read = tuple(name for name in USUAL if name in known)
+    read = tuple(name for name in known if is_obs(name) and name not in _USUAL)
+    read += tuple(name for name in _USUAL if name in known)
     read += tuple(name for name in dict.fromkeys(wanted) if name not in read)
     return read, tuple(name for name in known if name not in read)
 
@@ -121,7 +179,7 @@ def closed(steps: Trajectory, next_obs: NDArray[Any] | None) -> Trajectory | Non
     if next_obs is not None or steps["terminated"][-1]:
         last = steps["obs"][-1] if next_obs is None else next_obs
         return {**steps, "obs": np.concatenate([steps["obs"], last[None]])}
-    if len(steps["reward"]) < 2:
+    if len(steps["action"]) < 2:
         return None
     shortened = {name: values if name == "obs" else values[:-1].copy() for name, values in steps.items()}
     shortened["truncated"][-1] |= steps["truncated"][-1]
@@ -142,7 +200,7 @@ def closed_lengths(lengths: NDArray[np.int64], is_known: NDArray[np.bool_]) -> N
 def cut(trajectory: Trajectory, schema: ReplaySchema) -> Iterator[Trajectory]:
     """Rows of a store, (n, steps + extra, *shape) each: all whole pieces of ``max_length`` steps, then the rest."""
     size = schema.max_length
-    whole, rest = divmod(len(trajectory["reward"]), size)
+    whole, rest = divmod(len(trajectory["action"]), size)
     if whole:
         yield {
             column.name: _pieces(trajectory[column.name], size, size + column.extra, whole)

@@ -121,6 +121,28 @@ def finished_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(unfinished, ignore_errors=True)
 
 
+@contextmanager
+def finished_file(out: Path) -> Iterator[Path]:
+    """A temporary file's path, renamed to ``out`` when the block succeeds and removed when it fails.
+
+    Raises:
+        ExportError: ``out`` exists already.
+        DiskError: it cannot be written.
+    """
+    if out.exists():
+        raise ExportError(str(out), "exists already; choose another file")
+    unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
+    with disk_errors(out, "free space there, or choose another folder"):
+        try:
+            unfinished.parent.mkdir(parents=True, exist_ok=True)
+            yield unfinished
+            with unfinished.open("rb") as file:
+                os.fsync(file.fileno())
+            unfinished.rename(out)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
 class _OpenFile:
     """A file under its temporary name. Readers ignore it, since the name begins with a dot."""
 

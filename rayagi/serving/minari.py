@@ -40,8 +40,8 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
             environment here.
         DiskError: it cannot be written; nothing of it is left.
     """
-    minari, new_storage, episode_buffer = _minari()
-    name = _dataset_name(out)
+    minari, new_storage, episode_buffer = import_minari()
+    name = minari_name(out)
     env_spec = _env_spec(dataset)
     obs_space, action_space = _spaces(dataset, env_spec)
     written = 0
@@ -82,7 +82,7 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
     return written
 
 
-def _minari() -> tuple[Any, Any, Any]:
+def import_minari() -> tuple[Any, Any, Any]:
     """Minari's package, storage constructor and EpisodeBuffer. Imported here: it is an optional extra."""
     try:
         import minari
@@ -93,7 +93,7 @@ def _minari() -> tuple[Any, Any, Any]:
     return minari, MinariStorage.new, EpisodeBuffer
 
 
-def _dataset_name(out: Path) -> str:
+def minari_name(out: Path) -> str:
     """``namespace/name-v0``, as Minari requires."""
     from minari.storage import get_dataset_path
 

@@ -11,7 +11,7 @@ BC needs no next observations, and can read a dataset as it is. RLlib then makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +107,24 @@ def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
         ExportError: ``out`` exists already, or a package that RLlib reads episodes with is not installed.
         DiskError: it cannot be written; nothing of it is left.
     """
-    packed, spaces_of_columns = _packing(), spaces_of(dataset.folder.description.layout)
+    return write_episodes(
+        dataset.episodes(whole_only=whole_only), spaces_of(dataset.folder.description.layout), out
+    )
+
+
+def write_episodes(
+    episodes: Iterable[Episode], spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]], out: Path
+) -> int:
+    """Write episodes of these observation and action spaces. Returns, and raises, as ``export_rllib``."""
+    packed = _packing()
     schema = pa.schema({"item": pa.binary(), "steps": pa.int32()})
     written = 0
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal written
-        for episode in dataset.episodes(whole_only=whole_only):
+        for episode in episodes:
             written += 1
-            item = packed(_rllib_episode(episode, *spaces_of_columns))
+            item = packed(_rllib_episode(episode, *spaces))
             columns = [pa.array([item], pa.binary()), pa.array([len(episode.rewards)], pa.int32())]
             yield pa.record_batch(columns, schema=schema)
 

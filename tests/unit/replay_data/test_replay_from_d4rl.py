@@ -107,7 +107,7 @@ def test_further_columns_are_read_if_they_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rewards": np.zeros(2, np.float32)}, "is damaged: action has 3 rows where reward has 2"),
+        ({"rewards": np.zeros(2, np.float32)}, "is damaged: reward has 2 rows where action has 3"),
         ({"terminals": np.array([0, 2, 1])}, "terminated has values other than 0 and 1"),
         ({"terminals": np.array([0, np.nan, 1])}, "terminated has values other than 0 and 1"),
         ({"rewards": np.zeros((3, 2), np.float32)}, r"reward has shape \[3, 2\] where \[3\] is expected"),
@@ -125,7 +125,7 @@ def test_a_file_of_another_layout_is_said_to_be_so(tmp_path, change, message):
 def test_damaged_empty_and_unknown_files(tmp_path):
     whole = write(tmp_path / "a.hdf5", columns([0] * 2000)).read_bytes()
     (tmp_path / "b.hdf5").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match="cannot be read as HDF5"):
+    with pytest.raises(DatasetError, match="cannot be read as d4rl"):
         load(tmp_path / "b.hdf5")
     with pytest.raises(DatasetError, match="is empty"):
         load(write(tmp_path / "c.hdf5", columns([])))

@@ -1,0 +1,102 @@
+"""Writes files with a row per step and one array per column: D4RL's HDF5, torch tensors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayagi.replay.d4rl import import_h5py
+from rayagi.replay.flat import D4RL_NAMES
+from rayagi.replay.trajectories import Source, Trajectory
+from rayagi.serving.errors import ExportError
+from rayagi.serving.files import finished_file
+
+_ROWS = 8192
+"""That are written at a time, and a chunk of HDF5."""
+
+
+def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
+    """Write D4RL's HDF5, with ``next_observations``; further columns are in ``infos``.
+
+    Args:
+        source: for its schema
+        out: file to create
+        trajectories: of the source
+
+    Raises:
+        ExportError: the file exists, observations have several parts, or h5py is not installed.
+        DiskError: it cannot be written; nothing of it is left.
+    """
+    h5py = import_h5py(out)
+    kinds = _kinds(source)
+    with finished_file(out) as unfinished, h5py.File(unfinished, "w") as file:
+        for name, (dtype, shape) in kinds.items():
+            theirs = D4RL_NAMES.get(name, f"infos/{name}")
+            file.create_dataset(theirs, (0, *shape), dtype, maxshape=(None, *shape), chunks=(_ROWS, *shape))
+
+        def append(name: str, values: NDArray[Any]) -> None:
+            dataset = file[D4RL_NAMES.get(name, f"infos/{name}")]
+            dataset.resize(dataset.shape[0] + len(values), 0)
+            dataset[-len(values) :] = values
+
+        _write_rows(trajectories, append)
+
+
+def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
+    """Write a dict of tensors by our names, with ``next_obs``, by ``torch.save``. Arguments and errors as of ``write_d4rl``.
+
+    The tensors are put together in unnamed files beside it, not in memory.
+    """
+    import torch  # imported here: a second, which other formats do not need
+
+    kinds, steps, at = _kinds(source), source.num_steps, dict[str, int]()
+    with finished_file(out) as unfinished:
+        arrays = {
+            name: _on_disk(unfinished.parent, (steps, *shape), dtype)
+            for name, (dtype, shape) in kinds.items()
+        }
+
+        def append(name: str, values: NDArray[Any]) -> None:
+            begin = at.get(name, 0)
+            at[name] = begin + len(values)
+            arrays[name][begin : at[name]] = values
+
+        _write_rows(trajectories, append)
+        torch.save({name: torch.from_numpy(array[: at[name]]) for name, array in arrays.items()}, unfinished)
+
+
+def _on_disk(folder: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return np.memmap(file, dtype, "w+", shape=shape)
+
+
+def _kinds(source: Source) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
+    kinds = {column.name: (column.dtype, column.shape) for column in source.schema.columns}
+    if "obs" not in kinds:
+        raise ExportError(str(source.path), "has observations of several parts: export it to minari")
+    return {**kinds, "next_obs": kinds["obs"]}
+
+
+def _write_rows(trajectories: Iterator[Trajectory], append: Callable[[str, NDArray[Any]], None]) -> None:
+    """Call ``append`` for each column with a few thousand rows at a time."""
+    waiting: list[Trajectory] = []
+
+    def flush() -> None:
+        for name in waiting[0] if waiting else ():
+            append(name, np.concatenate([each[name] for each in waiting]))
+        waiting.clear()
+
+    rows = 0
+    for trajectory in trajectories:
+        obs = trajectory["obs"]
+        waiting.append({**trajectory, "obs": obs[:-1], "next_obs": obs[1:]})
+        rows += len(obs) - 1
+        if rows >= _ROWS:
+            flush()
+            rows = 0
+    flush()

@@ -1,0 +1,171 @@
+"""Reads Minari datasets in HDF5, Arrow or Parquet. Minari itself is not needed.
+
+Row t of ``infos`` is that of observation t; a further column of an info has the rows of the observations before actions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+from numpy.typing import NDArray
+
+from rayagi.replay.arrow import as_array
+from rayagi.replay.d4rl import import_h5py
+from rayagi.replay.trajectories import Source, Trajectory, chosen_columns, is_obs, make_schema
+from rayagi.serving.errors import DatasetError
+
+_OURS = {
+    "observations": "obs",
+    "actions": "action",
+    "rewards": "reward",
+    "terminations": "terminated",
+    "truncations": "truncated",
+}
+_IMAGE_SIZE = 32
+"""From this height and width on, Minari stores uint8 boxes as JPEG."""
+
+
+def minari_folder(path: Path) -> Path | None:
+    """The folder of a Minari dataset that has its metadata: itself, or its ``data``; None if there is none."""
+    return next((each for each in (path, path / "data") if (each / "metadata.json").exists()), None)
+
+
+def open_minari(path: Path, columns: Sequence[str]) -> Source:
+    """A Minari dataset. Observations of several parts are the columns obs.PART.
+
+    Raises:
+        DatasetError: it has images or nested spaces, h5py is not installed, a column is missing, or there is no step.
+    """
+    folder = minari_folder(path)
+    assert folder is not None  # as ``loading.kind_of`` has found
+    about = json.loads((folder / "metadata.json").read_text())
+    shapes = _shapes(path, about)
+    if about["data_format"] == "hdf5":
+        lengths, read = _open_hdf5(path, folder)
+    else:
+        lengths, read = _open_arrow(folder, about["data_format"], int(about["total_episodes"]), shapes)
+    known = {name: values for name, values in next(read(), {}).items() if values.dtype.kind in "biuf"}
+    ours, left_out = chosen_columns(path, known, columns) if known else ((), ())
+
+    def begin() -> Iterator[Trajectory]:
+        for episode in read():
+            if len(episode["action"]):
+                yield {name: episode[name] for name in ours}
+
+    found = lengths[lengths > 0]
+    kinds = {name: (known[name].dtype, known[name].shape[1:]) for name in ours}
+    schema = make_schema(path, kinds, int(found.max(initial=0)))
+    return Source(path=path, kind="minari", schema=schema, lengths=found, begin=begin, left_out=left_out)
+
+
+def _shapes(path: Path, about: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
+    """Shape of one step of observations and actions, by our names; None: as stored."""
+    found: dict[str, tuple[int, ...] | None] = {}
+    for ours, key in (("obs", "observation_space"), ("action", "action_space")):
+        space: dict[str, Any] = json.loads(about[key]) if key in about else {"type": "unknown"}
+        parts: dict[str, Any] = {ours: space}
+        if space["type"] == "Dict":
+            parts = {f"{ours}.{name}": part for name, part in space["subspaces"].items()}
+        for name, part in parts.items():
+            if part["type"] in ("Dict", "Tuple", "Text", "Graph", "Sequence"):
+                raise DatasetError(
+                    str(path), f"{name} is of a {part['type']} space, which replay stores do not have"
+                )
+            shape = tuple(part["shape"]) if "shape" in part else None
+            if about.get("jpeg_encoding", True) and _is_image(part):
+                raise DatasetError(
+                    str(path), f"{name} has JPEG images: write the dataset with jpeg_encoding=False"
+                )
+            found[name] = shape
+    return found
+
+
+def _is_image(space: Mapping[str, Any]) -> bool:
+    """As Minari decides it."""
+    shape = space.get("shape", ())
+    if space.get("dtype") != "uint8" or len(shape) not in (2, 3) or min(shape[:2]) < _IMAGE_SIZE:
+        return False
+    return bool(np.all(np.array(space["low"]) == 0) and np.all(np.array(space["high"]) == 255))
+
+
+_Opened = tuple[NDArray[np.int64], Callable[[], Iterator[Trajectory]]]
+"""Steps of each episode, and what begins a pass over them."""
+
+
+def _open_hdf5(path: Path, folder: Path) -> _Opened:
+    h5py = import_h5py(path)
+    file = h5py.File(folder / "main_data.hdf5", "r")
+    names = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:]))
+    lengths = np.array([len(file[name]["rewards"]) for name in names], np.int64)
+
+    def read() -> Iterator[Trajectory]:
+        for name in names:
+            episode, found = file[name], dict[str, NDArray[Any]]()
+            for theirs, ours in _OURS.items():
+                entry = episode[theirs]
+                parts = (
+                    {ours: entry}
+                    if isinstance(entry, h5py.Dataset)
+                    else {f"{ours}.{k}": v for k, v in entry.items()}
+                )
+                found |= {part: values[()] for part, values in parts.items()}
+            infos = episode.get("infos", {})
+            found |= {key: values[()] for key, values in infos.items() if isinstance(values, h5py.Dataset)}
+            yield _steps(found)
+
+    return lengths, read
+
+
+def _open_arrow(
+    folder: Path, data_format: str, episodes: int, shapes: Mapping[str, tuple[int, ...] | None]
+) -> _Opened:
+    folders = [folder / str(number) for number in range(episodes)]
+    lengths = [json.loads((each / "metadata.json").read_text())["total_steps"] for each in folders]
+
+    def read() -> Iterator[Trajectory]:
+        for each in folders:
+            table = pyarrow.dataset.dataset(
+                each, format=data_format, ignore_prefixes=["_", ".", "metadata.json"]
+            ).to_table()
+            found = dict[str, NDArray[Any]]()
+            for theirs, ours in _OURS.items():
+                column = table[theirs].combine_chunks()
+                parts = _parts(column, f"{ours}.") if pa.types.is_struct(column.type) else {ours: column}
+                found |= {part: as_array(values, shapes.get(part)) for part, values in parts.items()}
+            if "infos" in table.column_names:
+                infos = _parts(table["infos"].combine_chunks(), "")
+                found |= {
+                    name: as_array(values) for name, values in infos.items() if _is_numeric(values.type)
+                }
+            yield _steps(found)
+
+    return np.array(lengths, np.int64), read
+
+
+def _parts(column: pa.StructArray, prefix: str) -> dict[str, pa.Array]:
+    return {f"{prefix}{field.name}": column.field(number) for number, field in enumerate(column.type)}
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    while hasattr(kind, "value_type"):
+        kind = kind.value_type
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+
+
+def _steps(found: Trajectory) -> Trajectory:
+    """All columns with their own steps: Arrow pads those of actions to the observations' rows.
+
+    ``log_prob`` and ``policy_version`` have an axis of size 1 in rayagi's exports, as Minari needs it.
+    """
+    steps = len(next(values for name, values in found.items() if is_obs(name))) - 1
+    shortened = {name: values if is_obs(name) else values[:steps] for name, values in found.items()}
+    for name in ("log_prob", "policy_version"):
+        if name in shortened:
+            shortened[name] = shortened[name].reshape(steps)
+    return shortened

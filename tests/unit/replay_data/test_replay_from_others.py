@@ -1,0 +1,239 @@
+"""Files that Minari, RLlib and torch write themselves, and LeRobot's layout by hand."""
+
+import base64
+import json
+import pickle
+
+import lz4.frame
+import msgpack
+import msgpack_numpy
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from gymnasium import spaces
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.utils.compression import pack
+from trajectories_by_hand import assert_equal, content, trajectories
+
+from rayagi.replay import load, open_source
+from rayagi.serving.errors import DatasetError
+
+
+@pytest.mark.parametrize("data_format", ["arrow", "parquet", "hdf5"])
+def test_minari_with_observations_of_several_parts(tmp_path, data_format):
+    minari = pytest.importorskip("minari", reason="the extra 'minari' is not installed")
+    if data_format == "hdf5":
+        pytest.importorskip("h5py", reason="the extra 'hdf5' is not installed")
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    rng = np.random.default_rng(0)
+    obs_space = spaces.Dict(
+        position=spaces.Box(-np.inf, np.inf, (2, 3), np.float64), goal=spaces.Box(-9, 9, (2,), np.float32)
+    )
+    storage = MinariStorage.new(
+        tmp_path / "d", observation_space=obs_space, action_space=spaces.Discrete(4), data_format=data_format
+    )
+    storage.update_metadata({"dataset_id": "d-v0", "minari_version": minari.__version__})
+    wanted = []
+    for number, length in enumerate((4, 2)):
+        last = np.arange(length) == length - 1
+        wanted.append(
+            {
+                "obs.goal": rng.random((length + 1, 2), np.float32),
+                "obs.position": rng.random((length + 1, 2, 3)),
+                "action": rng.integers(0, 4, length),
+                "reward": rng.random(length),
+                "terminated": last & (number == 0),
+                "truncated": last & (number == 1),
+            }
+        )
+        one = wanted[-1]
+        buffer = EpisodeBuffer(
+            id=number,
+            observations={"position": one["obs.position"], "goal": one["obs.goal"]},
+            actions=one["action"],
+            rewards=one["reward"].tolist(),
+            terminations=one["terminated"].tolist(),
+            truncations=one["truncated"].tolist(),
+            infos={},
+        )
+        storage.update_episodes([buffer])
+    assert minari.MinariDataset(tmp_path / "d").total_steps == 6
+    with load(tmp_path / "d") as store:
+        found = content(store)
+    assert_equal([{name: each[name] for name in wanted[0]} for each in found], wanted)
+
+
+def test_minari_s_images_are_refused(tmp_path):
+    image = {"type": "Box", "dtype": "uint8", "shape": [64, 64, 3], "low": 0, "high": 255}
+    about = {
+        "data_format": "arrow",
+        "total_episodes": 1,
+        "observation_space": json.dumps(image),
+        "action_space": json.dumps({"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}),
+    }
+    (tmp_path / "metadata.json").write_text(json.dumps(about))
+    with pytest.raises(DatasetError, match="obs has JPEG images: write the dataset with jpeg_encoding=False"):
+        open_source(tmp_path)
+
+
+def packed(episode):
+    return msgpack.packb(episode.get_state(), default=msgpack_numpy.encode)
+
+
+@pytest.mark.parametrize("finalized", [False, True])
+def test_rllib_s_episodes_without_their_look_back(tmp_path, finalized):
+    wanted = trajectories(lengths=(5, 2), ends="tu")
+    items = []
+    for number, each in enumerate(wanted):
+        length = len(each["reward"])
+        episode = SingleAgentEpisode(
+            id_=str(number),
+            observations=list(each["obs"]),
+            actions=list(each["action"]),
+            rewards=each["reward"].tolist(),
+            terminated=bool(each["terminated"][-1]),
+            truncated=bool(each["truncated"][-1]),
+            extra_model_outputs={"action_logp": [-1.5] * length},
+            len_lookback_buffer=3 if number == 0 else 0,
+        )
+        items.append(packed(episode.to_numpy() if finalized else episode))
+    (tmp_path / "run-1").mkdir()
+    pq.write_table(pa.table({"item": items}), tmp_path / "run-1" / "0.parquet")
+    # The first episode's steps 0-2 are look-back: its own steps are 3 and 4.
+    wanted[0] = {name: values[3:] for name, values in wanted[0].items()}
+    with load(tmp_path) as store:
+        found = content(store)
+    assert [each["log_prob"].tolist() for each in found] == [[-1.5] * 2] * 2
+    assert_equal([{name: each[name] for name in wanted[0]} for each in found], wanted)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_rllib_s_steps(tmp_path, compressed):
+    wanted = trajectories(lengths=(3, 1, 4), ends="tuc")
+    rows = []
+    for number, each in enumerate(wanted):
+        for step in range(len(each["reward"])):
+            pair = each["obs"][step], each["obs"][step + 1]
+            obs, after = map(pack, pair) if compressed else (one.tolist() for one in pair)
+            rows.append(
+                {
+                    "eps_id": f"id{number}",
+                    "agent_id": None,
+                    "module_id": None,
+                    "obs": obs,
+                    "new_obs": after,
+                    "actions": each["action"][step].tolist(),
+                    "rewards": float(each["reward"][step]),
+                    "terminateds": bool(each["terminated"][step]),
+                    "truncateds": bool(each["truncated"][step]),
+                }
+            )
+    pq.write_table(pa.Table.from_pylist(rows[:5]), tmp_path / "0.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[5:]), tmp_path / "1.parquet")
+    source = open_source(tmp_path)
+    assert source.kind == "rllib steps"
+    assert source.lengths.tolist() == [3, 1, 4]
+    with load(tmp_path) as store:
+        found = content(store)
+    for own, expected in zip(found, wanted, strict=True):
+        for name, values in expected.items():
+            assert own[name].tolist() == values.tolist()
+
+
+def test_a_compressed_column_cannot_run_code(tmp_path):
+    class Bad:
+        def __reduce__(self):
+            return (print, ("run",))
+
+    text = base64.b64encode(lz4.frame.compress(pickle.dumps(Bad()))).decode()
+    row = {"eps_id": "a", "obs": text, "new_obs": text, "actions": 0, "rewards": 0.0}
+    row |= {"terminateds": True, "truncateds": False}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "0.parquet")
+    with pytest.raises(DatasetError, match=r"builtins\.print in a compressed column"):
+        open_source(tmp_path)
+
+
+def lerobot(path, wanted, **features):
+    """A dataset in LeRobot v3's layout, as its documentation has it: without the observation after the last action."""
+    (path / "meta").mkdir(parents=True)
+    (path / "data" / "chunk-000").mkdir(parents=True)
+    sizes = {"observation.state": 2, "action": 2, "next.reward": 1, "next.done": 1} | features
+    kinds = {"next.done": "bool"}
+    info = {
+        "codebase_version": "v3.0",
+        "fps": 30,
+        "features": {
+            name: {"dtype": kinds.get(name, "float32"), "shape": [size]} for name, size in sizes.items()
+        }
+        | {"observation.images.top": {"dtype": "video", "shape": [8, 8, 3]}},
+    }
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    for number, each in enumerate(wanted):
+        length = len(each["reward"])
+        table = {
+            "observation.state": each["obs"][:-1].tolist(),
+            "action": each["action"].tolist(),
+            "next.reward": each["reward"],
+            "next.done": each["terminated"],
+            "episode_index": np.full(length, number),
+            "frame_index": np.arange(length),
+        }
+        pq.write_table(pa.table(table), path / "data" / "chunk-000" / f"file-{number:03d}.parquet")
+    return path
+
+
+def test_lerobot_s_frames(tmp_path):
+    rows = trajectories(lengths=(3, 4), ends="tc")
+    for each in rows:
+        each["action"] = each["action"].astype(np.float64)
+    path = lerobot(tmp_path / "d", rows)
+    source = open_source(path)
+    assert source.left_out == ("observation.images.top",)
+    assert source.lengths.tolist() == [3, 3]
+    first, second = source.read()
+    # Terminated: its last observation is repeated. Cut: its last step is left out.
+    assert first["obs"].tolist() == [*rows[0]["obs"][:3].tolist(), rows[0]["obs"][2].tolist()]
+    assert second["obs"].tolist() == rows[1]["obs"][:4].tolist()
+    assert second["reward"].tolist() == rows[1]["reward"][:3].tolist()
+    info = json.loads((path / "meta" / "info.json").read_text())
+    (path / "meta" / "info.json").write_text(json.dumps(info | {"codebase_version": "v2.1"}))
+    with pytest.raises(DatasetError, match=r"has LeRobot's version v2\.1, where v3\.0 is read"):
+        open_source(path)
+
+
+def test_tensors_by_either_name_and_nothing_else(tmp_path):
+    flat = {"obs": torch.arange(4.0)[:, None], "actions": torch.zeros(4, 1), "rewards": torch.ones(4)}
+    flat["terminals"] = torch.tensor([False, True, False, True])
+    torch.save(flat, tmp_path / "a.pt")
+    with load(tmp_path / "a.pt") as store:
+        assert [each["obs"][:, 0].tolist() for each in content(store)] == [[0, 1, 1], [2, 3, 3]]
+    for number, (bad, message) in enumerate(
+        [
+            ([torch.zeros(3)], "has no dict of tensors"),
+            (
+                {"obs": torch.zeros(3), "action": torch.zeros(3, dtype=torch.bfloat16)},
+                "column 'action' has type",
+            ),
+            ({"obs": Exception("code")}, "cannot be read as torch"),
+        ]
+    ):
+        torch.save(bad, tmp_path / f"{number}.pt")
+        with pytest.raises(DatasetError, match=message):
+            load(tmp_path / f"{number}.pt")
+
+
+def test_damaged_parquet_and_lists_of_different_lengths(tmp_path):
+    table = pa.table(
+        {"eps_id": ["a", "a"], "obs": [[1.0], [1.0, 2.0]], "actions": [0, 1], "terminateds": [False, True]}
+    )
+    pq.write_table(table, tmp_path / "0.parquet")
+    with pytest.raises(DatasetError, match="its lists have different lengths"):
+        list(open_source(tmp_path).read())
+    whole = (tmp_path / "0.parquet").read_bytes()
+    (tmp_path / "0.parquet").write_bytes(whole[:-100])
+    with pytest.raises(DatasetError, match="cannot be read as Parquet"):
+        open_source(tmp_path)
