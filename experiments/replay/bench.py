@@ -1,6 +1,7 @@
 """Speed of replay stores beside plain loops and memcpy: all variants of a workload in turns.
 
     python -m experiments.replay.bench --repeats 5            # about 8 minutes and 8 GB; W5 needs 2 GB more for 1e8 weights
+    pip install cpprb==11.0.0 torchrl==0.14.1             # peers: further variants, where they are installed
     python -m experiments.replay.bench --only W1 --scale 0.1 --seconds 0.1 --repeats 2
 
 Prints the table of the README, and writes it with every repeat to results/<date>.json if --write is given.
@@ -115,17 +116,23 @@ def measure(case: Case, consumers: int, memcpy: Memcpy, seconds: float, repeats:
 
 def line(found: dict[str, object]) -> str:
     """A row of the table. Ratios are of rates per CPU second: median (lowest - highest)."""
-    replay, loop = (found["rows_per_s"].get(name, []) for name in ("replay", "loop"))  # type: ignore[attr-defined]
-    own, other = (found["rows_per_cpu_s"].get(name, []) for name in ("replay", "loop"))  # type: ignore[attr-defined]
+    peer = "cpprb, shared" if found["consumers"] == 2 or "W6" in str(found["case"]) else "cpprb"
+    peer = "torchrl" if found["case"] == "W4" else peer
+    names = ("replay", "loop", peer)
+    replay, loop, _ = (found["rows_per_s"].get(name, []) for name in names)  # type: ignore[attr-defined]
+    own, other, beside = (found["rows_per_cpu_s"].get(name, []) for name in names)  # type: ignore[attr-defined]
     copies: list[float] = found["memcpy_bytes_per_s"]  # type: ignore[assignment]
     to_memcpy = [r * found["row_bytes"] / c for r, c in zip(own, copies, strict=True)]
-    to_loop = [r / o for r, o in zip(own, other, strict=True)] if other else []
+    to_loop, to_peer = (
+        [r / o for r, o in zip(own, each, strict=True)] if each else [] for each in (other, beside)
+    )
     cells = [
         *(str(found[name]) for name in ("case", "batch", "consumers")),
         f"{statistics.median(replay):,.0f}",
         f"{statistics.median(loop):,.0f}" if loop else "",
         f"{statistics.median(to_loop):.2f} ({min(to_loop):.2f} - {max(to_loop):.2f})" if loop else "",
         f"{statistics.median(to_memcpy):.2f}",
+        f"{statistics.median(to_peer):.2f} ({min(to_peer):.2f} - {max(to_peer):.2f})" if to_peer else "",
         f"{found['cores_in_use']:.2f}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -176,9 +183,9 @@ def main() -> None:
     memcpy = Memcpy()
     print("Ratios are of rates per CPU second, which other processes of the machine disturb less.\n")
     print(
-        "| workload | rows a call | consumers | replay, rows/s | loop, rows/s | replay / loop | / memcpy | cores in use |"
+        "| workload | rows a call | consumers | replay, rows/s | loop, rows/s | / loop | / memcpy | / peer | cores in use |"
     )
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for case in cases(given.scale, lambda name: name in given.only):
         if case.name.split()[0] not in given.only:
             continue

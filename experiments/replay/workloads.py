@@ -25,6 +25,7 @@ from actors.replay import (
     select,
 )
 from actors.replay.kernel import PRIORITIES, TreeStruct, address, library
+from experiments.replay import peers
 
 ANT = {"obs": 105, "act": 8, "rew": 1, "done": 1}
 TRANSITION = {**ANT, "next_obs": 105}
@@ -184,37 +185,61 @@ def copying(plain: dict[str, np.ndarray], rows: int, writers: int) -> Consumer:
 def cases(scale: float, wanted: Callable[[str], bool]) -> Iterator[Case]:
     """The workloads of the experiment, one store after the other."""
     if any(map(wanted, ("W1", "W1p", "W1t", "W6"))):
-        prioritized = Prioritized(0.6, 0.4)
-        plain = random_rows(TRANSITION, int(1e6 * scale), 1)
-        store = filled(plain, (prioritized,))
-        for batch in (256, 4096):
-            loop = {"loop": take(plain, batch)}
-            yield Case("W1", batch, 880, {**loop, "replay": ours(store, Uniform(), batch, None)})
-            yield Case("W1p", batch, 880, {"replay": ours(store, prioritized, batch, None, update=True)})
-        shared = in_shared_memory(plain)
-        for rows in (1, 64):
-            for writers in (1, 2):
-                variants = {"loop": copying(shared, rows, writers), "replay": inserting(store, rows)}
-                yield Case(f"W6 x{writers}", rows, 880, variants, ours(store, Uniform(), 256, None))
-        del store, shared
-        if wanted("W1t"):  # the same transitions in trajectories: no copy of next_obs is stored
-            store = in_trajectories(max(1, int(1e3 * scale)))
-            for batch in (256, 4096):
-                replay = ours(store, Sequences(1), batch, None, next_obs=True)
-                yield Case("W1t", batch, 880, {"loop": take(plain, batch), "replay": replay})
-        del plain
+        yield from _transitions(scale, wanted)
     if wanted("W2"):
         plain = random_rows(ANT, int(2e4 * scale), 64)
         store = filled(plain, ())
         for batch in (32, 256):
-            variants = {"loop": take(plain, batch), "replay": ours(store, Uniform(), batch, 64)}
-            yield Case("W2", batch, 29_440, variants)
+            others = {"loop": take(plain, batch), **peers.uniform(plain, batch)}
+            yield Case("W2", batch, 29_440, {**others, "replay": ours(store, Uniform(), batch, 64)})
+        del plain, store
     if any(map(wanted, ("W3", "W4"))):
-        plain = random_rows(LONG, int(4e3 * scale), 1000)
-        store = filled(plain, (Sequences(SLICE),))
-        yield Case("W3", 32, 480_000, {"loop": take(plain, 32), "replay": ours(store, Uniform(), 32, 1000)})
-        variants = {"loop": slices(plain, 256), "replay": ours(store, Sequences(SLICE), 256, SLICE)}
-        yield Case("W4", 256, 30_720, variants)
+        yield from _trajectories(scale, wanted)
+
+
+def _transitions(scale: float, wanted: Callable[[str], bool]) -> Iterator[Case]:
+    """W1, W1p, W6, W1t."""
+    prioritized = Prioritized(0.6, 0.4)
+    plain = random_rows(TRANSITION, int(1e6 * scale), 1)
+    store = filled(plain, (prioritized,))
+    for batch in (256, 4096):
+        if wanted("W1"):
+            others = {"loop": take(plain, batch), **peers.uniform(plain, batch)}
+            yield Case("W1", batch, 880, {**others, "replay": ours(store, Uniform(), batch, None)})
+        if wanted("W1p"):
+            replay = ours(store, prioritized, batch, None, update=True)
+            yield Case("W1p", batch, 880, {**peers.prioritized(plain, batch), "replay": replay})
+    if wanted("W6"):
+        yield from _insertions(plain, store)
+    del store
+    if wanted("W1t"):  # the same transitions in trajectories: no copy of next_obs is stored
+        store = in_trajectories(max(1, int(1e3 * scale)))
+        for batch in (256, 4096):
+            replay = ours(store, Sequences(1), batch, None, next_obs=True)
+            yield Case("W1t", batch, 880, {"loop": take(plain, batch), "replay": replay})
+
+
+def _insertions(plain: dict[str, np.ndarray], store: ReplayStore) -> Iterator[Case]:
+    """W6: by one writer and by two, beside a sampler."""
+    shared = in_shared_memory(plain)
+    for rows in (1, 64):
+        others = peers.inserting(plain, rows)
+        for writers in (1, 2):
+            loop = {"loop": copying(shared, rows, writers)}
+            variants = {**loop, **others, "replay": inserting(store, rows)}
+            yield Case(f"W6 x{writers}", rows, 880, variants, ours(store, Uniform(), 256, None))
+
+
+def _trajectories(scale: float, wanted: Callable[[str], bool]) -> Iterator[Case]:
+    """W3, W4."""
+    plain = random_rows(LONG, int(4e3 * scale), 1000)
+    store = filled(plain, (Sequences(SLICE),))
+    if wanted("W3"):
+        others = {"loop": take(plain, 32), **peers.uniform(plain, 32)}
+        yield Case("W3", 32, 480_000, {**others, "replay": ours(store, Uniform(), 32, 1000)})
+    if wanted("W4"):
+        others = {"loop": slices(plain, 256), **peers.slices(plain, 256)}
+        yield Case("W4", 256, 30_720, {**others, "replay": ours(store, Sequences(SLICE), 256, SLICE)})
 
 
 class WeightTree:
