@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     APPO: type[GmiAlgorithm]
     IMPALA: type[GmiAlgorithm]
     PPO: type[GmiAlgorithm]
+    SAC: type[GmiAlgorithm]
     TRPO: type[GmiAlgorithm]
     A3CConfig: type[GmiConfig]
     AppoConfig: type[GmiConfig]
     ImpalaConfig: type[GmiConfig]
     PPOConfig: type[GmiConfig]
+    SACConfig: type[GmiConfig]
     TRPOConfig: type[GmiConfig]
 
 __version__ = "0.1.0"

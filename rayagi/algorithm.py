@@ -30,7 +30,7 @@ from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
-from rayagi.config.rules import refuse_unfit_network
+from rayagi.config.rules import refuse_unfit_env
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import session_of
@@ -108,7 +108,7 @@ class GmiAlgorithm(Algorithm):
         env = self.run_spec.env
         self.unstable = UnstableShare(env.max_unstable_share)
         self.info = env_info(env.id, env.engine, env.kwargs)
-        refuse_unfit_network(self.run_spec.network, self.info)
+        refuse_unfit_env(self.run_spec, self.info)
         self.session: Session | None = session_of(
             self.run_spec,
             run_name=self._run_name(),
@@ -343,7 +343,7 @@ class GmiAlgorithm(Algorithm):
 
     def _module(self, state: Mapping[str, Any]) -> RLModule:
         policy = load_policy(state["shared"], self.run_spec, self.info)
-        return export_module(policy, self.info, self.run_spec.network)
+        return export_module(policy, self.info, self.run_spec)
 
     def _call_back(self, name: str, **kwargs: Any) -> None:
         functions = getattr(self.config, f"callbacks_{name}")

@@ -21,9 +21,11 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsPart
-from rayagi.config.spec import NetworkSpec
+from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.spec import NetworkSpec, RunSpec
+from rayagi.models.exploring_heads import StateSquashedGaussianHead
 from rayagi.models.heads import BernoulliHead, CategoricalHead, GaussianHead, Head, SquashedGaussianHead
-from rayagi.models.networks import make_model
+from rayagi.models.networks import algorithm_model
 from rayagi.models.policy import NetworkPolicy, vector_columns
 from rayagi.models.recurrent import Sequences
 from rayagi.models.rllib_module import spaces
@@ -47,7 +49,10 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         given = self.model_config["info"]
         action, parts = ActionSpec(**given["action"]), tuple(ObsPart(**part) for part in given["obs_parts"])
         info = EnvInfo(**{**given, "action": action, "obs_parts": parts})
-        self.model = make_model(info, NetworkSpec(**self.model_config["network"]))
+        algorithm = self.model_config.get("algorithm", "ppo")
+        settings = DEFINITIONS[algorithm].settings(**self.model_config.get("settings", {}))
+        network = NetworkSpec(**self.model_config["network"])
+        self.model = algorithm_model(algorithm, info, network, settings)
         for name, value in (("shift", 0.0), ("scale", 1.0), ("bound", math.inf)):
             self.register_buffer(name, torch.full((info.obs_dim,), value))
         self.action_dist_cls = _distribution(self.model.head, action)
@@ -84,14 +89,19 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         return ((batch[Columns.OBS] - self.shift) * self.scale).clamp(-self.bound, self.bound)
 
 
-def module_of(policy: NetworkPolicy, network: NetworkSpec) -> PolicyModule:
-    """The policy as a PolicyModule."""
+def module_of(policy: NetworkPolicy, spec: RunSpec) -> PolicyModule:
+    """The policy of a run as a PolicyModule."""
     observations, actions = spaces(policy.info)
     module = PolicyModule(
         observation_space=observations,
         action_space=actions,
         inference_only=False,
-        model_config={"info": asdict(policy.info), "network": asdict(network)},
+        model_config={
+            "info": asdict(policy.info),
+            "network": asdict(spec.network),
+            "algorithm": spec.algorithm,
+            "settings": asdict(spec.learning),
+        },
     )
     module.model.load_state_dict(policy.model.state_dict())
     normaliser = policy.normaliser
@@ -107,13 +117,15 @@ def _inputs(head: Head, outputs: Tensor) -> Tensor:
     """A network's outputs as RLlib's distributions take them."""
     if isinstance(head, GaussianHead):
         return torch.cat((outputs, head.log_std.expand_as(outputs)), -1)
+    if isinstance(head, StateSquashedGaussianHead):
+        return torch.cat(head.gaussian(outputs), -1)
     if isinstance(head, BernoulliHead):
         return torch.stack((torch.zeros_like(outputs), outputs), -1).flatten(-2)  # two options for each bit
     return outputs
 
 
 def _distribution(head: Head, action: ActionSpec) -> type[TorchDistribution]:
-    if isinstance(head, SquashedGaussianHead):
+    if isinstance(head, SquashedGaussianHead | StateSquashedGaussianHead):
         return _bounded_gaussian(action)
     if isinstance(head, CategoricalHead):
         return TorchCategorical

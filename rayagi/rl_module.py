@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from actors.protocols import EnvInfo
 from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.config.spec import NetworkSpec
+from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.heads import CategoricalHead, GaussianHead, MultiCategoricalHead
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
@@ -68,7 +68,7 @@ def empty_module(info: EnvInfo, network: NetworkSpec) -> DefaultPPOTorchRLModule
         )
 
 
-def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) -> RLModule:
+def export_module(policy: NetworkPolicy, info: EnvInfo, spec: RunSpec) -> RLModule:
     """The policy and its value network as an RLModule that takes raw observations.
 
     In RLlib's default module, observation mean and standard deviation are folded into the first layers, so that outputs
@@ -80,8 +80,8 @@ def export_module(policy: NetworkPolicy, info: EnvInfo, network: NetworkSpec) ->
     """
     if not fits_default(policy):
         with _without_deprecations():
-            return module_of(policy, network)
-    module = empty_module(info, network)
+            return module_of(policy, spec)
+    module = empty_module(info, spec.network)
     load_exported(module, exported_weights(policy, info))
     return module
 

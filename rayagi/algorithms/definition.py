@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from actors.protocols import EnvInfo
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec, Template
 
@@ -106,6 +107,10 @@ def _no_rules(_settings: Any, _section: str) -> Iterator[ConfigError]:
     yield from ()
 
 
+def _fits(_name: str, _environment: Any) -> Iterator[ConfigError]:
+    yield from ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlgorithmDefinition:
     """One learning algorithm. Importing it imports neither torch nor Ray."""
@@ -127,8 +132,18 @@ class AlgorithmDefinition:
     """The learner for rollouts on the GPU, whose whole update is one CUDA graph."""
     rules: Callable[[Any, str], Iterator[ConfigError]] = _no_rules
     """Extra rules on its settings, beside their own: (settings, section) -> violations."""
+    model: str | None = None
+    """``module:function`` of its networks, (info, network, settings, seed) -> Model; None: a policy and a value network."""
+    unfit_network: Callable[[str, Any], Iterator[ConfigError]] = _fits
+    """Settings of a NetworkSpec that it does not have: (its name, the NetworkSpec) -> violations."""
+    unfit_env: Callable[[str, EnvInfo], Iterator[ConfigError]] = _fits
+    """Environments that it cannot learn: (its name, the environment) -> violations."""
     preset: Mapping[str, Any] = field(default_factory=dict)
     """Settings that hold on every task; they override the task's preset."""
+    preset_network: Mapping[str, Any] = field(default_factory=dict)
+    """The same for the fields of NetworkSpec."""
+    preset_num_envs: int | None = None
+    """The same for the environments of one GMI."""
     metrics: tuple[LearningMetric, ...] = ()
     """Metrics beside those of all algorithms (rayagi.monitoring.catalogue)."""
     rllib: RllibFace

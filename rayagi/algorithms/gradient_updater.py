@@ -238,8 +238,8 @@ class GradientUpdater(Generic[SpecT]):
     def state_dict(self) -> StateDict:
         """Model, optimiser moments and learning rate; equal on every replica."""
         return {
-            "model": _on_host(self.model.state_dict()),
-            "optimiser": _on_host(self.optimiser.state_dict()),
+            "model": on_host(self.model.state_dict()),
+            "optimiser": on_host(self.optimiser.state_dict()),
             "learning_rate": self.learning_rate,
         }
 
@@ -262,12 +262,12 @@ def _agreed_program(model: Model, communicator: Communicator) -> CDLL | None:
     return None if communicator.all_gather(lacking).any() else program
 
 
-def _on_host(state: Any) -> Any:
+def on_host(state: Any) -> Any:
     """A copy of nested state with every tensor in host memory: a checkpoint must load without a GPU."""
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if isinstance(state, Mapping):
-        return {name: _on_host(value) for name, value in state.items()}
+        return {name: on_host(value) for name, value in state.items()}
     if isinstance(state, list):
-        return [_on_host(value) for value in state]
+        return [on_host(value) for value in state]
     return state

@@ -5,27 +5,27 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from rayagi.algorithms.merged_learner import MergedLearner
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.algorithms.rollout_learner import RolloutLearner
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy
 
 
 def make_learner(
     spec: RunSpec, policy: NetworkPolicy, *, captured: bool = False, **whose: Any
-) -> RolloutLearner[Any]:
+) -> MergedLearner[Any]:
     """The learner of a run's algorithm.
 
     Args:
         spec: the run
         policy: its model is trained; it also acts if agent and trainer share a GMI
         captured: whether rollouts come from DeviceRollouts on the policy's GPU, and there is a single trainer
-        whose: ``communicator, num_envs, first_env_index, total_envs``, as RolloutLearner takes them
+        whose: ``communicator, num_envs, first_env_index, total_envs``, as MergedLearner takes them
     """
     definition = DEFINITIONS[spec.algorithm]
     place = definition.captured_learner if captured and definition.captured_learner else definition.learner
     module, _, name = place.partition(":")
-    training: type[RolloutLearner[Any]] = getattr(importlib.import_module(module), name)
+    training: type[MergedLearner[Any]] = getattr(importlib.import_module(module), name)
     return training(
         policy=policy,
         spec=spec.learning,

@@ -7,10 +7,11 @@ from rayagi.algorithms.appo import APPO
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.impala import IMPALA
 from rayagi.algorithms.ppo import PPO
+from rayagi.algorithms.sac import SAC
 from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C)
+    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC)
 }
 """Definitions by name; the first is the default."""
 

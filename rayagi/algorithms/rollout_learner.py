@@ -11,11 +11,10 @@ One update, in order (``learn``):
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +22,10 @@ from torch import Tensor
 from actors.noise import minibatch_orders
 from actors.protocols import StateDict
 from actors.rollout import Rollout
-from collectives.communicator import Communicator
-from collectives.statistics import Moments, all_merge
+from collectives.statistics import Moments
 from rayagi.algorithms.gradient_updater import GradientUpdater, SpecT
-from rayagi.algorithms.normalisers import (
-    ObservationNormaliser,
-    RewardScaler,
-    moments_from_state,
-    moments_state,
-)
+from rayagi.algorithms.merged_learner import MergedLearner
+from rayagi.algorithms.normalisers import RewardScaler, moments_from_state, moments_state
 from rayagi.algorithms.returns import explained_variance, gae
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec
@@ -40,7 +34,7 @@ from rayagi.models.recurrent import RolloutMemory, Sequences
 from rayagi.native.denormals import flushed_denormals
 
 
-class RolloutLearner(ABC, Generic[SpecT]):
+class RolloutLearner(MergedLearner[SpecT]):
     """Implements actors.roles.Learner except the update itself (``_update``). It trains the policy's own model.
 
     On a GPU slice the networks are on the GPU; rollouts of other GMIs arrive in host memory. [unverified on GPU]
@@ -48,34 +42,18 @@ class RolloutLearner(ABC, Generic[SpecT]):
 
     updater: GradientUpdater[SpecT]
 
-    def __init__(
-        self,
-        *,
-        policy: NetworkPolicy,
-        spec: SpecT,
-        communicator: Communicator,
-        num_envs: int,
-        first_env_index: int,
-        total_envs: int,
-        seed: int,
-        total_env_steps: int | None,
-    ) -> None:
-        """``num_envs``: environments whose samples this trainer gets; ``total_envs``: those of all trainers together.
+    def __init__(self, **whose: Any) -> None:
+        """Arguments as for MergedLearner.
 
         Raises:
             ConfigError: a recurrent policy whose sequences the minibatches cannot share equally.
         """
-        _refuse_unequal_sequences(spec, policy, num_envs, first_env_index)
-        self.policy, self.spec, self.communicator = policy, spec, communicator
-        self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
-        self.total_envs = total_envs
+        super().__init__(**whose)
+        _refuse_unequal_sequences(self.spec, self.policy, self.num_envs, self.first_env_index)
         # Loss weight N_i / mean(N): the mean over trainers of weighted losses is the mean over all samples.
-        weight = num_envs * communicator.world_size / total_envs
-        self.updater = self._make_updater(total_env_steps, weight)
-        self.reward_scaler = self._make_scaler() if spec.normalize_rewards else None
-        self.sync_s = 0.0
-        self.env_steps = 0
-        """Environment steps of all GMIs so far. Counted: a resumed run may have another number of environments."""
+        weight = self.num_envs * self.communicator.world_size / self.total_envs
+        self.updater = self._make_updater(self.total_env_steps, weight)
+        self.reward_scaler = self._make_scaler() if self.spec.normalize_rewards else None
 
     def _make_scaler(self, device: torch.device | str = "cpu") -> RewardScaler:
         return RewardScaler(self.num_envs, self.spec.gamma, device=device)
@@ -88,9 +66,7 @@ class RolloutLearner(ABC, Generic[SpecT]):
             self.env_steps += rollout.num_steps * self.total_envs
             self.sync_s += self.updater.sync_s
             # After the update: every minibatch must see the observations as the acting policy normalised them.
-            if self.policy.normaliser is not None:
-                batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
-                self._merge(batch, self.policy.normaliser)
+            self._merge_observed(rollout)
         return metrics
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
@@ -224,25 +200,9 @@ class RolloutLearner(ABC, Generic[SpecT]):
         # (A - mean(A)) / (std(A) + eps).
         return (advantages - moments.mean) / (moments.variance().sqrt() + 1e-8)
 
-    def _merge(
-        self, moments: Moments, statistics: ObservationNormaliser | RewardScaler | None = None
-    ) -> Moments:
-        """Merge moments over all trainers, and add them to running statistics: all get the same result."""
-        started = time.perf_counter()
-        merged = all_merge(moments, self.communicator)
-        self.sync_s += time.perf_counter() - started
-        if statistics is not None:
-            statistics.update(merged)
-        return merged
-
-    def refresh(self) -> None:
-        """Take over what other trainers changed since the last update: nothing, where all step alike."""
-
     def shared_state(self) -> StateDict:
         """Updater state, environment steps, observation and return statistics."""
-        state: StateDict = {"learner": self.updater.state_dict(), "env_steps": self.env_steps}
-        if self.policy.normaliser is not None:
-            state["obs_normaliser"] = self.policy.normaliser.state_dict()
+        state: StateDict = {"learner": self.updater.state_dict(), **super().shared_state()}
         if self.reward_scaler is not None:
             state["reward_moments"] = moments_state(self.reward_scaler.moments.to("cpu").clone())
         return state
@@ -257,10 +217,8 @@ class RolloutLearner(ABC, Generic[SpecT]):
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Restore a saved state."""
+        super().load_state(shared, local)
         self.updater.load_state_dict(shared["learner"])
-        self.env_steps = int(shared["env_steps"])
-        if self.policy.normaliser is not None:
-            self.policy.normaliser.load_state_dict(shared["obs_normaliser"])
         if self.reward_scaler is not None:
             moments = moments_from_state(shared["reward_moments"])
             self.reward_scaler.load(moments, None if local is None else local["running_returns"])

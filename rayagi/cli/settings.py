@@ -14,7 +14,7 @@ from rayagi.cli.failures import UsageError
 from rayagi.config.convert import with_settings
 from rayagi.config.files import load_config_file
 from rayagi.config.presets import preset
-from rayagi.config.rules import checked, refuse_unfit_network
+from rayagi.config.rules import checked, refuse_unfit_env
 from rayagi.config.spec import RunSpec
 from rayagi.config.yaml_text import parse_yaml
 from rayagi.envs import env_info
@@ -65,7 +65,7 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
     # Before the rules, so that a wrong name gives only that error.
     info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
-    refuse_unfit_network(spec.network, info)
+    refuse_unfit_env(spec, info)
     return checked(spec)
 
 

@@ -146,14 +146,15 @@ def preset(env_id: str, algorithm: str = "ppo") -> RunSpec:
     """The default run of a task with an algorithm, on the algorithm's usual template."""
     definition = DEFINITIONS[algorithm]
     task = PRESETS.get(env_id) or (_MUJOCO if is_user_task(env_id) else TaskPreset())
+    network = NetworkSpec(
+        hidden=task.hidden if task.hidden is not None else tuple(default_hidden(env_id)),
+        activation=task.activation,
+        initial_log_std=task.initial_log_std,
+    )
     return RunSpec(
         algorithm=algorithm,
         env=EnvSpec(id=env_id),
-        gmi=GmiSpec(num_envs=task.num_envs, template=definition.templates[0]),
-        network=NetworkSpec(
-            hidden=task.hidden if task.hidden is not None else tuple(default_hidden(env_id)),
-            activation=task.activation,
-            initial_log_std=task.initial_log_std,
-        ),
+        gmi=GmiSpec(num_envs=definition.preset_num_envs or task.num_envs, template=definition.templates[0]),
+        network=replace(network, **definition.preset_network),
         learning=definition.settings(**{**task.learning, **definition.preset}),
     )

@@ -59,6 +59,17 @@ def refuse_unfit_network(network: NetworkSpec, info: EnvInfo) -> None:
                 )
 
 
+def refuse_unfit_env(spec: RunSpec, info: EnvInfo) -> None:
+    """Refuse an environment that the run's algorithm or networks cannot take.
+
+    Raises:
+        ConfigError: as of ``refuse_unfit_network``, or the algorithm cannot learn it.
+    """
+    for error in DEFINITIONS[spec.algorithm].unfit_env(spec.algorithm, info):
+        raise error
+    refuse_unfit_network(spec.network, info)
+
+
 def refuse_unfit_head(network: NetworkSpec, info: EnvInfo) -> None:
     """Refuse a head that cannot give the environment's actions.
 
@@ -115,6 +126,7 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     yield from _network(spec.network)
     if DEFINITIONS[spec.algorithm].needs_separate_networks:
         yield from _separate(spec)
+    yield from DEFINITIONS[spec.algorithm].unfit_network(spec.algorithm, spec.network)
     yield from _learning(spec)
     if min(spec.learning.rollout_length, spec.learning.num_minibatches) >= 1:
         if spec.network.core == "none":

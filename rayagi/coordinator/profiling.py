@@ -15,6 +15,7 @@ from placement.types import Machine
 from rayagi.algorithms.gradient_noise import GROUPS, GradientNoiseLearner, NoiseScale, noise_scale
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyProgram
+from rayagi.algorithms.rollout_learner import RolloutLearner
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.search_store import SearchStore
@@ -54,6 +55,7 @@ class NoiseProgram(DpOnlyProgram):
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
         super().__init__(spec, make_env, context)
+        assert isinstance(self.learner, RolloutLearner)
         policy = self.learner.policy
         assert isinstance(spec.learning, PPOSpec)  # only PPO is searched
         self.metered = GradientNoiseLearner(policy.model, spec.learning, context.communicator, spec.gmi.envs)

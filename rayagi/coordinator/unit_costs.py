@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
@@ -202,7 +203,8 @@ class CostProgram:
     def _measure(self) -> CostReadings:
         small, large = map(self._measure_size, self._programs, self._exchanges)
         program, group = self._programs[0], self._context.communicator
-        rollout, parameters = program.rollout, program.learner.updater.flat.parameters
+        rollout = program.rollout
+        parameters = parameters_to_vector(program.learner.policy.model.parameters()).detach()
         reward_and_flags = (rollout.rewards[0], rollout.terminated[0], rollout.truncated[0])  # W
         return CostReadings(
             small=small,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from actors.protocols import EnvInfo
+from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.learning import LearningSpec
 from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.columns import policy_view
 from rayagi.models.encoders import PartsEncoder
@@ -236,8 +239,24 @@ class JointActorCritic(Model):
         return self.network
 
 
+def algorithm_model(
+    algorithm: str, info: EnvInfo, network: NetworkSpec, settings: LearningSpec, seed: int = 0
+) -> Model:
+    """The initial model of an algorithm: the same weights in every process.
+
+    Raises:
+        ConfigError: the user's module cannot be used.
+    """
+    own = DEFINITIONS[algorithm].model
+    if own is None:
+        return make_model(info, network, seed)
+    module, _, name = own.partition(":")
+    made: Model = getattr(importlib.import_module(module), name)(info, network, settings, seed)
+    return made
+
+
 def make_model(info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> Model:
-    """The initial model of an environment: the same weights in every process.
+    """A policy and a value network for an environment, with initial weights: the same in every process.
 
     Raises:
         ConfigError: the user's module cannot be used.

@@ -17,7 +17,7 @@ from actors.rollout import Rollout
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import RunSpec
 from rayagi.models.heads import GaussianHead
-from rayagi.models.networks import ActorCritic, Model, make_model
+from rayagi.models.networks import ActorCritic, Model, algorithm_model
 from rayagi.native.acting import compiled_acting
 from rayagi.native.denormals import flushed_denormals
 
@@ -111,7 +111,7 @@ class NetworkPolicy:
 def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:
     """The initial policy of a run: the same weights in every process. [unverified on GPU]"""
     learning = spec.learning
-    model = make_model(info, spec.network, spec.seed).to(device)
+    model = algorithm_model(spec.algorithm, info, spec.network, learning, spec.seed).to(device)
     columns = vector_columns(info)
     normaliser = (
         ObservationNormaliser(info.obs_dim, learning.obs_clip, device, columns=columns)

@@ -40,12 +40,17 @@ def build(spec=SPEC, communicator=None, make_env=make_point):
 
 def run_gmis(spec, num_gmis, work):
     """Run ``work(program)`` in one thread per GMI. Returns the results in rank order."""
+    return run_members(num_gmis, lambda communicator: work(build(spec, communicator)))
+
+
+def run_members(num_gmis, work):
+    """Run ``work(communicator)`` in one thread per member. Returns the results in rank order."""
     group = ThreadGroup.on_one_device(num_gmis, timeout_s=60.0)
     results, errors = [None] * num_gmis, []
 
     def member(rank):
         try:
-            results[rank] = work(build(spec, group.communicator(rank)))
+            results[rank] = work(group.communicator(rank))
         except Exception as error:
             errors.append(error)
 

@@ -10,9 +10,9 @@ import pytest
 
 import rayagi
 from rayagi.algorithms.appo import AppoSpec
+from rayagi.algorithms.merged_learner import MergedLearner
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.registry import DEFINITIONS, SECTIONS
-from rayagi.algorithms.rollout_learner import RolloutLearner
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec
@@ -37,7 +37,7 @@ def test_settings_go_through_a_file_under_their_section(definition):
 def test_the_class_that_trains_is_there_and_takes_the_options(definition):
     for place in filter(None, (definition.learner, definition.captured_learner)):
         module, _, name = place.partition(":")
-        assert issubclass(getattr(importlib.import_module(module), name), RolloutLearner)
+        assert issubclass(getattr(importlib.import_module(module), name), MergedLearner)
 
 
 @EACH
@@ -67,8 +67,8 @@ def test_files_of_before_which_hold_every_section_are_read():
 def test_an_unknown_algorithm_is_refused_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r"algorithm = 'pp': must be one of 'ppo', .*did you mean 'ppo'"):
         run_spec_from_dict({"algorithm": "pp"})
-    with pytest.raises(ConfigError, match="algorithm = 'sac': must be one of 'ppo'"):
-        checked(RunSpec(algorithm="sac"))
+    with pytest.raises(ConfigError, match="algorithm = 'sarsa': must be one of 'ppo'"):
+        checked(RunSpec(algorithm="sarsa"))
 
 
 def test_settings_of_another_algorithm_are_refused():

@@ -7,7 +7,7 @@ from ray.rllib.core.rl_module.rl_module import RLModule
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.statistics import Moments
 from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.config.spec import NetworkSpec
+from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
 from rayagi.rl_module import (
@@ -52,7 +52,7 @@ def test_the_exported_module_agrees_with_the_policy_on_raw_observations(action, 
     network = NetworkSpec(hidden=(16, 12, 8), activation=activation, initial_log_std=-0.5)
     obs = observations()
     policy = policy_of(action, network, obs if normalised else None)
-    module = export_module(policy, info(action), network)
+    module = export_module(policy, info(action), RunSpec(network=network))
     with torch.no_grad():
         inputs = module.forward_inference({"obs": obs})["action_dist_inputs"]
         wanted = policy.outputs(policy.observe(obs))
@@ -68,7 +68,7 @@ def test_an_observation_that_never_varied_has_no_influence():
     obs[:, 2] = 7.0
     network = NetworkSpec(hidden=(16,))
     policy = policy_of(BOX, network, obs)
-    module = export_module(policy, info(BOX), network)
+    module = export_module(policy, info(BOX), RunSpec(network=network))
     with torch.no_grad():
         outputs = module.forward_inference({"obs": obs})["action_dist_inputs"][:, :3]
         torch.testing.assert_close(outputs, policy.outputs(policy.observe(obs)), atol=1e-5, rtol=1e-5)
@@ -77,7 +77,7 @@ def test_an_observation_that_never_varied_has_no_influence():
 def test_a_saved_module_is_loaded_by_rllib_alone(tmp_path):
     network = NetworkSpec(hidden=(16, 8))
     obs = observations()
-    module = export_module(policy_of(BOX, network, obs), info(BOX), network)
+    module = export_module(policy_of(BOX, network, obs), info(BOX), RunSpec(network=network))
     loaded = RLModule.from_checkpoint(module.save_to_path(tmp_path / "module"))
     wanted = module.forward_inference({"obs": obs})["action_dist_inputs"]
     assert torch.equal(loaded.forward_inference({"obs": obs})["action_dist_inputs"], wanted)

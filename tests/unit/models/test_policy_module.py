@@ -74,7 +74,7 @@ def of_module(module, obs, states):
 @pytest.mark.parametrize(("info", "network"), OTHERS)
 def test_outputs_and_values_are_the_policy_s_before_and_after_a_save(info, network, tmp_path):
     policy, obs = policy_of(info, network), observations(info)
-    module = export_module(policy, info, network)
+    module = export_module(policy, info, RunSpec(network=network))
     assert isinstance(module, PolicyModule)
     assert module.is_stateful() == bool(policy.state_dim)
     assert {name: each.shape for name, each in module.get_initial_state().items()} == (
@@ -112,7 +112,7 @@ def test_outputs_and_values_are_the_policy_s_before_and_after_a_save(info, netwo
 )
 def test_densities_are_the_policy_s(info, network):
     policy, obs = policy_of(info, network), observations(info)
-    module = export_module(policy, info, network)
+    module = export_module(policy, info, RunSpec(network=network))
     with torch.no_grad():
         outputs = policy.model.outputs(policy.observe(obs))
         noise = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(2))
@@ -130,13 +130,16 @@ def test_densities_are_the_policy_s(info, network):
 @pytest.mark.parametrize("action", [BOX, CHOICE, OPTIONS])
 def test_two_mlps_are_rllib_s_default_module(action):
     info = replace(INFO, action=action)
-    assert type(export_module(policy_of(info, NETWORK), info, NETWORK)) is DefaultPPOTorchRLModule
+    assert (
+        type(export_module(policy_of(info, NETWORK), info, RunSpec(network=NETWORK)))
+        is DefaultPPOTorchRLModule
+    )
 
 
 def test_values_of_sequences_follow_the_states():
     network = replace(NETWORK, core="gru")
     policy, obs = policy_of(INFO, network), observations(INFO)
-    module = export_module(policy, INFO, network)
+    module = export_module(policy, INFO, RunSpec(network=network))
     states = torch.randn(2, 8, generator=torch.Generator().manual_seed(1))
     values = of_module(module, obs, states)[1]
     with torch.no_grad():

@@ -1,0 +1,314 @@
+"""Base of the learners that learn from experience replay.
+
+One update, in order (``learn``):
+
+1. Insert the rollout's transitions into this trainer's replay.
+2. Once ``learning_starts`` steps of all environments are in, make ``updates_per_step`` gradient steps for each step that was
+   inserted. Each takes a share of ``batch_size`` from every trainer's replay, and reduces the gradients over trainers.
+3. Merge the observation statistics of this rollout, for the next one.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from actors.errors import NonFiniteError
+from actors.protocols import EnvInfo, StateDict
+from actors.replay import Gatherer, ReplayError, ReplayStore, Selection, Uniform, select
+from actors.replay.selection import Selector
+from actors.rollout import Rollout
+from collectives.communicator import Communicator
+from rayagi.algorithms.gradient_updater import on_host
+from rayagi.algorithms.merged_learner import MergedLearner
+from rayagi.algorithms.parameter_group import ParameterGroup, TargetNetwork
+from rayagi.algorithms.transitions import (
+    ACTION,
+    DISCOUNT,
+    OBS,
+    REWARD,
+    SUBSCRIPTIONS,
+    TransitionAssembler,
+    Transitions,
+    transition_schema,
+)
+from rayagi.config.errors import ConfigError
+from rayagi.config.off_policy import OffPolicySpec
+from rayagi.models.exploring_heads import ExploringHead
+from rayagi.models.networks import Model
+from rayagi.native.denormals import flushed_denormals
+
+OffPolicySpecT = TypeVar("OffPolicySpecT", bound=OffPolicySpec)
+
+
+class OffPolicyUpdater(ABC, Generic[OffPolicySpecT]):
+    """Networks, target networks and optimisers of one algorithm: one gradient step on a batch.
+
+    All replicas make the same steps: they start with rank 0's parameters, and reduced gradients are bitwise equal.
+    """
+
+    measured: ClassVar[tuple[str, ...]]
+    """Metrics of a step, named in the catalogue."""
+
+    def __init__(
+        self, model: Model, spec: OffPolicySpecT, communicator: Communicator, info: EnvInfo, *, weight: float
+    ) -> None:
+        """Collective. ``weight``: samples of this trainer in a batch over the mean of all trainers."""
+        self.model, self.spec, self.communicator, self.info = model, spec, communicator, info
+        self.weight = weight
+        self.device = next(model.parameters()).device
+        self.generator = torch.Generator(self.device)
+        """Of the random numbers of a step. Seeded before each rollout's steps."""
+        self.steps = 0
+        """Gradient steps so far."""
+        self.groups: dict[str, ParameterGroup] = {}
+        """Networks that are stepped, by name."""
+        self.targets: dict[str, TargetNetwork] = {}
+        """Networks that follow others, by name."""
+
+    @property
+    def sync_s(self) -> float:
+        """Seconds in gradient reduction during the last rollout's steps."""
+        return sum(group.sync_s for group in self.groups.values())
+
+    @abstractmethod
+    def step(self, batch: Transitions) -> Tensor:
+        """One gradient step. Returns the metrics of ``measured``, without a synchronisation with the device."""
+
+    def _group(self, name: str, module: nn.Module, learning_rate: float) -> ParameterGroup:
+        """Give a network its optimiser. Collective."""
+        spec = self.spec
+        self.groups[name] = ParameterGroup(
+            module,
+            self.communicator,
+            learning_rate=learning_rate,
+            eps=spec.adam_eps,
+            max_grad_norm=spec.max_grad_norm,
+        )
+        return self.groups[name]
+
+    def _target(self, name: str, module: nn.Module, source: ParameterGroup) -> TargetNetwork:
+        """A copy of a network that follows it."""
+        self.targets[name] = TargetNetwork(copy.deepcopy(module), source.flat)
+        return self.targets[name]
+
+    def descend(self, group: ParameterGroup, loss: Tensor) -> Tensor:
+        """One step of a network on the mean of this loss over all trainers' samples. Returns the gradient norm, ()."""
+        group.flat.gradients.zero_()
+        (loss if self.weight == 1.0 else self.weight * loss).backward()
+        return group.step()
+
+    def follow(self) -> None:
+        """Polyak averaging of all target networks."""
+        for target in self.targets.values():
+            target.follow(self.spec.tau)
+
+    def begin(self, *, seed: int, learning_rate_factor: float) -> None:
+        """Begin the steps of a rollout.
+
+        Args:
+            seed: of the steps' random numbers
+            learning_rate_factor: the learning rates are this part of those in the settings
+        """
+        self.generator.manual_seed(seed)
+        for group in self.groups.values():
+            group.set_learning_rate(learning_rate_factor)
+            group.sync_s = 0.0
+
+    def state_dict(self) -> StateDict:
+        """Model, targets, optimisers and the number of steps; equal on every replica."""
+        return {
+            "model": on_host(self.model.state_dict()),
+            "steps": self.steps,
+            "optimisers": on_host({name: group.adam.state_dict() for name, group in self.groups.items()}),
+            "targets": on_host({name: target.module.state_dict() for name, target in self.targets.items()}),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore in place: parameters stay views of their flat vectors."""
+        self.model.load_state_dict(state["model"])
+        self.steps = int(state["steps"])
+        for name, group in self.groups.items():
+            group.adam.load_state_dict(state["optimisers"][name])
+            group.flat.gradients.zero_()  # padding included: a gradient that was not finite would stay there
+        for name, target in self.targets.items():
+            target.module.load_state_dict(state["targets"][name])
+
+
+class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
+    """Implements actors.roles.Learner except the step itself (``_make_updater``).
+
+    Each trainer has a replay of its own, and draws from it in proportion to its environments. So all transitions have the
+    same chance, and several trainers are one learner of the merged batch. On a GPU slice the networks are on the GPU, and
+    replays are in host memory. [unverified on GPU]
+    """
+
+    selector: Selector = Uniform()
+    """How transitions are drawn."""
+
+    def __init__(self, **whose: Any) -> None:
+        """Collective; arguments as for MergedLearner.
+
+        Raises:
+            ConfigError: the replay does not fit into memory, or a batch has fewer transitions than there are trainers.
+        """
+        super().__init__(**whose)
+        self._share, weight = self._share_of_batch()
+        self.replay = self._make_replay()
+        self._assembler = TransitionAssembler(self.spec.gamma, self.spec.n_step)
+        self._gatherer = self._make_gatherer()
+        self.inserted = 0
+        """Steps of all environments in the replays since this process began. A resumed run fills its replay anew."""
+        self._owed = 0.0
+        """Gradient steps that the steps so far allow and that have not been made: less than one between rollouts."""
+        self.updater = self._make_updater(weight)
+        self._set_warm_up()
+
+    @abstractmethod
+    def _make_updater(self, weight: float) -> OffPolicyUpdater[OffPolicySpecT]:
+        """Make the updater; ``weight`` as there."""
+
+    def _share_of_batch(self) -> tuple[int, float]:
+        """Transitions that this trainer adds to a batch, and that number over the mean of all trainers."""
+        counts = self.communicator.all_gather(torch.tensor([self.num_envs])).flatten().tolist()
+        before, whole = sum(counts[: self.communicator.rank]), sum(counts)
+        size = self.spec.batch_size
+        share = size * (before + self.num_envs) // whole - size * before // whole
+        if size * min(counts) < whole:
+            raise ConfigError(
+                "batch_size",
+                size,
+                f"leaves a trainer without transitions: {len(counts)} trainers draw in proportion to their environments, "
+                f"{', '.join(map(str, counts))}",
+                f"use at least {-(-whole // min(counts))}",
+            )
+        return share, share * self.communicator.world_size / size
+
+    def _make_replay(self) -> ReplayStore:
+        capacity = self.spec.capacity
+        if self.total_env_steps is not None:
+            capacity = min(capacity, max(self.total_env_steps, self.spec.learning_starts))
+        rows = max(1, -(-capacity * self.num_envs // self.total_envs))
+        schema = transition_schema(self.policy.info)
+        try:
+            return ReplayStore.create(schema, rows, selectors=(self.selector,), seed=self.seed)
+        except ReplayError as error:
+            raise ConfigError(
+                "capacity",
+                self.spec.capacity,
+                f"is too much for this host's memory: {error}",
+                "use a smaller capacity",
+            ) from error
+
+    def _make_gatherer(self) -> Gatherer:
+        info, cuda = self.policy.info, self.policy.device.type == "cuda"
+        action = torch.int64 if info.action.is_discrete else torch.float32
+        made = {
+            OBS: torch.empty((self._share, 2, info.obs_dim)),
+            ACTION: torch.empty((self._share, *info.action.shape), dtype=action),
+            REWARD: torch.empty(self._share),
+            DISCOUNT: torch.empty(self._share),
+        }
+        out = {name: tensor.pin_memory() if cuda else tensor for name, tensor in made.items()}
+        return Gatherer(self.replay, SUBSCRIPTIONS, self._share, out=out)
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the replay still has too few transitions to learn from."""
+        return self.inserted < self.spec.learning_starts
+
+    def _set_warm_up(self) -> None:
+        """Act uniformly at random while nothing has been learned."""
+        head = self.policy.model.head
+        assert isinstance(head, ExploringHead)
+        head.explore_uniformly(self.warms_up and self.updater.steps == 0)
+
+    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
+        """Insert a rollout, then make the gradient steps that it allows.
+
+        Raises:
+            NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
+        """
+        self.sync_s = 0.0
+        with flushed_denormals():
+            # 1. Insert.
+            self._insert(rollout)
+            steps = rollout.num_steps * self.total_envs
+            self.inserted += steps
+            # 2. Gradient steps.
+            rows = [] if self.warms_up else self._steps_for(steps, iteration)
+            self.sync_s += self.updater.sync_s if rows else 0.0
+            self.env_steps += steps
+            self._set_warm_up()
+            # 3. Statistics.
+            self._merge_observed(rollout)
+        return self._metrics(rows, iteration + 1)
+
+    def _insert(self, rollout: Rollout) -> None:
+        rows = self._assembler.rows(rollout)
+        # More rows than the replay holds would need rows of their own batch to be overwritten.
+        kept = {name: column[-self.replay.capacity :].numpy() for name, column in rows.items()}
+        self.replay.insert(kept)
+
+    def _steps_for(self, env_steps: int, iteration: int) -> list[Tensor]:
+        """The gradient steps that these environment steps allow, with random numbers of this iteration and trainer."""
+        self._owed += self.spec.updates_per_step * env_steps
+        count = int(self._owed)
+        self._owed -= count
+        words = np.random.SeedSequence([self.seed, self.communicator.rank, iteration]).generate_state(2)
+        self.updater.begin(seed=int(words[0]), learning_rate_factor=self._learning_rate_factor())
+        return [self._step(int(words[1]), draw) for draw in range(count)] if len(self.replay) else []
+
+    def _step(self, seed: int, draw: int) -> Tensor:
+        selection = select(self.replay, self.selector, self._share, seed=seed, draw=draw)
+        measured = self.updater.step(self.batch(selection))
+        self.updater.steps += 1
+        return measured
+
+    def batch(self, selection: Selection) -> Transitions:
+        """These transitions with observations normalised by the current statistics. Valid until the next call."""
+        values = self._gatherer(selection).values
+        device = self.policy.device
+        observed = self.policy.observe(values[OBS])
+        return Transitions(
+            observed[:, 0],
+            observed[:, 1],
+            *(values[name].to(device, non_blocking=True) for name in (ACTION, REWARD, DISCOUNT)),
+        )
+
+    def _learning_rate_factor(self) -> float:
+        """Linear schedule: max(0, 1 - steps / total_steps)."""
+        if self.spec.lr_schedule != "linear" or not self.total_env_steps:
+            return 1.0
+        return max(0.0, 1.0 - self.env_steps / self.total_env_steps)
+
+    def _metrics(self, rows: list[Tensor], number: int) -> dict[str, float]:
+        """Means over the gradient steps, and the size of this replay."""
+        replay = {"replay_size": float(len(self.replay)), "gradient_steps": float(len(rows))}
+        if not rows:
+            return replay
+        names = self.updater.measured
+        metrics = dict(zip(names, torch.stack(rows).mean(0).tolist(), strict=True))
+        for name, value in metrics.items():
+            if not np.isfinite(value):
+                raise NonFiniteError(name, number, "gradient steps")
+        rate = self.spec.learning_rate * self._learning_rate_factor()
+        return {**metrics, "learning_rate": rate, **replay}
+
+    def shared_state(self) -> StateDict:
+        """Updater state, environment steps, observation statistics, and the fraction of a gradient step that is left."""
+        return {"learner": self.updater.state_dict(), "owed": self._owed, **super().shared_state()}
+
+    def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
+        """Restore a saved state. The replay is refilled: learning goes on once ``learning_starts`` steps are in again."""
+        super().load_state(shared, local)
+        self.updater.load_state_dict(shared["learner"])
+        self._owed = float(shared["owed"])
+        self._assembler.forget()
+        self._set_warm_up()

@@ -1,0 +1,74 @@
+"""Soft actor-critic (Haarnoja et al. 2018): its definition and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rayagi.algorithms.definition import AlgorithmDefinition, LearningMetric, RllibFace
+from rayagi.algorithms.off_policy_face import (
+    INSTEAD_OF_RLLIBS_REPLAY,
+    OFF_POLICY_METRICS,
+    OFF_POLICY_NAMES,
+    refuse_networks,
+    refuse_unfit_box,
+)
+from rayagi.config.errors import ConfigError
+from rayagi.config.learning import positive
+from rayagi.config.off_policy import OFF_POLICY_NETWORK, OFF_POLICY_PRESET, OffPolicySpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SACSpec(OffPolicySpec):
+    """Settings of SAC (Haarnoja et al. 2018). learning_rate is that of the policy, and the default of the others."""
+
+    critic_learning_rate: float | None = None
+    """Step size of the critics. None: learning_rate."""
+    alpha_learning_rate: float | None = None
+    """Step size of the logarithm of the temperature. None: learning_rate. 0: the temperature stays at initial_alpha, as in
+    the first paper."""
+    initial_alpha: float = 1.0
+    """First temperature: weight of the entropy beside rewards."""
+    target_entropy: float | None = None
+    """Entropy that the temperature aims at, in nats, of actions in [-1, 1]. None: minus the number of actions."""
+
+    def broken_rules(self, section: str) -> Iterator[ConfigError]:
+        """Rules of every off-policy algorithm, and of the temperature."""
+        yield from OffPolicySpec.broken_rules(self, section)
+        yield from positive(f"{section}.critic_learning_rate", self.critic_learning_rate)
+        yield from positive(f"{section}.alpha_learning_rate", self.alpha_learning_rate, zero=True)
+        yield from positive(f"{section}.initial_alpha", self.initial_alpha)
+
+
+SAC = AlgorithmDefinition(
+    name="sac",
+    summary="off-policy, maximum entropy, twin critics and a learned temperature (Haarnoja et al. 2018)",
+    settings=SACSpec,
+    section="sac",
+    templates=("dp_only", "decoupled"),
+    learner="rayagi.algorithms.sac.learner:SACLearner",
+    model="rayagi.algorithms.sac.learner:make_model",
+    unfit_network=refuse_networks,
+    unfit_env=refuse_unfit_box,
+    preset=OFF_POLICY_PRESET,
+    preset_network=OFF_POLICY_NETWORK,
+    preset_num_envs=4,
+    metrics=(
+        *OFF_POLICY_METRICS,
+        LearningMetric(name="alpha", unit="", help="temperature: weight of the entropy beside rewards"),
+    ),
+    rllib=RllibFace(
+        config="SACConfig",
+        algorithm="SAC",
+        base="ray.rllib.algorithms.sac.sac:SACConfig",
+        names={
+            **OFF_POLICY_NAMES,
+            "actor_lr": "learning_rate",
+            "critic_lr": "critic_learning_rate",
+            "alpha_lr": "alpha_learning_rate",
+            "initial_alpha": "initial_alpha",
+            "target_entropy": "target_entropy",
+        },
+        instead=INSTEAD_OF_RLLIBS_REPLAY,
+    ),
+)

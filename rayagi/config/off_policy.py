@@ -1,0 +1,108 @@
+"""Settings common to algorithms that learn from experience replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from rayagi.config.errors import ConfigError
+from rayagi.config.learning import AsynchronousSpec, at_least_one, positive
+
+ON_POLICY = (
+    "num_epochs",
+    "num_minibatches",
+    "sequence_length",
+    "gae_lambda",
+    "value_coef",
+    "entropy_coef",
+    "target_kl",
+    "normalize_advantages",
+    "normalize_rewards",
+)
+"""Fields of LearningSpec that mean nothing with a replay."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffPolicySpec(AsynchronousSpec):
+    """Settings of algorithms that learn from a replay of transitions, whoever collected them."""
+
+    rollout_length: int = 8
+    """T: steps of every environment between two insertions into the replay."""
+    num_epochs: int = 1
+    """Always 1: batches are drawn from the replay."""
+    num_minibatches: int = 1
+    """Always 1: batches are drawn from the replay."""
+    normalize_advantages: bool = False
+    """Always false: there are no advantages."""
+    normalize_rewards: bool = False
+    """Always false: the replay holds rewards as they are."""
+    normalize_obs: bool = False
+    """Normalise observations by running statistics, when they are sampled. The replay holds them raw."""
+    max_grad_norm: float = 0.0
+    """Clip the global gradient norm of each network; 0: no clipping."""
+    adam_eps: float = 1e-8
+    """Epsilon of Adam's denominator."""
+    on_stale: Literal["wait", "drop", "correct"] = "correct"
+    """correct, the default: learners insert all rollouts, however old: off-policy learning needs no correction. drop: not
+    those older than max_lag. wait: learners insert one rollout of every collector at a time."""
+    capacity: int = 1_000_000
+    """Transitions in the replay, of all trainers together; the oldest are overwritten. At most total_env_steps."""
+    learning_starts: int = 5_000
+    """Steps of all environments in the replay before the first update. Actions are uniformly random until then."""
+    batch_size: int = 256
+    """Transitions of one gradient step, of all trainers together."""
+    updates_per_step: float = 1.0
+    """Gradient steps per environment step, the steps of all environments counted (the update-to-data ratio)."""
+    n_step: int = 1
+    """n: rewards in a return, before the value of the state n steps later. At an episode's end there are fewer."""
+    tau: float = 0.005
+    """Polyak averaging of target networks after each gradient step: target += tau (network - target)."""
+
+    def broken_rules(self, section: str) -> Iterator[ConfigError]:
+        """Violated rules of asynchronous algorithms, and of the replay."""
+        yield from AsynchronousSpec.broken_rules(self, section)
+        for name in ("capacity", "batch_size", "n_step"):
+            yield from at_least_one(f"{section}.{name}", getattr(self, name))
+        if self.learning_starts < 0:
+            yield ConfigError(f"{section}.learning_starts", self.learning_starts, "must be at least 0")
+        yield from positive(f"{section}.updates_per_step", self.updates_per_step)
+        if not 0 < self.tau <= 1:
+            yield ConfigError(f"{section}.tau", self.tau, "must be greater than 0 and at most 1")
+        if self.learning_starts > self.capacity >= 1:
+            yield ConfigError(
+                f"{section}.learning_starts",
+                self.learning_starts,
+                f"is more than the replay holds, {section}.capacity = {self.capacity}",
+                f"use at most {self.capacity}",
+            )
+        yield from self._on_policy(section)
+
+    def _on_policy(self, section: str) -> Iterator[ConfigError]:
+        """Settings of on-policy algorithms are at their defaults."""
+        usual: dict[str, Any] = {each.name: each.default for each in fields(type(self))}
+        for name in ON_POLICY:
+            value = getattr(self, name)
+            if value != usual[name]:
+                yield ConfigError(
+                    f"{section}.{name}",
+                    value,
+                    "means nothing for an algorithm that learns from a replay",
+                    "leave it out, or use algorithm 'ppo'",
+                )
+        if self.lr_schedule == "kl_adaptive":
+            reason = "is for algorithms that bound the policy's divergence in an update"
+            yield ConfigError(
+                f"{section}.lr_schedule", self.lr_schedule, reason, "use 'constant' or 'linear'"
+            )
+
+
+OFF_POLICY_PRESET: dict[str, Any] = {
+    name: OffPolicySpec.__dataclass_fields__[name].default
+    for name in (*ON_POLICY, "rollout_length", "normalize_obs", "lr_schedule", "learning_rate", "gamma")
+}
+"""Settings of these algorithms on every task, where a task's preset is for on-policy ones."""
+
+
+OFF_POLICY_NETWORK: dict[str, Any] = {"hidden": (256, 256), "activation": "relu"}
+"""Networks of these algorithms on every task, as in the papers."""

@@ -1,0 +1,115 @@
+"""A policy, and critics of states and actions, for continuous off-policy algorithms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from actors.protocols import EnvInfo
+from rayagi.config.spec import NetworkSpec
+from rayagi.models.exploring_heads import BoxHead
+from rayagi.models.networks import Model, make_network
+from rayagi.models.recurrent import Sequences, Unrolled
+
+
+class Critics(nn.Module):
+    """K perceptrons of the same sizes with rectified linear units, evaluated together as batched matrix products.
+
+    Initial weights are orthogonal, as of ``networks.mlp``.
+    """
+
+    def __init__(
+        self, count: int, input_dim: int, hidden: Sequence[int], output_dim: int, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        sizes = [input_dim, *hidden, output_dim]
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for layer, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+            gain = 1.0 if layer == len(sizes) - 2 else math.sqrt(2)
+            weight = torch.empty((count, fan_in, fan_out))
+            for each in weight:
+                nn.init.orthogonal_(each, gain, generator)
+            self.weights.append(nn.Parameter(weight))
+            self.biases.append(nn.Parameter(torch.zeros((count, 1, fan_out))))
+
+    def layers(self, constant: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Weights (K, fan_in, fan_out) and biases (K, 1, fan_out) of each layer; ``constant`` as of ``forward``."""
+        for weight, bias in zip(self.weights, self.biases, strict=True):
+            yield (weight.detach(), bias.detach()) if constant else (weight, bias)
+
+    def forward(self, obs: Tensor, actions: Tensor, *, constant: bool = False) -> Tensor:
+        """Outputs of each critic, (K, B, output_dim).
+
+        Args:
+            obs: normalised         (B, obs_dim)
+            actions: in [-1, 1]     (B, dim)
+            constant: whether the parameters get no gradients
+        """
+        count = len(self.weights[0])
+        hidden = torch.cat((obs, actions), -1).expand(count, -1, -1)
+        last = len(self.weights) - 1
+        for layer, (weight, bias) in enumerate(self.layers(constant)):
+            hidden = torch.baddbmm(bias, hidden, weight)
+            if layer < last:
+                hidden = relu(hidden)
+        return hidden
+
+
+class ActorQ(Model):
+    """A policy pi(s) and critics Q_i(s, a). Initial weights depend on ``seed`` alone."""
+
+    head: BoxHead
+
+    def __init__(
+        self,
+        info: EnvInfo,
+        network: NetworkSpec,
+        head: BoxHead,
+        *,
+        seed: int,
+        critics: int = 2,
+        critic_outputs: int = 1,
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.policy = make_network(info, network, head.num_outputs, 0.01, generator)
+        self.critics = Critics(
+            critics, info.obs_dim + info.action.dim, network.hidden, critic_outputs, generator
+        )
+        self.head = head
+
+    @property
+    def state_dim(self) -> int:
+        """Not recurrent."""
+        return 0
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Those of the policy network."""
+        return list(self.policy.parameters())
+
+    def outputs(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """Of the policy network."""
+        return self.policy(observed)
+
+    def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
+        """min_i Q_i(s, a) of the policy's mode a."""
+        flat = observed.reshape(-1, observed.shape[-1])
+        actions = self.head.normalised(self.head.mode(self.outputs(flat)))
+        return self.critics(flat, actions).amin(0).mean(-1).view(observed.shape[:-1])
+
+    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Not recurrent: the states pass through."""
+        return self.outputs(observed), states
+
+    def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
+        """Not recurrent."""
+        raise NotImplementedError("off-policy networks have no states")
+
+    def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
+        """Not recurrent."""
+        return self.values(observed)

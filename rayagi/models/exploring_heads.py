@@ -1,0 +1,120 @@
+"""Heads of off-policy algorithms: actions in a bounded box, uniformly random ones until there is something to learn from."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Independent, Normal
+from torch.nn.functional import softplus
+
+from rayagi.models.heads import Head
+
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Of a standard deviation that is a network's output (Haarnoja et al. 2018)."""
+_LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
+_ALMOST_ONE = 1 - 2**-20
+
+
+class ExploringHead(Head):
+    """A head that can act uniformly at random. It publishes whether it does with the parameters."""
+
+    gumbel_noise = False
+    uniform: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("uniform", torch.zeros(()))
+
+    def explore_uniformly(self, on: bool) -> None:
+        """Sample uniformly random actions, or go back to the policy's."""
+        self.uniform.fill_(float(on))
+
+
+class BoxHead(ExploringHead):
+    """Actions in a bounded box. Critics take them as [-1, 1], (B, dim): ``normalised``."""
+
+    bounded = True
+    centre: Tensor
+    scale: Tensor
+
+    def __init__(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+        super().__init__()
+        lowest, highest = torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
+        self.register_buffer("centre", ((highest + lowest) / 2).float(), persistent=False)
+        self.register_buffer("scale", ((highest - lowest) / 2).float(), persistent=False)
+
+    @abstractmethod
+    def normalised(self, actions: Tensor) -> Tensor:
+        """Actions of a rollout as [-1, 1]."""
+
+    def environment_actions(self, actions: Tensor) -> Tensor:
+        """centre + scale a, of normalised actions a."""
+        return torch.addcmul(self.centre, self.scale, self.normalised(actions))
+
+    def _or_uniform(self, actions: Tensor, noise: Tensor) -> Tensor:
+        """Uniform actions instead, as the policy samples before it has learned. P(noise < z) = (1 + erf(z / sqrt 2)) / 2."""
+        uniform = torch.erf(noise / math.sqrt(2)).clamp(-_ALMOST_ONE, _ALMOST_ONE)
+        return torch.where(self.uniform > 0, self._denormalised(uniform), actions)
+
+    @abstractmethod
+    def _denormalised(self, normalised: Tensor) -> Tensor:
+        """Inverse of ``normalised``, within (-1, 1)."""
+
+
+class StateSquashedGaussianHead(BoxHead):
+    """centre + scale tanh(u) with a diagonal Gaussian u: outputs are its means, then its log standard deviations.
+
+    Actions are u everywhere but in the environment, as of SquashedGaussianHead.
+    """
+
+    def __init__(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
+        super().__init__(low, high)
+        self.num_outputs = 2 * len(low)
+
+    @staticmethod
+    def gaussian(outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and log standard deviations of u."""
+        mean, log_std = outputs.chunk(2, -1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """tanh(u)."""
+        return actions.tanh()
+
+    def _denormalised(self, normalised: Tensor) -> Tensor:
+        return normalised.atanh()
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """Mean plus noise scaled by the standard deviation; half of the noise is not used."""
+        mean, log_std = self.gaussian(outputs)
+        used = noise[..., : mean.shape[-1]]
+        return self._or_uniform(torch.addcmul(mean, used, log_std.exp()), used)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """The mean of u."""
+        return outputs.chunk(2, -1)[0]
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Log density of the environment's actions, from u: log N(u) - sum over dimensions of log |da/du|."""
+        mean, log_std = self.gaussian(outputs)
+        standardised = (actions - mean) * (-log_std).exp()
+        inside = -(0.5 * standardised.square() + log_std + _LOG_SQRT_TAU)
+        density = (inside - log_slopes(actions)).sum(-1)
+        return torch.where(self.uniform > 0, -math.log(2) * mean.shape[-1], density) - self.scale.log().sum()
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Of u, averaged over the batch: sum over dimensions of log std + log sqrt(2 pi e)."""
+        return (self.gaussian(outputs)[1] + 0.5 + _LOG_SQRT_TAU).sum(-1).mean()
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """That of u: divergences do not depend on an invertible map."""
+        mean, log_std = self.gaussian(outputs)
+        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
+
+
+def log_slopes(actions: Tensor) -> Tensor:
+    """log |d tanh(u) / du| = log(1 - tanh^2 u) = 2 (log 2 - u - log(1 + exp(-2 u))), (..., dim)."""
+    return 2 * (math.log(2) - actions - softplus(-2 * actions))
