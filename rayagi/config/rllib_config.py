@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.utils import force_list
 
 from rayagi.algorithms.registry import DEFINITIONS
@@ -307,7 +308,22 @@ class GmiConfig(AlgorithmConfig):
             _put(changes, f"{section}.normalize_obs", normalises(observation_filter, normalize_obs))
         for path, value in model_changes(given_model_config(self._model_config)).items():
             _put(changes, path, value)
+        self._refuse_own_length()
         return changes
+
+    def _refuse_own_length(self) -> None:
+        """A DefaultModelConfig always has a length of sequences, 20 unless it is set."""
+        model = self._model_config
+        if (
+            isinstance(model, DefaultModelConfig)
+            and model.use_lstm
+            and self._given("sequence_length") is PRESET
+        ):
+            reason = "is not what rayagi trains a recurrent network over: whole rollouts, unless it is told otherwise"
+            where, instead = "rl_module(model_config=DefaultModelConfig(max_seq_len=))", "say which with"
+            raise ConfigError(
+                where, model.max_seq_len, reason, f"{instead} training(sequence_length=), or use a dictionary"
+            )
 
     def _sizes(self, spec: RunSpec, base: RunSpec) -> tuple[int, int]:
         for name in BATCH_SETTINGS:

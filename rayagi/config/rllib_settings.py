@@ -68,6 +68,7 @@ MODEL_PATHS: dict[str, str] = {
     "core_size": "network.core_size",
     "vf_share_layers": "network.shared",
     "head": "network.head",
+    "free_log_std": "network.free_log_std",
     "critic_only": "network.critic_only",
     "module": "network.module",
     "module_kwargs": "network.module_kwargs",
@@ -81,7 +82,7 @@ _MODEL_VALUES: dict[tuple[str, Any], str] = {
 }
 """RLlib's word for a value -> rayagi's."""
 
-FIXED_MODEL_KEYS: dict[str, Any] = {"free_log_std": True, "head_fcnet_hiddens": []}
+FIXED_MODEL_KEYS: dict[str, Any] = {"head_fcnet_hiddens": []}
 """Keys of model_config with the only value that rayagi supports."""
 
 BATCH_SETTINGS = ("train_batch_size", "_train_batch_size_per_learner", "minibatch_size")

@@ -60,11 +60,11 @@ def registered_env(env: Any) -> str:
 
 
 def given_model_config(model_config: Mapping[str, Any] | DefaultModelConfig) -> dict[str, Any]:
-    """Keys that the user set. A DefaultModelConfig does not tell: its layers, and values other than its defaults."""
+    """Keys that the user set. A DefaultModelConfig does not tell: what it says of the network, and changed values."""
     if isinstance(model_config, Mapping):
         return dict(model_config)
     defaults = dataclasses.asdict(DefaultModelConfig())
-    always = ("fcnet_hiddens", "fcnet_activation", "vf_share_layers")
+    always = ("fcnet_hiddens", "fcnet_activation", "vf_share_layers", "free_log_std")
     given = dataclasses.asdict(model_config)
     return {key: value for key, value in given.items() if key in always or value != defaults[key]}
 

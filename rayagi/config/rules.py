@@ -335,6 +335,13 @@ def _network(network: NetworkSpec) -> Iterator[ConfigError]:
             "cannot be kept from a policy that shares its layers with the value",
             "use network.shared = false",
         )
+    if network.head == "squashed_gaussian" and not network.free_log_std:
+        yield ConfigError(
+            "network.free_log_std",
+            False,
+            "is for network.head = 'gaussian': a squashed Gaussian's log standard deviation does not depend on the state",
+            "leave one of them out",
+        )
     if not math.isfinite(network.initial_log_std):
         yield ConfigError("network.initial_log_std", network.initial_log_std, "must be finite")
 

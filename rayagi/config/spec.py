@@ -147,7 +147,10 @@ class NetworkSpec:
     """Action distribution. auto: gaussian for a box of reals, categorical for choices. squashed_gaussian: tanh of a
     Gaussian, for a bounded box. bernoulli: one logit for each choice of two options, as of a MultiBinary."""
     initial_log_std: float = 0.0
-    """Start of the state-independent log standard deviation (Gaussian policies)."""
+    """Start of the log standard deviation (Gaussian policies)."""
+    free_log_std: bool = True
+    """Whether a Gaussian policy's log standard deviation is a parameter of its own. False: the network gives it for each
+    state, as RLlib's does by default, and runs by torch; a user's module starts where it will. Other policies have none."""
 
     @property
     def state_dim(self) -> int:

@@ -342,7 +342,9 @@ class BernoulliHead(Head):
         return Independent(Categorical(logits=logits, validate_args=False), 1, validate_args=False)
 
 
-def make_head(action: ActionSpec, initial_log_std: float, name: HeadName = "auto") -> Head:
+def make_head(
+    action: ActionSpec, initial_log_std: float, name: HeadName = "auto", *, free_log_std: bool = True
+) -> Head:
     """The head for an action space that ``name`` fits (rayagi.config.rules.refuse_unfit_head)."""
     if name == "squashed_gaussian":
         return SquashedGaussianHead(action.low, action.high, initial_log_std)
@@ -352,4 +354,4 @@ def make_head(action: ActionSpec, initial_log_std: float, name: HeadName = "auto
         return CategoricalHead(action.num_choices)
     if action.kind == "multi_discrete":
         return MultiCategoricalHead(action.choices)
-    return GaussianHead(action.dim, initial_log_std)
+    return GaussianHead(action.dim, initial_log_std) if free_log_std else StateGaussianHead(action.dim)

@@ -18,7 +18,7 @@ from rayagi.config.learning import LearningSpec
 from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.columns import policy_view
 from rayagi.models.encoders import PartsEncoder
-from rayagi.models.heads import CategoricalHead, GaussianHead, Head, make_head
+from rayagi.models.heads import CategoricalHead, GaussianHead, Head, StateGaussianHead, make_head
 from rayagi.models.recurrent import RecurrentNetwork, SequenceNetwork, Sequences, Unrolled
 from rayagi.models.user_module import user_model
 
@@ -116,12 +116,13 @@ class ActorCritic(Model):
         # A generator of its own: torch's global one is shared by every thread of the process.
         generator = torch.Generator().manual_seed(seed)
         self.activation = spec.activation
-        head = make_head(info.action, spec.initial_log_std, spec.head)
+        head = make_head(info.action, spec.initial_log_std, spec.head, free_log_std=spec.free_log_std)
         seen, columns = policy_view(info, spec.critic_only)
         self.policy = make_network(
             seen, spec, head.num_outputs, 0.01, generator, columns if spec.critic_only else None
         )
         self.value = make_network(info, spec, 1, 1.0, generator)
+        _set_initial_log_std(self.policy, head, spec)
         self.head = head
 
     @property
@@ -265,13 +266,24 @@ def make_model(info: EnvInfo, spec: NetworkSpec, seed: int = 0) -> Model:
         return ActorCritic(info, spec, seed)
     if spec.module is not None:
         return JointActorCritic(*user_model(info, spec, seed))
-    head = make_head(info.action, spec.initial_log_std, spec.head)
+    head = make_head(info.action, spec.initial_log_std, spec.head, free_log_std=spec.free_log_std)
     generator = torch.Generator().manual_seed(seed)
     network = make_network(info, spec, head.num_outputs + 1, 0.01, generator)
-    last = network.output if isinstance(network, RecurrentNetwork) else network[-1]
-    assert isinstance(last, nn.Linear)
-    nn.init.orthogonal_(last.weight.data[-1:], 1.0, generator)  # V(s)
+    nn.init.orthogonal_(_last_layer(network).weight.data[-1:], 1.0, generator)  # V(s)
+    _set_initial_log_std(network, head, spec)
     return JointActorCritic(network, head)
+
+
+def _last_layer(network: nn.Module) -> nn.Linear:
+    last = network.output if isinstance(network, RecurrentNetwork) else network[-1]  # type: ignore[index]
+    assert isinstance(last, nn.Linear)
+    return last
+
+
+def _set_initial_log_std(network: nn.Module, head: Head, spec: NetworkSpec) -> None:
+    """Where the network gives log standard deviations, behind the means, its biases are their start."""
+    if isinstance(head, StateGaussianHead):
+        _last_layer(network).bias.data[head.num_outputs // 2 : head.num_outputs] = spec.initial_log_std
 
 
 class Columns(nn.Module):

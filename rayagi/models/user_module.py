@@ -114,7 +114,7 @@ def _torch_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any], seed: int) -
         raise module_error(
             spec, "has no method forward", "write forward(self, obs), which returns outputs and values"
         )
-    head = make_head(info.action, spec.initial_log_std, spec.head)
+    head = make_head(info.action, spec.initial_log_std, spec.head, free_log_std=spec.free_log_std)
     suggestion = (
         "write __init__(self, obs_dim, output_dim), and name further arguments in network.module_kwargs"
     )

@@ -268,6 +268,10 @@ def test_a_model_config_object_gives_sizes_and_activation():
     )
     assert (spec.network.hidden, spec.network.activation) == ((32,), "silu")
     assert spec.network.shared  # RLlib's DefaultModelConfig says so
+    assert not spec.network.free_log_std  # and this
+    free = config().rl_module(model_config=DefaultModelConfig(free_log_std=True))
+    assert free.to_run_spec().network.free_log_std
+    assert config().rl_module(model_config={"fcnet_hiddens": [8]}).to_run_spec().network.free_log_std
     apart = config().rl_module(model_config=DefaultModelConfig(vf_share_layers=False))
     assert not apart.to_run_spec().network.shared
     recurrent = config().rl_module(model_config=DefaultModelConfig(use_lstm=True, lstm_cell_size=32))
@@ -369,7 +373,16 @@ def test_an_unsupported_setting_is_rejected_by_name(key):
             "checkpoint",
         ),
         (lambda c: c.callbacks(on_episode_end=print), "callbacks_on_episode_end", "on_train_result"),
-        (lambda c: c.rl_module(model_config={"free_log_std": False}), "free_log_std", "leave it out"),
+        (
+            lambda c: c.rl_module(model_config={"free_log_std": False, "head": "squashed_gaussian"}),
+            "free_log_std",
+            "leave one of them out",
+        ),
+        (
+            lambda c: c.rl_module(model_config=DefaultModelConfig(use_lstm=True)),
+            "max_seq_len=)) = 20",
+            "training(sequence_length=)",
+        ),
         (
             lambda c: c.rl_module(model_config={"fcnet_hidden": [8]}),
             "fcnet_hidden'",
