@@ -126,7 +126,7 @@ class PlacementPlan:
         head = ("GMI", "node", "slice", "roles", "envs", "threads", "memory")
         lines = aligned([head, *(self._row(index) for index in range(self.num_gmis))])
         summary = counted(self.num_gmis, "GMI")
-        if self.template != "program":
+        if self.hosting("simulator"):
             summary += f", {counted(sum(self.envs), 'environment')}"
         lines.append(f"{self.template} on {self.backend}: {summary}. {self.reason}.")
         lines += [gpu.text() for gpu in self.unused]

@@ -20,10 +20,12 @@ TRAINING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {
     "e_at": (("simulator",), ("agent", "trainer")),
     "ea_t": (("simulator", "agent"), ("trainer",)),
     "decoupled": (("simulator", "agent"), ("trainer",)),
+    "offline": (("replay", "agent", "trainer"),),
     "program": (("program",),),
 }
-"""Template -> roles of each worker type, the type with the simulator first (Figure 6). ``program`` is a user's own workload
-(rayagi.programs), without environments."""
+"""Template -> roles of each worker type, the type with the simulator first (Figure 6). Two simulate
+nothing: ``offline`` learns from recorded data, of which each GMI holds a shard; ``program`` is a user's own workload
+(rayagi.programs)."""
 
 SERVING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {
     "dp_mp": (("simulator",), ("agent",)),

@@ -31,6 +31,22 @@ RLLIB_NAMES = {
 }
 """Settings of every algorithm: the name in RLlib's ``training()`` -> the field of LearningSpec."""
 
+OFFLINE_NAMES = {
+    **{
+        name: RLLIB_NAMES[name]
+        for name in ("gamma", "lr", "grad_clip", "adam_eps", "normalize_obs", "normalize_rewards", "obs_clip")
+    },
+    "train_batch_size": "batch_size",
+    "num_updates": "num_updates",
+}
+"""The same for the fields of OfflineSpec."""
+
+INSTEAD_OF_RLLIBS_DATA = (
+    (r"dataset_num_iters_per_learner", "use training(num_updates=)"),
+    (r"num_learners", "use gmi(num_gmis=): every GMI learns from its shard of the dataset"),
+)
+"""Settings of RLlib's offline algorithms, and what to use instead, as ``RllibFace.instead``."""
+
 ASYNCHRONOUS_NAMES = {
     "max_lag": "max_lag",
     "on_stale": "on_stale",
@@ -125,7 +141,7 @@ class AlgorithmDefinition:
     templates: tuple[Template, ...]
     """Supported templates; the default first."""
     learner: str
-    """``module:Class`` of its RolloutLearner, imported only in a trainer's process."""
+    """``module:Class`` of its RolloutLearner or OfflineLearner, imported only in a trainer's process."""
     needs_separate_networks: bool = False
     """Whether it steps the policy and the value network on their own, so that they can share no parameters."""
     captured_learner: str | None = None

@@ -17,6 +17,7 @@ _PROGRAMS: dict[tuple[str, ...], str] = {
     ("simulator",): "stepwise:SimulatorProgram",
     ("agent", "trainer"): "stepwise:AgentTrainerProgram",
     ("agent",): "stepwise:AgentProgram",
+    ("replay", "agent", "trainer"): "offline_program:OfflineProgram",
 }
 """Program by the roles of a GMI; imported where it is built, since each needs other packages."""
 

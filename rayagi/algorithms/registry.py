@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from rayagi.algorithms.a3c import A3C
 from rayagi.algorithms.appo import APPO
+from rayagi.algorithms.bc import BC
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.impala import IMPALA
+from rayagi.algorithms.iql import IQL
 from rayagi.algorithms.ppo import PPO
 from rayagi.algorithms.sac import SAC
 from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC)
+    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, BC, IQL)
 }
 """Definitions by name; the first is the default."""
 

@@ -23,6 +23,7 @@ examples:
   rayagi train Hopper-v5 --env-steps 2M --set ppo.learning_rate=1e-4
   rayagi train Ant-v5 --evaluate-every 50 --stop-return 2000
   rayagi train Ant-v5 --algorithm appo              asynchronous collecting and learning
+  rayagi train Ant-v5 --algorithm bc --dataset data/ant    from a recorded dataset, without simulation
   rayagi train Ant-v5 --config ant.yaml --seed 3 --name ant-seed3
   rayagi train --resume runs/Ant-v5-20260102-030405   continue after Ctrl-C or a crash
   rayagi train --resume runs/ant-seed3 --time 1h      continue until one hour of training in total
@@ -268,6 +269,9 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "--algorithm",
         choices=tuple(DEFINITIONS),
         help="; ".join(f"{name}: {each.summary}" for name, each in DEFINITIONS.items()) + " (default: ppo)",
+    )
+    group.add_argument(
+        "--dataset", metavar="DIR", help="dataset of `rayagi serve` that an offline algorithm learns from"
     )
     group.add_argument(
         "--template",

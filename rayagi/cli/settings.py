@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from placement.inventory import cluster_machine, local_machine
@@ -23,6 +24,7 @@ from rayagi.run.limits import DEFAULT_TIME_S, Limits
 _FIXED_ON_RESUME = {
     "config": "--config",
     "algorithm": "--algorithm",
+    "dataset": "--dataset",
     "template": "--template",
     "gmis": "--gmis",
     "num_envs": "--num-envs",
@@ -60,13 +62,20 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     spec = replace(
         spec, gmi=replace(spec.gmi, **{name: value for name, value in gmi.items() if value is not None})
     )
+    if arguments.dataset is not None:
+        spec = replace(spec, data=replace(spec.data, path=str(Path(arguments.dataset).absolute())))
     if arguments.seed is not None:
         spec = replace(spec, seed=arguments.seed)
     spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
     # Before the rules, so that a wrong name gives only that error.
     info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
     refuse_unfit_env(spec, info)
-    return checked(spec)
+    spec = checked(spec)
+    if spec.data.path is not None:
+        from rayagi.algorithms.offline_data import source_of  # imports torch, which takes seconds
+
+        source_of(spec.data.path, info)
+    return spec
 
 
 def gives_num_envs(arguments: argparse.Namespace) -> bool:

@@ -116,6 +116,9 @@ def setting_path(key: str, section: str) -> str:
             raise ConfigError(
                 key, NO_VALUE, "is a setting of several sections", f"write {' or '.join(matches)}"
             )
+        # Settings of other algorithms would not be read.
+        others = {name for name in SECTIONS if name != section}
+        paths = {path: kind for path, kind in paths.items() if path.partition(".")[0] not in others}
     raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, paths))
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from rayagi.config.errors import ConfigError
 
-Template = Literal["dp_only", "ea_t", "e_at", "dp_mp", "decoupled", "program"]
+Template = Literal["dp_only", "ea_t", "e_at", "dp_mp", "decoupled", "offline", "program"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.config.spec import Activation, EnvSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.config.offline import OfflineSpec
+from rayagi.config.spec import Activation, EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs.registry import default_hidden, is_user_task
 
 
@@ -157,4 +158,6 @@ def preset(env_id: str, algorithm: str = "ppo") -> RunSpec:
         gmi=GmiSpec(num_envs=definition.preset_num_envs or task.num_envs, template=definition.templates[0]),
         network=replace(network, **definition.preset_network),
         learning=definition.settings(**{**task.learning, **definition.preset}),
+        # Without training episodes, evaluations are the only returns.
+        evaluation=EvaluationSpec(interval=10 if issubclass(definition.settings, OfflineSpec) else 0),
     )

@@ -15,6 +15,7 @@ from typing import Any
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.config.convert import nearest
 from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import RunSpec
 
 
@@ -56,6 +57,9 @@ COMMON_PATHS: dict[str, tuple[str, str]] = {
     "seed": ("seed", "debugging(seed=)"),
 }
 """Attribute of a config: (its path in a RunSpec, how a user writes it)."""
+
+OFFLINE_PATHS: dict[str, tuple[str, str]] = {"input_": ("data.path", "offline_data(input_=)")}
+"""The same for offline algorithms alone."""
 
 MODEL_PATHS: dict[str, str] = {
     "fcnet_hiddens": "network.hidden",
@@ -130,7 +134,7 @@ _KEPT_DEFAULTS = frozenset({"env", "env_config", "evaluation_interval", "seed"})
 
 _INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen", "__stdout_file__", "__stderr_file__"})
 """Not settings: keys that RLlib stores beside them, and that Tune adds to a trial's config."""
-_DICT_NAMES = {"lambda": "lambda_"}
+_DICT_NAMES = {"lambda": "lambda_", "input": "input_"}
 
 _SUGGESTIONS: tuple[tuple[str, str], ...] = (
     (r"num_env_runners|num_learners|num_aggregator_actors_per_learner", "use gmi(num_gmis=)"),
@@ -168,7 +172,7 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r".*(input|output|offline|off_policy|ope_|prelearner|materialize|iter_batches|dataset).*",
-        "rayagi learns online",
+        "an offline algorithm, such as BCConfig, takes offline_data(input_=) alone; the others learn online",
     ),
     (
         r".*(restart|failure|health_probe|restore_timeout).*",
@@ -193,7 +197,8 @@ class AlgorithmSettings:
         """Attribute of the config: (its path in a RunSpec, how a user writes it)."""
         section, names = self.definition.section, self.definition.rllib.names
         own = {name: (f"{section}.{leaf}", f"training({name}=)") for name, leaf in names.items()}
-        return {**COMMON_PATHS, **own}
+        offline = issubclass(self.definition.settings, OfflineSpec)
+        return {**COMMON_PATHS, **(OFFLINE_PATHS if offline else {}), **own}
 
     @property
     def unset(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec, at_least_one, positive
+from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.columns import policy_view
 
@@ -134,6 +135,7 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
         else:
             yield from _sequences(spec.learning_section, spec.learning, spec.gmi)
     yield from _schedule(spec)
+    yield from _data(spec)
     yield from _evaluation(spec.evaluation)
     if not 0 <= spec.seed <= _LARGEST_SEED:
         yield ConfigError("seed", spec.seed, f"must be between 0 and {_LARGEST_SEED}")
@@ -422,6 +424,32 @@ def _schedule(spec: RunSpec) -> Iterator[ConfigError]:
             "needs to know where the run ends",
             "give total_env_steps (rayagi train --env-steps), or use 'constant' or 'kl_adaptive'",
         )
+
+
+def _data(spec: RunSpec) -> Iterator[ConfigError]:
+    """Rules of learning from a dataset: with an offline algorithm it is needed, and nothing is simulated."""
+    path, offline = spec.data.path, isinstance(spec.learning, OfflineSpec)
+    if not offline and path is not None:
+        names = [name for name, each in DEFINITIONS.items() if issubclass(each.settings, OfflineSpec)]
+        reason = f"does not go with algorithm = {spec.algorithm!r}, which learns from its own experience"
+        yield ConfigError(
+            "data.path", path, reason, f"leave it out, or use algorithm {' or '.join(map(repr, names))}"
+        )
+    if not offline:
+        return
+    if not (path or "").strip():
+        yield ConfigError(
+            "data.path",
+            path,
+            f"must name the dataset that algorithm = {spec.algorithm!r} learns from",
+            "give --dataset DIR; `rayagi serve RUN --out DIR` records one",
+        )
+    if spec.total_env_steps is not None:
+        reason = "means nothing for an offline algorithm, which makes no environment steps"
+        yield ConfigError("total_env_steps", spec.total_env_steps, reason, "use --iterations or --time")
+    if spec.network.core != "none":
+        reason = "needs sequences, and offline algorithms learn from single timesteps"
+        yield ConfigError("network.core", spec.network.core, reason, "use network.core = 'none'")
 
 
 def _evaluation(evaluation: EvaluationSpec) -> Iterator[ConfigError]:

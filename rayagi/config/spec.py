@@ -51,9 +51,9 @@ class GmiSpec:
     """auto: mps if GMIs share a GPU to train, mig to serve; direct with one GMI per GPU; cpu without a GPU."""
     template: Template | Auto = "dp_only"
     """Which roles share a GMI (GMI-DRL §3.1.1, Figure 6). dp_only: simulator, agent and trainer in each. ea_t, e_at, dp_mp:
-    separate roles, synchronous. decoupled: simulators with agents, and trainers, asynchronous. program: for workloads
-    without reinforcement learning (rayagi.programs). auto: of the algorithm's own, by the throughput model where it is
-    validated."""
+    separate roles, synchronous. decoupled: simulators with agents, and trainers, asynchronous. offline: a shard of a
+    dataset and a trainer in each. program: for workloads without reinforcement learning (rayagi.programs). auto: of
+    the algorithm's own, by the throughput model where it is validated."""
     num_learners: int | None = None
     """GMIs of num_gmis that train, in templates with separate trainers. None: 1."""
     num_gmis: int | Auto | None = None
@@ -171,6 +171,14 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataSpec:
+    """Recorded experience."""
+
+    path: str | None = None
+    """Dataset of `rayagi serve` that an offline algorithm learns from. Every GMI reads it from there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
     """All settings of a run.
 
@@ -187,6 +195,7 @@ class RunSpec:
     """The algorithm's settings; a plain LearningSpec is converted to the algorithm's class. Files and ``--set`` call them
     ``learning_section``."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
+    data: DataSpec = field(default_factory=DataSpec)
     seed: int = 0
     """Seed of all random numbers."""
     total_env_steps: int | None = None

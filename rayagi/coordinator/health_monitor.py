@@ -236,11 +236,13 @@ def _speeds_and_memory(
 
     Unequal GMIs should take equal time, so each is credited with the mean number of steps.
     """
-    steps = fmean(result.metrics["env_steps"] for result in results if "env_steps" in result.metrics)
+    steps = fmean(
+        [result.metrics["env_steps"] for result in results if "env_steps" in result.metrics] or [0.0]
+    )
     memory = "resident_bytes" if plan.backend == "cpu" else "device_bytes"
     return [
         (
-            steps / _own_work_s(result.metrics) if "env_steps" in result.metrics else None,
+            steps / _own_work_s(result.metrics) if steps and "env_steps" in result.metrics else None,
             result.metrics.get(memory),
         )
         for result in results

@@ -20,7 +20,7 @@ def predict_throughput(spec: RunSpec, plan: PlacementPlan, folder: Path | None =
     one device. A plan on n devices with equal numbers of GMIs is predicted n times as fast. Plans without some of their GMIs
     are not measured.
     """
-    if plan.left_out:
+    if plan.left_out or not plan.hosting("simulator"):
         return None
     devices = [gmi_slice.gpu_uuid for gmi_slice in plan.slices]
     num_devices = len(set(devices))

@@ -22,6 +22,8 @@ from rayagi.config.spec import HeadName
 
 _LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
 _QUADRATURE_POINTS = 16
+_LARGEST_TANH = 1 - 1e-6
+"""Of recorded actions: at 1, u would be infinite."""
 
 
 class Head(nn.Module, ABC):
@@ -61,6 +63,10 @@ class Head(nn.Module, ABC):
 
     def environment_actions(self, actions: Tensor) -> Tensor:
         """What the environment receives for these actions."""
+        return actions
+
+    def from_environment(self, actions: Tensor) -> Tensor:
+        """Inverse of ``environment_actions``, for recorded actions."""
         return actions
 
 
@@ -167,6 +173,10 @@ class SquashedGaussianHead(GaussianHead):
     def environment_actions(self, actions: Tensor) -> Tensor:
         """centre + scale tanh(u)."""
         return torch.addcmul(self.centre, self.scale, actions.tanh())
+
+    def from_environment(self, actions: Tensor) -> Tensor:
+        """u = atanh((a - centre) / scale), where actions at a bound count as slightly within it: |u| <= 7.3."""
+        return ((actions - self.centre) / self.scale).clamp(-_LARGEST_TANH, _LARGEST_TANH).atanh()
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Log density of the environment's actions, from u."""

@@ -78,19 +78,23 @@ def save_plots(progress: Sequence[Row], evaluations: Sequence[Row], folder: Path
 
 
 def draw_learning_curve(figure: Figure, rows: Sequence[Row], evaluations: Sequence[Row], title: str) -> None:
-    """Training return and evaluations, against environment steps and against training time."""
+    """Training return and evaluations, against environment steps (iterations if there are none) and training time."""
     axes = figure.subplots(1, 2, sharey=True)
     figure.suptitle(title)
+    simulates = _simulates(rows)
     for axis, name, label, scale in (
-        (axes[0], "env_steps_total", "environment steps", 1.0),
+        (axes[0], "env_steps_total", "environment steps", 1.0)
+        if simulates
+        else (axes[0], "iteration", "iteration", 1.0),
         (axes[1], "train_s", "training time (min)", 60.0),
     ):
-        axis.plot(
-            column(rows, name) / scale,
-            column(rows, "episode_return_mean"),
-            color="#4477aa",
-            label="training, mean of 100 episodes",
-        )
+        if simulates:
+            axis.plot(
+                column(rows, name) / scale,
+                column(rows, "episode_return_mean"),
+                color="#4477aa",
+                label="training, mean of 100 episodes",
+            )
         if evaluations:
             axis.errorbar(
                 column(evaluations, name) / scale,
@@ -104,13 +108,15 @@ def draw_learning_curve(figure: Figure, rows: Sequence[Row], evaluations: Sequen
             )
         _finish(axis, label)
     axes[0].set_ylabel("return")
-    axes[0].legend(loc="best", fontsize=8)
+    if simulates or evaluations:
+        axes[0].legend(loc="best", fontsize=8)
 
 
 def draw_throughput(figure: Figure, rows: Sequence[Row], title: str) -> None:
-    """Environment steps per second against training time."""
+    """Environment steps per second, or those learned from where none is made, against training time."""
     axis = figure.subplots()
-    speed = column(rows, "steps_per_second")
+    simulates = _simulates(rows)
+    speed = column(rows, "steps_per_second" if simulates else "samples_per_second")
     minutes = column(rows, "train_s") / 60
     axis.plot(minutes, speed, color="#4477aa", linewidth=0.6, alpha=0.5, label="each iteration")
     window = max(1, len(rows) // 50)
@@ -118,7 +124,7 @@ def draw_throughput(figure: Figure, rows: Sequence[Row], title: str) -> None:
         smooth = np.convolve(speed, np.ones(window) / window, mode="valid")
         axis.plot(minutes[window - 1 :], smooth, color="#4477aa", label=f"mean of {window}")
     axis.set_ylim(bottom=0)
-    axis.set_ylabel("environment steps per second")
+    axis.set_ylabel("environment steps per second" if simulates else "recorded steps learned from per second")
     axis.set_title(title)
     axis.legend(loc="best", fontsize=8)
     _finish(axis, "training time (min)")
@@ -141,6 +147,11 @@ def draw_time_split(figure: Figure, rows: Sequence[Row], title: str) -> None:
     axis.set_title(title)
     axis.legend(loc="upper right", fontsize=8, ncols=5)
     _finish(axis, "iteration")
+
+
+def _simulates(rows: Sequence[Row]) -> bool:
+    """Whether the run makes environment steps."""
+    return any(row.get("env_steps_total") for row in rows)
 
 
 def _finish(axis: Any, label: str) -> None:

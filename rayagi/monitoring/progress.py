@@ -48,7 +48,7 @@ class Tracker:
         self._limits = limits
         self._iteration_s = 0.0
         self.steps_per_s = 0.0
-        """Environment steps per second of training, averaged over about ten seconds."""
+        """Environment steps per second of training, averaged over about ten seconds; without any, those learned from."""
         self.best_evaluation: float | None = None
         self.last: Values = {}
         """The newest iteration's row."""
@@ -62,7 +62,9 @@ class Tracker:
     def iterated(self, rows: Sequence[Values]) -> None:
         """Add new rows."""
         for row in rows:
-            speed, steps = row["steps_per_second"] or 0.0, row["env_steps"] or 0.0
+            steps, speed = row["env_steps"] or 0.0, row["steps_per_second"] or 0.0
+            if not self.simulates(row):
+                steps, speed = row.get("train_samples") or 0.0, row.get("samples_per_second") or 0.0
             iteration_s = steps / speed if speed else 0.0
             weight = 1.0 if self.steps_per_s == 0 else min(1.0, iteration_s / _SMOOTHING_S)
             self.steps_per_s += weight * (speed - self.steps_per_s)
@@ -72,6 +74,16 @@ class Tracker:
             self.largest_lag = max(self.largest_lag, row.get("policy_lag_max") or 0.0)
             self.faults.update({name: int(row.get(name) or 0) for name in FAULTS})
         self.last = rows[-1]
+
+    @staticmethod
+    def simulates(row: Values) -> bool:
+        """Whether the run has made environment steps so far."""
+        return bool(row.get("env_steps_total"))
+
+    @property
+    def unit(self) -> str:
+        """Of ``steps_per_s``."""
+        return "samples/s" if self.last and not self.simulates(self.last) else "steps/s"
 
     def evaluated(self, row: Values) -> None:
         """Add an evaluation."""
@@ -132,12 +144,12 @@ class PlainProgress(Recorder):
         if now < self._next_at:
             return
         self._next_at = now + self._every_s
-        parts = [
-            f"iteration {position.iteration}",
-            f"{count_text(position.env_steps)} steps",
-            f"{self._tracker.steps_per_s:,.0f} steps/s",
-            f"return {return_text(position.training_return)}",
-        ]
+        parts = [f"iteration {position.iteration}"]
+        if self._tracker.simulates(rows[-1]):
+            parts.append(f"{count_text(position.env_steps)} steps")
+        parts.append(f"{self._tracker.steps_per_s:,.0f} {self._tracker.unit}")
+        if self._tracker.simulates(rows[-1]):
+            parts.append(f"return {return_text(position.training_return)}")
         if lag := self._tracker.lag_text():
             parts.append(f"lag {lag}")
         if left := self._tracker.left(position):
@@ -216,7 +228,7 @@ class LiveProgress(Recorder):
             best = "" if tracker.best_evaluation is None else f" (best {tracker.best_evaluation:,.1f})"
             evaluation = f"{return_text(self._evaluation)}{best}"
         table.add_row(
-            "return", return_text(position.training_return), "steps/s", f"{tracker.steps_per_s:,.0f}",
+            "return", return_text(position.training_return), tracker.unit, f"{tracker.steps_per_s:,.0f}",
             "iteration", f"{position.iteration:,}",
         )  # fmt: skip
         table.add_row(

@@ -70,19 +70,22 @@ def summary(
         ("task", folder.record.task),
         ("status", _status(folder)),
         ("iterations", f"{int(last['iteration']):,}"),
-        ("environment steps", f"{int(env_steps):,} ({count_text(env_steps)})"),
         ("training time", duration_text(train_s)),
-        ("steps per second", f"{mean_speed(progress):,.0f} (without evaluations and checkpoints)"),
-        (
-            "training return",
-            f"{return_text(last.get('episode_return_mean'))} (mean of the last {WINDOW} episodes)",
-        ),
     ]
+    if env_steps:
+        facts[3:3] = [("environment steps", f"{int(env_steps):,} ({count_text(env_steps)})")]
+        facts += [
+            ("steps per second", f"{mean_speed(progress):,.0f} (without evaluations and checkpoints)"),
+            (
+                "training return",
+                f"{return_text(last.get('episode_return_mean'))} (mean of the last {WINDOW} episodes)",
+            ),
+        ]
     if evaluations:
         best = max(evaluations, key=lambda row: row.get("evaluation_return_mean", float("-inf")))
-        facts.append(
-            ("best evaluation", f"{_evaluation(best)} at {count_text(best['env_steps_total'])} steps")
-        )
+        steps = best["env_steps_total"]
+        when = f"{count_text(steps)} steps" if steps else f"iteration {best['iteration']:,.0f}"
+        facts.append(("best evaluation", f"{_evaluation(best)} at {when}"))
         facts.append(("last evaluation", _evaluation(evaluations[-1])))
     learned = [row for row in progress if row.get("train_samples")]
     if learned:
@@ -91,8 +94,9 @@ def summary(
     if experience is not None:
         facts += experience_record.facts(experience)
     prediction = load_prediction(folder.path)
-    predicted = no_prediction_text(folder.record.task) if prediction is None else prediction.text()
-    facts.append(("predicted", predicted))
+    if env_steps:
+        predicted = no_prediction_text(folder.record.task) if prediction is None else prediction.text()
+        facts.append(("predicted", predicted))
     if any(name in last for name in FAULTS):
         totals = {name: sum(row.get(name, 0.0) for row in progress) for name in FAULTS}
         facts.append(("simulation errors", faults_text(totals) or "none"))

@@ -60,8 +60,8 @@ class FileRecorder:
         terms = [name for name in before if name.startswith(reward_column(""))]
         self._progress = CsvLog(folder.progress_csv, (*PROGRESS_COLUMNS, *terms), keep_through=keep)
         self._evaluations = CsvLog(folder.evaluations_csv, EVALUATION_COLUMNS, keep_through=keep)
-        steps = None if resumed_at is None else resumed_at.env_steps
-        self._tensorboard = TensorBoardLog(folder.path / "tensorboard", resumed_at=steps)
+        at = None if resumed_at is None else resumed_at.env_steps or resumed_at.iteration
+        self._tensorboard = TensorBoardLog(folder.path / "tensorboard", resumed_at=at)
         self._flushed_at = time.monotonic()
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
@@ -105,18 +105,23 @@ class FileRecorder:
             for name, value in row.items()
             if name not in ("iteration", "env_steps_total")
         }
-        self._tensorboard.scalars(tagged, int(row["env_steps_total"] or 0))
+        # A run without environment steps is drawn against its iterations.
+        self._tensorboard.scalars(tagged, int(row["env_steps_total"] or row["iteration"] or 0))
 
 
 class TensorBoardLog:
-    """Scalars against environment steps. Writes in the calling thread, so that a full disk raises there."""
+    """Scalars against environment steps, or iterations of a run without any.
+
+    Writes in the calling thread, so that a full disk raises there.
+    """
 
     def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
         """Start an event file.
 
         Args:
             folder: of the event files.
-            resumed_at: environment steps of the restored checkpoint; TensorBoard drops later events of older files.
+            resumed_at: environment steps, or iterations, of the restored checkpoint; TensorBoard drops later events of
+                older files.
 
         Raises:
             DiskError: the file cannot be written.
@@ -136,14 +141,14 @@ class TensorBoardLog:
                 restart = SessionLog(status=SessionLog.START)
                 self._write(Event(wall_time=time.time(), step=resumed_at + 1, session_log=restart))
 
-    def scalars(self, values: Mapping[str, float | None], env_steps: int) -> None:
+    def scalars(self, values: Mapping[str, float | None], step: int) -> None:
         """Write one value per tag, without missing and non-finite ones."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         finite = {tag: value for tag, value in values.items() if value is not None and math.isfinite(value)}
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in finite.items()])
         with disk_errors(self._path):
-            self._write(self._event(wall_time=time.time(), step=env_steps, summary=summary))
+            self._write(self._event(wall_time=time.time(), step=step, summary=summary))
 
     def flush(self) -> None:
         """Flush to the operating system, so that a running TensorBoard sees the events."""

@@ -11,14 +11,16 @@ import pytest
 import rayagi
 from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.merged_learner import MergedLearner
+from rayagi.algorithms.offline_learner import OfflineLearner
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.registry import DEFINITIONS, SECTIONS
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec
+from rayagi.config.offline import OfflineSpec
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
-from rayagi.config.spec import RunSpec
+from rayagi.config.spec import DataSpec, RunSpec
 
 EACH = pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=DEFINITIONS)
 
@@ -37,12 +39,16 @@ def test_settings_go_through_a_file_under_their_section(definition):
 def test_the_class_that_trains_is_there_and_takes_the_options(definition):
     for place in filter(None, (definition.learner, definition.captured_learner)):
         module, _, name = place.partition(":")
-        assert issubclass(getattr(importlib.import_module(module), name), MergedLearner)
+        base = OfflineLearner if issubclass(definition.settings, OfflineSpec) else MergedLearner
+        assert issubclass(getattr(importlib.import_module(module), name), base)
 
 
 @EACH
 def test_a_preset_keeps_every_rule_and_the_usual_template(definition):
-    spec = checked(preset("HalfCheetah-v5", definition.name))
+    spec = preset("HalfCheetah-v5", definition.name)
+    if issubclass(definition.settings, OfflineSpec):
+        spec = dataclasses.replace(spec, data=DataSpec(path="data/cheetah"))
+    spec = checked(spec)
     assert (spec.gmi.template, spec.learning.target_kl) == (
         definition.templates[0],
         definition.preset.get("target_kl", 0.015),

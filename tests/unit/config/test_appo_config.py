@@ -206,6 +206,8 @@ def test_an_algorithm_and_its_config_name_each_other():
         "appo": rayagi.APPO,
         "impala": rayagi.IMPALA,
         "a3c": rayagi.A3C,
+        "bc": rayagi.BC,
+        "iql": rayagi.IQL,
     }
     for algorithm, cls in ALGORITHMS.items():
         config = cls.get_default_config()

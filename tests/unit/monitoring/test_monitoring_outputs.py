@@ -334,6 +334,26 @@ def test_an_evaluation_s_error_bar_is_its_standard_deviation():
         assert ends == [[1.5, 2.5], [5.5, 8.5]]
 
 
+def test_a_run_without_environment_steps_counts_what_it_learns_from():
+    lines = []
+    progress = PlainProgress(Limits(iterations=10), lines.append, every_s=0.0)
+    row = {
+        "iteration": 1.0, "env_steps": 0.0, "env_steps_total": 0.0, "steps_per_second": 0.0, "train_samples": 200.0,
+        "samples_per_second": 100.0, "episode_return_mean": None,
+    }  # fmt: skip
+    position = Position(
+        iteration=4,
+        env_steps=0,
+        train_s=8.0,
+        evaluation_return=None,
+        training_return=None,
+        training_episodes=0,
+    )
+    progress.iterated([row], position)
+    # 2 s an iteration, and six are left.
+    assert lines == ["iteration 4  100 samples/s  12 s left"]
+
+
 def test_the_progress_line_has_the_lag_and_its_bound():
     tracker = Tracker(Limits())
     assert tracker.lag_text() == ""

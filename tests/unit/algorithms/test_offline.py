@@ -1,0 +1,452 @@
+"""Offline learning: shards of a dataset, common draws, and behaviour cloning, in one GMI and in several (threads)."""
+
+import io
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from actors.errors import NonFiniteError
+from actors.gmi import GmiContext, GmiIdentity
+from actors.protocols import ActionSpec
+from actors.replay import Subscription
+from collectives.objects import all_gather_objects
+from collectives.solo import SoloCommunicator
+from placement.inventory import local_machine
+from placement.types import Slice
+from rayagi.algorithms.bc import BCSpec
+from rayagi.algorithms.factory import TrainingFactory
+from rayagi.algorithms.iql import IQLSpec
+from rayagi.algorithms.offline_data import OfflineData
+from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
+from rayagi.config.errors import ConfigError
+from rayagi.config.presets import preset
+from rayagi.config.rllib_classes import CONFIGS
+from rayagi.config.rules import broken_rules, checked
+from rayagi.config.spec import DataSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.models.policy import load_policy
+from rayagi.planning import plan_of
+from rayagi.serving import writer_process
+from rayagi.serving.dataset import open_dataset
+from rayagi.serving.errors import DatasetError
+from tests.fakes.point import make_point
+from tests.unit.algorithms.point_dataset import record_point, teacher
+from tests.unit.collectives.thread_group import ThreadGroup
+
+INFO = make_point(num_envs=1, first_env_index=0, seed=0, num_threads=1).info
+ALL = (
+    Subscription(column="obs"),
+    Subscription(column="action"),
+    Subscription(column="reward"),
+    Subscription(column="obs", offset=1, name="next_obs"),
+    Subscription(column="terminated"),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks of this size only wait for their threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """320 steps of the teacher: episodes of up to 7 steps."""
+    return record_point(tmp_path_factory.mktemp("data") / "point")
+
+
+def spec_of(path, **learning):
+    given = {"batch_size": 32, "num_updates": 20, "learning_rate": 3e-3, **learning}
+    return RunSpec(
+        algorithm="bc",
+        gmi=GmiSpec(template="offline"),
+        network=NetworkSpec(hidden=(16,), activation="tanh"),
+        learning=BCSpec(**given),
+        data=DataSpec(path=str(path)),
+        seed=3,
+    )
+
+
+def build(spec, communicator=None):
+    communicator = communicator or SoloCommunicator()
+    identity = GmiIdentity(
+        index=communicator.rank, num_gmis=communicator.world_size, task="Point",
+        slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("replay", "agent", "trainer"),
+    )  # fmt: skip
+    context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
+    return TrainingFactory(spec, make_point)(context)
+
+
+def on_gmis(num_gmis, work):
+    """Run ``work(communicator)`` in one thread per GMI. Returns the results in rank order."""
+    group = ThreadGroup.on_one_device(num_gmis, timeout_s=60.0)
+    results, errors = [None] * num_gmis, []
+
+    def member(rank):
+        try:
+            results[rank] = work(group.communicator(rank))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(num_gmis)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not errors, errors
+    return results
+
+
+def parameters(program):
+    return torch.cat([each.detach().reshape(-1) for each in program.policy.model.parameters()])
+
+
+def test_values_of_every_member_arrive_whatever_their_size():
+    found = on_gmis(
+        3, lambda c: all_gather_objects([None, {"a": np.arange(c.rank * 5)}, b"x" * 9][c.rank], c)
+    )
+    for each in found:
+        assert each[0] is None
+        assert each[1]["a"].tolist() == [0, 1, 2, 3, 4]
+        assert each[2] == b"x" * 9
+    assert all_gather_objects("alone", SoloCommunicator()) == ["alone"]
+
+
+@pytest.mark.parametrize("row_steps", [1, 3, 64, None])
+def test_a_shard_holds_the_transitions_of_the_dataset(tmp_path, row_steps):
+    dataset = record_point(tmp_path / "outwards", policy=lambda obs: obs[:, :2].sign())
+    data = OfflineData(str(dataset), INFO, SoloCommunicator(), subscriptions=ALL, seed=0, row_steps=row_steps)
+    transitions = set()
+    for episode in open_dataset(dataset).episodes():
+        for t in range(len(episode.rewards)):
+            over = episode.terminated and t == len(episode.rewards) - 1
+            transitions.add((
+                episode.obs[t].tobytes(), episode.actions[t].tobytes(), float(episode.rewards[t]),
+                episode.obs[t + 1].tobytes(), over,
+            ))  # fmt: skip
+    found = set()
+    for draw in range(20):
+        batch = {name: values.numpy() for name, values in data.batch(512, draw).items()}
+        for obs, action, reward, after, over in zip(*batch.values(), strict=True):
+            found.add((obs.tobytes(), action.tobytes(), float(reward), after.tobytes(), bool(over)))
+    assert found == transitions  # 10,240 draws of 320: one is missed with probability 4e-12
+    assert any(over for *_, over in found)
+    data.close()
+
+
+def test_moments_are_those_of_the_observations(dataset):
+    obs = np.concatenate([episode.obs[:-1] for episode in open_dataset(dataset).episodes()]).astype(float)
+    for found in on_gmis(
+        3, lambda c: OfflineData(str(dataset), INFO, c, subscriptions=ALL, seed=0).statistics.observations
+    ):
+        assert int(found.count) == len(obs)
+        torch.testing.assert_close(found.mean, torch.from_numpy(obs.mean(0)))
+        torch.testing.assert_close(found.variance(), torch.from_numpy(obs.var(0)))
+
+
+@pytest.mark.parametrize("num_gmis", [2, 3, 5])
+def test_all_gmis_draw_the_list_of_one_and_own_its_parts(dataset, num_gmis):
+    def lists(communicator):
+        data = OfflineData(str(dataset), INFO, communicator, subscriptions=ALL, seed=4)
+        chosen = data.select(64, 9)
+        own = data.batch(64, 9)["obs"].clone()
+        return chosen.keys.indices, chosen.steps, own, data.store.owner(chosen.keys.indices)
+
+    (indices, steps, whole, _) = lists(SoloCommunicator())
+    for rank, (theirs, their_steps, own, owners) in enumerate(on_gmis(num_gmis, lists)):
+        assert theirs.tolist() == indices.tolist()
+        assert their_steps.tolist() == steps.tolist()
+        assert torch.equal(own, whole[torch.from_numpy(owners == rank)])
+
+
+@pytest.mark.parametrize("loss", ["log_likelihood", "mse"])
+def test_several_gmis_learn_as_one(dataset, loss):
+    spec = spec_of(dataset, loss=loss)
+
+    def curve(communicator):
+        program = build(spec, communicator)
+        return [program.iterate().metrics for _ in range(3)], parameters(program)
+
+    whole, weights = curve(SoloCommunicator())
+    for num_gmis in (2, 3):
+        for found, theirs in on_gmis(num_gmis, curve):
+            for name in ("policy_loss", "action_error", "grad_norm"):
+                assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-4)
+            torch.testing.assert_close(theirs, weights, rtol=1e-3, atol=1e-5)
+    samples = [sum(rows[0]["train_samples"] for rows, _ in on_gmis(2, curve))]
+    assert samples == [32 * 20]
+
+
+def test_more_gmis_than_timesteps_in_a_batch(dataset):
+    """A GMI without a timestep of the batch has the gradient zero."""
+    spec = spec_of(dataset, batch_size=1)
+    whole = build(spec).iterate().metrics
+    for found in on_gmis(3, lambda c: build(spec, c).iterate().metrics):
+        assert found["policy_loss"] == pytest.approx(whole["policy_loss"], rel=1e-4)
+
+
+def test_cloning_finds_the_teacher(dataset):
+    program = build(spec_of(dataset, num_updates=400, loss="mse", learning_rate=1e-2))
+    error = program.iterate().metrics["action_error"]
+    for _ in range(2):
+        program.iterate()
+    assert program.iterate().metrics["action_error"] < 0.02 < error
+    obs = torch.tensor([[0.2, -0.3, 0.3], [0.05, 0.6, 0.6]])
+    with torch.no_grad():
+        found = program.policy.outputs(program.policy.observe(obs))
+    torch.testing.assert_close(found.clamp(-1, 1), teacher(obs), rtol=0, atol=0.25)
+    assert program.evaluate(8, seed=1).mean_return() > -1.6  # standing still has -2.6
+
+
+def test_loss_by_hand(dataset):
+    """-log N(a; mean, std) of each timestep, averaged."""
+    spec = spec_of(dataset, num_updates=1, batch_size=16)
+    program = build(spec)
+    batch = {name: values.clone() for name, values in program.data.batch(16, 0).items()}
+    obs = (
+        batch["obs"].double() - program.data.statistics.observations.mean
+    ) / program.data.statistics.observations.variance().sqrt()
+    with torch.no_grad():
+        means = program.policy.model.outputs(obs.float())
+    expected = -torch.distributions.Normal(means, 1.0).log_prob(batch["action"]).sum(-1).mean()
+    assert program.iterate().metrics["policy_loss"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_a_squashed_gaussian_clones_actions_at_its_bounds(dataset):
+    spec = replace(
+        spec_of(dataset, num_updates=300, learning_rate=1e-2),
+        network=NetworkSpec(hidden=(16,), head="squashed_gaussian"),
+    )
+    program = build(spec)
+    first = program.iterate().metrics
+    last = program.iterate().metrics
+    assert np.isfinite(list(last.values())).all()
+    assert last["action_error"] < first["action_error"]
+
+
+def test_a_resumed_run_draws_and_learns_as_the_uninterrupted_one(dataset):
+    program = build(spec_of(dataset))
+    program.iterate()
+    buffer = io.BytesIO()
+    torch.save(program.state_dict(), buffer)
+    wanted = [program.iterate().metrics["policy_loss"] for _ in range(2)]
+    resumed = build(spec_of(dataset))
+    resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
+    assert [resumed.iterate().metrics["policy_loss"] for _ in range(2)] == wanted
+    assert torch.equal(parameters(resumed), parameters(program))
+
+
+def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(dataset):
+    program = build(spec_of(dataset))
+    program.iterate()
+    obs = torch.rand((5, 3), generator=torch.Generator().manual_seed(0))
+    loaded = load_policy(program.state_dict()["shared"], spec_of(dataset), INFO)
+    with torch.no_grad():
+        assert torch.equal(
+            loaded.outputs(loaded.observe(obs)), program.policy.outputs(program.policy.observe(obs))
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "at"),
+    [
+        ("an observation", "obs", (1, 2, 0)),
+        ("an action", "action", (1, 2, 1)),
+        ("a reward", "reward", (1, 2)),
+    ],
+)
+def test_what_is_not_finite_is_refused_with_its_episode(tmp_path, monkeypatch, name, field, at):
+    monkeypatch.setattr(writer_process, "_check_finite", lambda *_: None)  # of other writers
+
+    def spoil(block):
+        getattr(block, field)[at] = np.nan
+
+    path = record_point(tmp_path / "d", num_envs=2, num_steps=5, edit=spoil)
+    with pytest.raises(DatasetError, match=f"episode 1 has {name} that is not finite"):
+        build(spec_of(path))
+
+
+def test_huge_values_end_the_run_with_a_reason(tmp_path):
+    def scale(block):
+        block.action[:] = 1e30
+
+    path = record_point(tmp_path / "huge", num_envs=2, num_steps=5, edit=scale)
+    with pytest.raises(NonFiniteError, match="policy_loss became NaN or infinite in iteration 1"):
+        build(spec_of(path, loss="mse")).iterate()
+
+
+def test_a_dataset_of_another_schema_is_refused(dataset):
+    for info, text in (
+        (replace(INFO, obs_dim=4), r"obs of float32\[3\], and Point has float32\[4\]"),
+        (
+            replace(INFO, action=ActionSpec(kind="discrete", dim=1, num_choices=3)),
+            r"action of float32\[2\], and Point has int64\[\]",
+        ),
+    ):
+        with pytest.raises(DatasetError, match=text):
+            OfflineData(str(dataset), info, SoloCommunicator(), subscriptions=ALL, seed=0)
+
+
+def test_a_dataset_without_steps_is_refused(tmp_path):
+    path = record_point(tmp_path / "empty", num_envs=1, num_steps=1)
+    for file in (path / "data").iterdir():
+        file.unlink()
+    with pytest.raises(DatasetError, match="has no trajectory"):
+        build(spec_of(path))
+
+
+def test_a_dataset_of_one_step_is_learned_from_by_several(tmp_path):
+    path = record_point(tmp_path / "one", num_envs=1, num_steps=1)
+    whole = build(spec_of(path)).iterate().metrics["policy_loss"]
+    for found in on_gmis(2, lambda c: build(spec_of(path), c).iterate().metrics["policy_loss"]):
+        assert found == pytest.approx(whole, rel=1e-4)
+
+
+def test_rules():
+    spec = preset("Ant-v5", "bc")
+    assert [error.path for error in broken_rules(spec)] == ["data.path"]
+    spec = checked(replace(spec, data=DataSpec(path="data/ant")))
+    assert spec.gmi.template == "offline"
+    assert run_spec_from_dict(run_spec_to_dict(spec)) == spec
+    for changed, path in (
+        (replace(spec, total_env_steps=100), "total_env_steps"),
+        (replace(spec, network=replace(spec.network, core="gru")), "network.core"),
+        (replace(spec, learning=replace(spec.learning, batch_size=0)), "bc.batch_size"),
+        (replace(spec, learning=replace(spec.learning, gae_lambda=0.5)), "bc.gae_lambda"),
+        (replace(spec, gmi=replace(spec.gmi, template="dp_only")), "gmi.template"),
+        (replace(preset("Ant-v5"), data=DataSpec(path="data/ant")), "data.path"),
+    ):
+        assert [error.path for error in broken_rules(changed)] == [path]
+
+
+def test_rllibs_faces():
+    for name, given in (("bc", {"loss": "mse"}), ("iql", {"beta": 5.0, "expectile": 0.9, "tau": 0.01})):
+        config = CONFIGS[name]().environment("Hopper-v5").offline_data(input_="data/hopper")
+        spec = config.training(lr=1e-3, train_batch_size=64, num_updates=10, **given).to_run_spec()
+        assert (spec.data.path, spec.gmi.template) == ("data/hopper", "offline")
+        assert (spec.learning.batch_size, spec.learning.num_updates, spec.learning.learning_rate) == (
+            64,
+            10,
+            1e-3,
+        )
+    assert (spec.learning.inverse_temperature, spec.learning.expectile) == (5.0, 0.9)
+    with pytest.raises(ConfigError, match=r"training\(lr=\)"):
+        CONFIGS["iql"]().environment("Hopper-v5").training(actor_lr=1e-4).to_run_spec()
+    with pytest.raises(ConfigError, match=r"training\(num_updates=\)"):
+        config.offline_data(dataset_num_iters_per_learner=7).to_run_spec()
+    with pytest.raises(ConfigError, match=r"offline_data\(input_=\)"):
+        CONFIGS["bc"]().environment("Hopper-v5").to_run_spec()
+    with pytest.raises(ConfigError, match="offline algorithm"):
+        CONFIGS["ppo"]().environment("Hopper-v5").offline_data(input_="data/hopper").to_run_spec()
+
+
+def test_the_plan_has_no_environments():
+    plan = plan_of(
+        replace(preset("Ant-v5", "bc"), gmi=GmiSpec(template="offline", num_gmis=1)), local_machine()
+    )
+    assert plan.kinds == (("replay", "agent", "trainer"),)
+    assert plan.envs == (0,)
+    assert "environments" not in plan.table()
+
+
+def iql(path, **learning):
+    given = {"batch_size": 32, "num_updates": 20, "learning_rate": 3e-3, **learning}
+    return replace(spec_of(path), algorithm="iql", learning=IQLSpec(**given))
+
+
+def test_iql_losses_by_hand(dataset):
+    spec = iql(dataset, expectile=0.8, inverse_temperature=2.0, max_weight=1.5, gamma=0.9)
+    program = build(spec)
+    model, updater = program.policy.model, program.learner.updater
+    with torch.no_grad():
+        for each in updater.target.parameters():
+            each.mul_(1.1)  # target and critic differ
+    batch = program._prepared(program.data.batch(16, 0))
+    batch["terminated"] = torch.arange(16) % 4 == 0
+    _, metrics = program.learner.losses(batch)
+    with torch.no_grad():
+        for i in range(16):
+            s, a, after = (batch[name][i : i + 1] for name in ("obs", "action", "next_obs"))
+            v, q = float(model.values(s)), float(min(updater.target(s, a)))
+            u = q - v
+            y = float(batch["reward"][i]) + 0.9 * (0.0 if i % 4 == 0 else float(model.values(after)))
+            weight = min(np.exp(2.0 * u), 1.5)
+            log_prob = float(torch.distributions.Normal(model.outputs(s), 1.0).log_prob(a).sum())
+            expected = [
+                -weight * log_prob,
+                (0.8 if u > 0 else 0.2) * u**2,
+                sum((y - float(each)) ** 2 for each in updater.critic(s, a)),
+                q,
+                weight,
+            ]
+            assert metrics[i].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_iql_steps_each_network_along_its_own_loss(dataset):
+    """The policy's gradient is that of L_pi alone, the value network's of L_V, the critics' of L_Q; targets follow."""
+    program = build(iql(dataset, target_rate=0.25))
+    updater = program.learner.updater
+    batch = program._prepared(program.data.batch(32, 0))
+    before = [each.clone() for each in updater.target.parameters()]
+    program.learner._step(batch)
+    for target, old, source in zip(
+        updater.target.parameters(), before, updater.critic.parameters(), strict=True
+    ):
+        torch.testing.assert_close(target, 0.75 * old + 0.25 * source)
+        assert not torch.equal(source, old)
+    assert not any(name.startswith("target") for name in updater.state_dict()["model"])
+
+
+def test_several_gmis_learn_iql_as_one(dataset):
+    def curve(communicator):
+        program = build(iql(dataset), communicator)
+        return [program.iterate().metrics for _ in range(2)], parameters(program)
+
+    whole, weights = curve(SoloCommunicator())
+    for found, theirs in on_gmis(2, curve):
+        for name in ("policy_loss", "value_loss", "q_loss", "q_mean", "grad_norm"):
+            assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-3)
+        torch.testing.assert_close(theirs, weights, rtol=1e-2, atol=1e-4)
+
+
+def test_iql_is_better_than_what_it_was_shown(tmp_path):
+    """Half of the recorded actions push outwards. Cloning averages them; IQL prefers those that push inwards."""
+
+    def mixed(obs):
+        side = torch.where(torch.rand(len(obs), 1, generator=noise) < 0.5, 1.0, -1.0)
+        return side * teacher(obs)
+
+    noise = torch.Generator().manual_seed(1)
+    path = record_point(tmp_path / "mixed", num_envs=16, num_steps=60, policy=mixed)
+    settings = {"num_updates": 300, "batch_size": 64, "learning_rate": 3e-3, "gamma": 0.9}
+    found = {}
+    for spec in (
+        iql(path, **settings, inverse_temperature=10.0, target_rate=0.05, expectile=0.8),
+        spec_of(path, **settings),
+    ):
+        program = build(spec)
+        for _ in range(3):
+            program.iterate()
+        obs = torch.tensor([[0.5, 0.0, 0.3], [0.0, -0.5, 0.3]])
+        with torch.no_grad():
+            found[spec.algorithm] = program.policy.outputs(program.policy.observe(obs)).diagonal()
+    inwards = torch.tensor([-1.0, 1.0])
+    assert (found["iql"] * inwards).min() > 0.5
+    assert (found["bc"] * inwards).max() < 0.5
+
+
+def test_a_resumed_iql_run_continues_alike(dataset):
+    program = build(iql(dataset))
+    program.iterate()
+    buffer = io.BytesIO()
+    torch.save(program.state_dict(), buffer)
+    wanted = program.iterate().metrics["q_loss"]
+    resumed = build(iql(dataset))
+    resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
+    assert resumed.iterate().metrics["q_loss"] == wanted
+    load_policy(program.state_dict()["shared"], iql(dataset), INFO)
