@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -11,12 +11,21 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from actors.replay import Gatherer, Selection, Sequences, Subscription, select
+from actors.replay import (
+    Column,
+    Gatherer,
+    ReplaySchema,
+    ReplayStore,
+    Selection,
+    Sequences,
+    Subscription,
+    select,
+)
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.statistics import Moments, merged
-from rayagi.replay.loading import load, open_source
-from rayagi.replay.trajectories import Source
+from rayagi.replay.loading import fill, open_source
+from rayagi.replay.trajectories import Source, Trajectory
 from rayagi.serving.errors import DatasetError
 
 ROW_STEPS = 64
@@ -36,77 +45,90 @@ class OfflineData:
 
     def __init__(
         self,
-        path: str,
-        info: EnvInfo,
+        source: Source,
         communicator: Communicator,
         *,
         subscriptions: Sequence[Subscription],
         seed: int,
         row_steps: int | None = ROW_STEPS,
+        local_shards: int = 1,
     ) -> None:
-        """Read this GMI's shard. Every GMI calls it.
+        """Read this GMI's rows. Every GMI calls it.
 
         Args:
-            path: of a dataset that rayagi.replay.loading knows
-            info: the environment that it must be of
-            communicator: of all GMIs, a shard each
-            subscriptions: what a batch has: columns obs, action, reward, terminated, or windows of them
+            source: a dataset, as of ``source_of``
+            communicator: of all GMIs
+            subscriptions: what a batch has: columns of the source, or windows of them
             seed: of the draws
             row_steps: longer episodes are cut into rows of so many timesteps; None: a row is an episode
+            local_shards: shards in this GMI; more than 1 only if it is alone
 
         Raises:
-            DatasetError: it is of another schema, has no episodes, or has values that are not finite.
-            ReplayError: the shard does not fit into memory.
+            DatasetError: the dataset is damaged.
+            ReplayError: the rows do not fit into memory.
         """
         self._communicator, self._seed = communicator, seed
         self._subscriptions = subscriptions
-        source = source_of(path, info)
-        self.statistics = scan(source)
         longest = source.schema.max_length
-        self.store = load(
-            path,
-            max_length=longest if row_steps is None else min(row_steps, longest),
-            selectors=(_TIMESTEPS,),
-            shard=communicator.rank,
-            num_shards=communicator.world_size,
+        schema = ReplaySchema(
+            source.schema.columns, longest if row_steps is None else min(row_steps, longest)
         )
-        self._gatherers: dict[int, tuple[Gatherer, dict[str, Tensor]]] = {}
-        self._exchange = partial(all_gather_objects, communicator=communicator)
+        rows = int((-(-source.lengths // schema.max_length)).sum())
+        num_shards = communicator.world_size * local_shards
+        self.stores: list[ReplayStore] = []
+        for shard in range(communicator.rank, num_shards, communicator.world_size):
+            store = ReplayStore.create(
+                schema, -(-rows // num_shards), selectors=(_TIMESTEPS,), shard=shard, num_shards=num_shards
+            )
+            self.stores.append(store)
+            fill(store, source)
+        self._gatherers: dict[tuple[int, int], tuple[Gatherer, dict[str, Tensor]]] = {}
+        self._exchange = (
+            partial(all_gather_objects, communicator=communicator) if communicator.world_size > 1 else None
+        )
 
     def select(self, batch_size: int, draw: int) -> Selection:
         """Timesteps of the whole dataset: the same list on every GMI. Collective."""
-        return select(self.store, _TIMESTEPS, batch_size, seed=self._seed, draw=draw, exchange=self._exchange)
+        stores = self.stores if self._exchange is None else self.stores[0]
+        return select(stores, _TIMESTEPS, batch_size, seed=self._seed, draw=draw, exchange=self._exchange)
 
     def batch(self, batch_size: int, draw: int) -> dict[str, Tensor]:
-        """This shard's part of ``select``, in its order: (n, ...) of each subscription. Valid until the next call.
+        """What this GMI has of ``select``: (n, ...) of each subscription, in the list's order within each shard. Collective.
 
-        The mask of a window is named ``NAME mask``. Collective.
+        The mask of a window is named ``NAME mask``; ``step`` has the selected timesteps. Valid until the next call.
         """
         chosen = self.select(batch_size, draw)
-        mine = self.store.owner(chosen.keys.indices) == self._communicator.rank
-        keys = type(chosen.keys)(chosen.keys.indices[mine], chosen.keys.generations[mine])
-        own = Selection(keys, chosen.steps[mine], chosen.probabilities[mine], chosen.weights[mine])
-        gatherer, tensors = self._gatherer(len(own))
-        gatherer(own)
-        return tensors
+        owners = self.stores[0].owner(chosen.keys.indices)
+        parts = []
+        for number, store in enumerate(self.stores):
+            mine = owners == store.base // store.capacity
+            keys = type(chosen.keys)(chosen.keys.indices[mine], chosen.keys.generations[mine])
+            own = Selection(keys, chosen.steps[mine], chosen.probabilities[mine], chosen.weights[mine])
+            gatherer, tensors = self._gatherer(number, len(own))
+            gatherer(own)
+            parts.append({**tensors, "step": torch.from_numpy(own.steps)})
+        if len(parts) == 1:
+            return parts[0]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def _gatherer(self, n: int) -> tuple[Gatherer, dict[str, Tensor]]:
-        if n not in self._gatherers:
+    def _gatherer(self, store: int, n: int) -> tuple[Gatherer, dict[str, Tensor]]:
+        if (store, n) not in self._gatherers:
             if len(self._gatherers) == _MOST_GATHERERS:
                 self._gatherers.clear()
-            gatherer = Gatherer(self.store, self._subscriptions, n)
+            gatherer = Gatherer(self.stores[store], self._subscriptions, n)
             tensors = {name: torch.from_numpy(values) for name, values in gatherer.values.items()}
             masks = {
                 f"{name} mask": torch.from_numpy(mask)
                 for name, mask in gatherer.masks.items()
                 if mask.ndim == 2
             }
-            self._gatherers[n] = gatherer, {**tensors, **masks}
-        return self._gatherers[n]
+            self._gatherers[store, n] = gatherer, {**tensors, **masks}
+        return self._gatherers[store, n]
 
     def close(self) -> None:
-        """Release the shard."""
-        self.store.close()
+        """Release the rows."""
+        for store in self.stores:
+            store.close()
 
 
 @dataclass(slots=True)
@@ -164,3 +186,18 @@ def source_of(path: str, info: EnvInfo) -> Source:
                 f"has {name} of {found.dtype}{list(found.shape)}, and {info.env_id} has {dtype}{list(shape)}",
             )
     return source
+
+
+def with_returns_to_go(source: Source) -> Source:
+    """The same with a column ``return_to_go``: the undiscounted sum of an episode's rewards from each step on."""
+
+    def added(trajectory: Trajectory) -> Trajectory:
+        sums = np.cumsum(trajectory["reward"][::-1], dtype=np.float64)[::-1]
+        return {**trajectory, "return_to_go": sums.astype(np.float32)}
+
+    column = Column(name="return_to_go", dtype=np.float32)
+    return replace(
+        source,
+        schema=ReplaySchema((*source.schema.columns, column), source.schema.max_length),
+        begin=lambda: map(added, source.begin()),
+    )

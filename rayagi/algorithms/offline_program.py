@@ -13,7 +13,7 @@ from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import evaluate_in_new_envs
 from collectives.statistics import Moments
-from rayagi.algorithms.offline_data import OfflineData
+from rayagi.algorithms.offline_data import OfflineData, scan, source_of
 from rayagi.algorithms.offline_learner import OfflineLearner
 from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.registry import DEFINITIONS
@@ -42,24 +42,21 @@ class OfflineProgram:
         self.policy = new_policy(spec, sample.info, context.device)
         self.learner = make_offline_learner(spec, self.policy, context)
         assert spec.data.path is not None
+        source = source_of(spec.data.path, sample.info)
+        self.statistics = scan(source)
         self.data = OfflineData(
-            spec.data.path,
-            sample.info,
-            context.communicator,
-            subscriptions=self.learner.subscriptions,
-            seed=spec.seed,
+            source, context.communicator, subscriptions=self.learner.subscriptions, seed=spec.seed
         )
         if self.policy.normaliser is not None:
-            self.policy.normaliser.set_moments(
-                _of_columns(self.data.statistics.observations, vector_columns(sample.info))
-            )
+            moments = _of_columns(self.statistics.observations, vector_columns(sample.info))
+            self.policy.normaliser.set_moments(moments)
         self._reward_scale = self._scale_of_rewards()
         self.iteration = 0
         """Number of iterations so far."""
 
     def _scale_of_rewards(self) -> float:
         """1000 / (best return - worst return) with ``normalize_rewards``, unless they are equal."""
-        returns = self.data.statistics.returns
+        returns = self.statistics.returns
         spread = max(returns) - min(returns)
         return 1000.0 / spread if self.learning.normalize_rewards and spread > 0 else 1.0
 

@@ -19,7 +19,7 @@ from placement.types import Slice
 from rayagi.algorithms.bc import BCSpec
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.iql import IQLSpec
-from rayagi.algorithms.offline_data import OfflineData
+from rayagi.algorithms.offline_data import OfflineData, scan, source_of
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
@@ -120,7 +120,9 @@ def test_values_of_every_member_arrive_whatever_their_size():
 @pytest.mark.parametrize("row_steps", [1, 3, 64, None])
 def test_a_shard_holds_the_transitions_of_the_dataset(tmp_path, row_steps):
     dataset = record_point(tmp_path / "outwards", policy=lambda obs: obs[:, :2].sign())
-    data = OfflineData(str(dataset), INFO, SoloCommunicator(), subscriptions=ALL, seed=0, row_steps=row_steps)
+    data = OfflineData(
+        source_of(str(dataset), INFO), SoloCommunicator(), subscriptions=ALL, seed=0, row_steps=row_steps
+    )
     transitions = set()
     for episode in open_dataset(dataset).episodes():
         for t in range(len(episode.rewards)):
@@ -132,7 +134,7 @@ def test_a_shard_holds_the_transitions_of_the_dataset(tmp_path, row_steps):
     found = set()
     for draw in range(20):
         batch = {name: values.numpy() for name, values in data.batch(512, draw).items()}
-        for obs, action, reward, after, over in zip(*batch.values(), strict=True):
+        for obs, action, reward, after, over, _ in zip(*batch.values(), strict=True):
             found.add((obs.tobytes(), action.tobytes(), float(reward), after.tobytes(), bool(over)))
     assert found == transitions  # 10,240 draws of 320: one is missed with probability 4e-12
     assert any(over for *_, over in found)
@@ -141,23 +143,26 @@ def test_a_shard_holds_the_transitions_of_the_dataset(tmp_path, row_steps):
 
 def test_moments_are_those_of_the_observations(dataset):
     obs = np.concatenate([episode.obs[:-1] for episode in open_dataset(dataset).episodes()]).astype(float)
-    for found in on_gmis(
-        3, lambda c: OfflineData(str(dataset), INFO, c, subscriptions=ALL, seed=0).statistics.observations
-    ):
-        assert int(found.count) == len(obs)
-        torch.testing.assert_close(found.mean, torch.from_numpy(obs.mean(0)))
-        torch.testing.assert_close(found.variance(), torch.from_numpy(obs.var(0)))
+    found = scan(source_of(str(dataset), INFO)).observations
+    assert int(found.count) == len(obs)
+    torch.testing.assert_close(found.mean, torch.from_numpy(obs.mean(0)))
+    torch.testing.assert_close(found.variance(), torch.from_numpy(obs.var(0)))
 
 
 @pytest.mark.parametrize("num_gmis", [2, 3, 5])
 def test_all_gmis_draw_the_list_of_one_and_own_its_parts(dataset, num_gmis):
     def lists(communicator):
-        data = OfflineData(str(dataset), INFO, communicator, subscriptions=ALL, seed=4)
+        data = OfflineData(source_of(str(dataset), INFO), communicator, subscriptions=ALL, seed=4)
         chosen = data.select(64, 9)
         own = data.batch(64, 9)["obs"].clone()
-        return chosen.keys.indices, chosen.steps, own, data.store.owner(chosen.keys.indices)
+        return chosen.keys.indices, chosen.steps, own, data.stores[0].owner(chosen.keys.indices)
 
     (indices, steps, whole, _) = lists(SoloCommunicator())
+    several = OfflineData(
+        source_of(str(dataset), INFO), SoloCommunicator(), subscriptions=ALL, seed=4, local_shards=num_gmis
+    )
+    assert several.select(64, 9).keys.indices.tolist() == indices.tolist()
+    assert sorted(several.batch(64, 9)["obs"].tolist()) == sorted(whole.tolist())
     for rank, (theirs, their_steps, own, owners) in enumerate(on_gmis(num_gmis, lists)):
         assert theirs.tolist() == indices.tolist()
         assert their_steps.tolist() == steps.tolist()
@@ -209,8 +214,8 @@ def test_loss_by_hand(dataset):
     program = build(spec)
     batch = {name: values.clone() for name, values in program.data.batch(16, 0).items()}
     obs = (
-        batch["obs"].double() - program.data.statistics.observations.mean
-    ) / program.data.statistics.observations.variance().sqrt()
+        batch["obs"].double() - program.statistics.observations.mean
+    ) / program.statistics.observations.variance().sqrt()
     with torch.no_grad():
         means = program.policy.model.outputs(obs.float())
     expected = -torch.distributions.Normal(means, 1.0).log_prob(batch["action"]).sum(-1).mean()
@@ -289,7 +294,7 @@ def test_a_dataset_of_another_schema_is_refused(dataset):
         ),
     ):
         with pytest.raises(DatasetError, match=text):
-            OfflineData(str(dataset), info, SoloCommunicator(), subscriptions=ALL, seed=0)
+            source_of(str(dataset), info)
 
 
 def test_a_dataset_without_steps_is_refused(tmp_path):
