@@ -16,6 +16,8 @@ from actors.replay.selection import (
     select_centralised,
     select_mixture,
 )
+from actors.replay.shard import ReplayShard
+from actors.replay.shards import LostShard, ReplayShards
 from actors.replay.store import Keys, ReplayStore, ReservedRow, Selection
 from actors.replay.stream import BatchStream
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription, gather
@@ -29,11 +31,14 @@ __all__ = [
     "Keys",
     "Lifo",
     "LimiterStatus",
+    "LostShard",
     "Prioritized",
     "RateLimit",
     "ReplayBusyError",
     "ReplayError",
     "ReplaySchema",
+    "ReplayShard",
+    "ReplayShards",
     "ReplayStore",
     "ReplayTimeoutError",
     "ReservedRow",

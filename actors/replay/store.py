@@ -317,6 +317,16 @@ class ReplayStore(ClosesOnExit):
         return "|".join(map(memory.endpoint, self._descriptors))
 
     @property
+    def meta(self) -> Mapping[str, Any]:
+        """The table and this shard of it, as values of JSON."""
+        return self._meta
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this process has closed it."""
+        return self._closed
+
+    @property
     def limiter(self) -> Limiter:
         """The rate limiter: its settings, its state, and who waits for it."""
         self.check_open()

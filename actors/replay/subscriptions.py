@@ -211,14 +211,21 @@ class Gatherer:
             sources = Sources(None, [(self._store, 0, self._n)], [], [])
         else:
             sources = self._store.sources(indices, generations, steps, self._subscriptions)
-        self._copy_local(sources, indices, generations, steps, valid)
-        # The other hosts have read their rows meanwhile.
-        for answer, begin, end in sources.remote:
-            assert sources.order is not None
-            self._place(answer, sources.order[begin:end], valid)
+        order = np.arange(0) if sources.order is None else sources.order
+        failures: list[Exception] = []
+        try:
+            self._copy_local(sources, indices, generations, steps, valid)
+        except Exception as error:
+            failures.append(error)
+        for answer, begin, end in sources.remote:  # all, so that no answer is left behind
+            try:
+                self._place(answer, order[begin:end], valid)
+            except Exception as error:
+                failures.append(error)
         for begin, end in sources.lost:
-            assert sources.order is not None
-            self._clear(sources.order[begin:end], valid)
+            self._clear(order[begin:end], valid)
+        if failures:
+            raise failures[0]
         return valid
 
     def _copy_local(
