@@ -92,7 +92,6 @@ class ReplayShards(ShardedTable, ClosesOnExit):
 
     Attributes:
         schema, capacity, num_shards: of the table; ``capacity`` is each shard's
-        lost: the losses so far
         reads: rows read through this object, by shard
     """
 
@@ -116,7 +115,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         self._lock, self._joining = threading.RLock(), threading.Lock()
         self._missing, self._closed = threading.Event(), threading.Event()
         self._meta: Mapping[str, Any] = {}
-        self.lost: list[LostShard] = []
+        self._lost: list[LostShard] = []
         self.reads: Counter[int] = Counter()
         self._latest: dict[int, tuple[int, str]] = {}
         """Incarnation and address of each shard that has been present."""
@@ -138,6 +137,12 @@ class ReplayShards(ShardedTable, ClosesOnExit):
             if member.remote.reason:
                 self._lose(shard, member)
         return sorted(self._members)
+
+    @property
+    def lost(self) -> Sequence[LostShard]:
+        """The losses so far."""
+        self.present  # noqa: B018 - notices ended processes
+        return list(self._lost)
 
     @property
     def local(self) -> Sequence[int]:
@@ -245,7 +250,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
                 reason or member.remote.reason,
                 time.time(),
             )
-            self.lost.append(found)
+            self._lost.append(found)
             self._missing.set()
             remaining = ", ".join(map(str, sorted(self._members))) or "none"
         # Its store stays mapped while another thread copies from it; the last reference closes it.

@@ -46,12 +46,28 @@ def send(connection: socket.socket, message: Any) -> None:
     Raises:
         OSError: the connection is closed, or the other side takes nothing for the connection's time limit.
     """
-    arrays: list[NDArray[Any]] = []
-    text = json.dumps(_encoded(message, arrays)).encode()
-    parts = [memoryview(_HEADER.pack(_MAGIC, len(text)) + text), *_views(arrays)]
-    left = deque(parts)
+    left = deque(encode(message))
     while left:
         _advance(left, connection.sendmsg(list(islice(left, _MOST_PARTS))))
+
+
+def encode(message: Any) -> list[memoryview]:
+    """A message's bytes, in parts; those of arrays are the arrays' own."""
+    arrays: list[NDArray[Any]] = []
+    text = json.dumps(_encoded(message, arrays)).encode()
+    return [memoryview(_HEADER.pack(_MAGIC, len(text)) + text), *_views(arrays)]
+
+
+def decode(data: memoryview) -> Any:
+    """The message that begins these bytes, which ``encode`` has made."""
+    arrays = list[NDArray[Any]]()
+    _, size = _HEADER.unpack(data[: _HEADER.size])
+    end = _HEADER.size + size
+    message = _decoded(json.loads(bytes(data[_HEADER.size : end])), arrays)
+    for view in _views(arrays):
+        view[:] = data[end : end + len(view)]
+        end += len(view)
+    return message
 
 
 def receive(connection: socket.socket, most_text: int = _MOST_TEXT) -> Any:

@@ -1,0 +1,111 @@
+"""Replay shards in Ray actors: one on each node, announced in the directory, restarted empty after a loss."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.rendezvous import RemoteDirectory
+from actors.replay import ReplaySchema, ReplayShard, ReplayStore
+from collectives.experience.directory import Directory
+
+
+def announced_shards(directory: Directory, table: str) -> Callable[[], Sequence[str]]:
+    """Function that returns the addresses of a table's shards: what ``ReplayShards`` asks for missing ones."""
+
+    def addresses() -> Sequence[str]:
+        return [json.loads(text)["address"] for text in directory.announced(_key(table)).values()]
+
+    return addresses
+
+
+def _key(table: str, shard: int | None = None) -> str:
+    """Key of a shard in the directory; without a shard, the common prefix of these keys."""
+    return f"replay/{table}/{'' if shard is None else shard}"
+
+
+class ReplayShardActor:
+    """A ``ReplayShard`` in an actor. If Ray restarts it after a loss, the shard is empty, under the same indices."""
+
+    def __init__(
+        self,
+        rendezvous: Any,
+        table: str,
+        schema: ReplaySchema,
+        capacity: int,
+        *,
+        shard: int,
+        num_shards: int,
+        host_id: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Create the store and announce it.
+
+        Args:
+            rendezvous: handle of the actor whose directory readers and writers find the table in
+            table: its name there
+            schema, capacity, shard, num_shards, options: as of ``ReplayStore.create``
+            host_id: as of ``ReplayShard``
+
+        Raises:
+            ReplayError: as of ``ReplayStore.create`` and ``ReplayShard``.
+        """
+        self._directory = directory = RemoteDirectory(rendezvous)
+        key = _key(table, shard)
+        before = directory.announced(key).get(key)
+        incarnation = 0 if before is None else json.loads(before)["incarnation"] + 1
+        store = ReplayStore.create(
+            schema, capacity, shard=shard, num_shards=num_shards, incarnation=incarnation, **options
+        )
+        self._shard = ReplayShard(store, host=ray.util.get_node_ip_address(), host_id=host_id)
+        directory.announce(key, json.dumps({"address": self._shard.address, "incarnation": incarnation}))
+
+    def process_id(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+
+def create_shards(
+    rendezvous: Any,
+    table: str,
+    schema: ReplaySchema,
+    capacity: int,
+    nodes: Sequence[str],
+    *,
+    host_ids: Sequence[str | None] = (),
+    **options: Any,
+) -> list[Any]:
+    """Start a shard on each of these nodes, which may repeat, and wait for all. Returns their actors' handles.
+
+    Args:
+        rendezvous, table, schema, capacity, options: as of ``ReplayShardActor``; capacity is each shard's
+        nodes: Ray's node ids, by shard
+        host_ids: as of ``ReplayShard``, by shard; empty: their own
+
+    Raises:
+        ReplayError: as of ``ReplayStore.create``.
+    """
+    handles = []
+    for shard, node in enumerate(nodes):
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor = ray.remote(ReplayShardActor).options(num_cpus=0, max_restarts=-1, scheduling_strategy=there)
+        host_id = host_ids[shard] if host_ids else None
+        handles.append(
+            actor.remote(
+                rendezvous,
+                table,
+                schema,
+                capacity,
+                shard=shard,
+                num_shards=len(nodes),
+                host_id=host_id,
+                **options,
+            )
+        )
+    ray.get([handle.process_id.remote() for handle in handles])
+    return handles

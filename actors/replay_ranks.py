@@ -1,0 +1,54 @@
+"""One selection for all ranks that train together, over their communicator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.replay import Keys, Selection, wire
+from actors.replay.table import Exchange
+from collectives.communicator import Communicator
+
+
+def exchange_over(communicator: Communicator) -> Exchange:
+    """All-gather of values, for ``select(exchange=)``: each rank has the shard of its number, and all call it alike."""
+
+    def exchange(value: Any) -> list[Any]:
+        data = np.frombuffer(b"".join(wire.encode(value)), np.uint8)
+        sizes = communicator.all_gather(torch.tensor([len(data)])).ravel().tolist()
+        # Ranks send equally many bytes, in words of 8.
+        padded = np.zeros(-(-max(sizes) // 8) * 8, np.uint8)
+        padded[: len(data)] = data
+        gathered = communicator.all_gather(torch.from_numpy(padded.view(np.int64))).numpy()
+        return [wire.decode(memoryview(row.view(np.uint8))) for row in gathered]
+
+    return exchange
+
+
+def broadcast_selection(
+    communicator: Communicator, selection: Selection | None, source: int = 0
+) -> Selection:
+    """Give all ranks the selection that one has made (GEAR, section 3.3, last step of both modes).
+
+    Args:
+        communicator: all its ranks call this alike
+        selection: of rank ``source``; what the others give is not used
+        source: the rank that has selected
+    """
+    count = torch.tensor([0 if selection is None else len(selection)])
+    communicator.broadcast(count, source)
+    words = np.zeros((5, int(count[0])), np.int64)
+    if communicator.rank == source and selection is not None:
+        columns = (*selection.keys, selection.steps, selection.probabilities, selection.weights.astype(float))
+        for row, column in zip(words, columns, strict=True):
+            row[:] = column.view(np.int64)
+    communicator.broadcast(torch.from_numpy(words), source)
+    indices, generations, steps, probabilities, weights = words
+    return Selection(
+        Keys(indices, generations.view(np.uint64)),
+        steps,
+        probabilities.view(np.float64),
+        weights.view(np.float64).astype(np.float32),
+    )
