@@ -93,6 +93,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
     Attributes:
         schema, capacity, num_shards: of the table; ``capacity`` is each shard's
         reads: rows read through this object, by shard
+        host_id: of this process
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         """
         self._discover = shards if callable(shards) else lambda: list(shards)
         self._source, self._timeout_s = shards, timeout_s
-        self._host_id = host_id or host_identity()
+        self.host_id = host_id or host_identity()
         self._members: dict[int, _Member] = {}
         self._lock, self._joining = threading.RLock(), threading.Lock()
         self._missing, self._closed = threading.Event(), threading.Event()
@@ -182,12 +183,12 @@ class ReplayShards(ShardedTable, ClosesOnExit):
             if address in known or self._closed.is_set():
                 continue
             try:
-                remote = RemoteShard(address, host_id=self._host_id, timeout_s=self._timeout_s)
+                remote = RemoteShard(address, host_id=self.host_id, timeout_s=self._timeout_s)
             except ReplayError as error:
                 errors.append(error)
                 continue
             try:
-                self._enter(_Member(remote, self._host_id))
+                self._enter(_Member(remote, self.host_id))
             except ReplayError as error:
                 remote.close()
                 errors.append(error)
@@ -404,6 +405,14 @@ class ReplayShards(ShardedTable, ClosesOnExit):
     def counters_by_shard(self) -> dict[int, dict[str, int]]:
         """``ReplayStore.counters`` of every present shard."""
         return self.ask("counters", self._everywhere())
+
+    def reads_of(self, shard: int) -> dict[str, int]:
+        """Rows that hosts have read from a shard through its server, by the hosts' identities; empty if it is lost."""
+        member = self._members.get(shard)
+        try:
+            return {} if member is None else dict(member.remote.start("reads").result())
+        except ShardLostError:
+            return {}
 
     def sources(
         self,
