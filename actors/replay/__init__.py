@@ -1,6 +1,13 @@
 """Experience replay: trajectories in shared memory, selected by many rules. Independent of Ray and torch."""
 
-from actors.replay.errors import ReplayBusyError, ReplayError, ReplayTimeoutError, ShardLostError
+from actors.replay.checkpoint import ReplayCheckpointer, Restored, Saved
+from actors.replay.errors import (
+    ReplayBusyError,
+    ReplayCheckpointError,
+    ReplayError,
+    ReplayTimeoutError,
+    ShardLostError,
+)
 from actors.replay.limiter import LimiterStatus, RateLimit, WaitingRequest
 from actors.replay.schema import Column, ReplaySchema
 from actors.replay.selection import (
@@ -35,6 +42,8 @@ __all__ = [
     "Prioritized",
     "RateLimit",
     "ReplayBusyError",
+    "ReplayCheckpointError",
+    "ReplayCheckpointer",
     "ReplayError",
     "ReplaySchema",
     "ReplayShard",
@@ -42,6 +51,8 @@ __all__ = [
     "ReplayStore",
     "ReplayTimeoutError",
     "ReservedRow",
+    "Restored",
+    "Saved",
     "Selection",
     "Sequences",
     "ShardLostError",

@@ -17,3 +17,7 @@ class ShardLostError(ReplayError):
 
 class ReplayTimeoutError(ReplayBusyError, TimeoutError):
     """A request has waited for the rate limiter for longer than its timeout."""
+
+
+class ReplayCheckpointError(ReplayError):
+    """A checkpoint is damaged, or of another store; or it cannot be written."""

@@ -73,6 +73,7 @@ typedef struct {
     uint64_t sequence, random;           /* commits so far; state of the generator of random removal */
     int64_t hand, next_reap_ns;          /* next slot to be spilled; next search for dead writers */
     int64_t inserted, selected, evicted, deleted, reclaimed, spilled, recovered; /* selected: atomic, without the lock */
+    int64_t thawed;     /* times that a checkpoint, or nothing, has replaced everything */
     uint64_t version;   /* odd while a process has the lock. Written by it, read by draws without the lock */
     int64_t in_file;    /* committed rows that are spilled */
     int64_t limit;      /* 0: no limiter; else 1 + the entry of limits in use. Stored once the other entry is complete */
@@ -860,6 +861,104 @@ int64_t replay_update(Store *s, int64_t n, const int64_t *indices, const uint64_
     for (int64_t k = 0; k < s->num_trees; k++)
         if (s->trees[k].kind == PRIORITIES || s->trees[k].kind == LEAST_PRIORITIES) update_tree(s, &s->trees[k], n, indices);
     return unlock(s, done);
+}
+
+/* ---- checkpoints ------------------------------------------------------------------------------------------------------ */
+
+/* All that a checkpoint has besides blocks, at one instant: header, status table, free indices in the order of their use.
+   Returns how many are free. */
+int64_t replay_freeze(Store *s, Header *header, Row *rows, int32_t *queue) {
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    const int64_t count = s->header->queue_tail - s->header->queue_head;
+    *header = *s->header;
+    memcpy(rows, s->rows, s->capacity * sizeof *rows);
+    for (int64_t k = 0; k < count; k++) queue[k] = s->queue[(s->header->queue_head + k) % s->capacity];
+    return unlock(s, count);
+}
+
+/* The steps of one row, column after column. slot: NONE reads them from the file of spilled rows. Returns bytes. */
+static int64_t copy_row(const Store *s, int64_t row, int64_t slot, int64_t length, uint8_t *out) {
+    int64_t bytes = 0;
+    for (int64_t c = 0; c < s->num_columns; c++) {
+        const Column *column = &s->columns[c];
+        const int64_t size = (length + column->extra) * column->step_bytes;
+        if (slot != NONE) memcpy(out + bytes, s->data + column->offset + slot * column->block_bytes, size);
+        else if (read_all(s->spill, out + bytes, size, column->file_offset + row * column->block_bytes)) return IO_ERROR;
+        bytes += size;
+    }
+    return bytes;
+}
+
+/* Copy the blocks of committed rows, one row after the other, by the protocol of replay_gather: no lock. A row that was
+   overwritten before or during its copy takes no space: good[i] is 0. Returns bytes. */
+int64_t replay_pack(const Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, const int64_t *lengths,
+                    uint8_t *out, uint8_t *good) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t local = indices[i] - s->base;
+        if (local < 0 || local >= s->capacity) return FOREIGN;
+        const Row *r = &s->rows[local];
+        uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
+        good[i] = 0;
+        if (tag >> 2 != generations[i] || (tag & 3) < COMMITTED) continue;
+        const int64_t slot = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
+        int64_t bytes = copy_row(s, local, slot, lengths[i], out + total);
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (slot != NONE && __atomic_load_n(&r->slot, __ATOMIC_RELAXED) != slot) { /* spilled meanwhile: the file has it */
+            bytes = copy_row(s, local, NONE, lengths[i], out + total);
+            __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        }
+        tag = __atomic_load_n(&r->tag, __ATOMIC_RELAXED);
+        if (tag >> 2 != generations[i] || (tag & 3) < COMMITTED) continue;
+        if (bytes < 0) return bytes;
+        good[i] = 1, total += bytes;
+    }
+    return total;
+}
+
+/* The inverse, of the rows that begin at these bytes of ``packed``: into the slots that they will have, or into the file where
+   that is NONE. The rows are not visible yet. */
+int64_t replay_unpack(Store *s, int64_t n, const int64_t *indices, const int64_t *lengths, const int32_t *slots,
+                      const int64_t *offsets, uint8_t *packed) {
+    for (int64_t i = 0; i < n; i++) {
+        uint8_t *from = packed + offsets[i];
+        for (int64_t c = 0; c < s->num_columns; c++) {
+            const Column *column = &s->columns[c];
+            const int64_t size = (lengths[i] + column->extra) * column->step_bytes;
+            if (slots[i] != NONE) memcpy(s->data + column->offset + slots[i] * column->block_bytes, from, size);
+            else if (write_all(s->spill, from, size, column->file_offset + (indices[i] - s->base) * column->block_bytes)) return IO_ERROR;
+            from += size;
+        }
+    }
+    return n;
+}
+
+/* Replace the status table, the queue and the counters. Blocks are in their places already, or no row is committed. */
+int64_t replay_thaw(Store *s, const Header *header, const Row *rows, const int32_t *queue) {
+    Header *h = s->header;
+    int64_t failed = lock(s), resident = 0;
+    if (failed) return failed;
+    reap(s);
+    if (h->writing) return unlock(s, ALL_WRITING);
+    for (int64_t i = 0; i < s->capacity; i++) {
+        Row *r = &s->rows[i];
+        resident += rows[i].slot != NONE;
+        r->priority = rows[i].priority, r->timestamp = rows[i].timestamp, r->sequence = rows[i].sequence;
+        r->length = rows[i].length, r->sampled = rows[i].sampled;
+        __atomic_store_n(&r->slot, rows[i].slot, __ATOMIC_RELEASE);
+        set_tag(r, rows[i].tag >> 2, rows[i].tag & 3);
+    }
+    h->sequence = 0, h->thawed++;
+    if ((failed = rebuild(s))) return failed; /* with the lock, as after a death: another process rebuilds */
+    const int64_t count = h->queue_tail - h->queue_head;
+    for (int64_t k = 0; k < count; k++) s->queue[k] = queue[k];
+    h->sequence = header->sequence, h->random = header->random;
+    h->hand = resident; /* slots were given in order, from 0 */
+    h->inserted = header->inserted, h->selected = header->selected, h->evicted = header->evicted;
+    h->deleted = header->deleted, h->reclaimed = header->reclaimed;
+    h->spilled = header->spilled, h->recovered = header->recovered;
+    return unlock(s, h->count);
 }
 
 /* ---- selection -------------------------------------------------------------------------------------------------------- */

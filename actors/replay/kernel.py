@@ -110,7 +110,7 @@ class HeaderStruct(ctypes.Structure):
         *((name, _U64) for name in ("sequence", "random")),
         *((name, _I64) for name in ("hand", "next_reap_ns")),
         *((name, _I64) for name in ("inserted", "selected", "evicted", "deleted")),
-        *((name, _I64) for name in ("reclaimed", "spilled", "recovered")),
+        *((name, _I64) for name in ("reclaimed", "spilled", "recovered", "thawed")),
         ("version", _U64),
         *((name, _I64) for name in ("in_file", "limit")),
         ("limits", LimitStruct * 2),
@@ -200,6 +200,7 @@ _ARGUMENTS = {
     "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "times_sampled": "pip",
     "uniforms": "uuuuiip", "draw": "piiuuuup", "edges": "pip", "leaves": "pipp", "descend": "piippppppp",
     "gather": "piipppippp", "prefetch": "pip",
+    "freeze": "pppp", "pack": "pippppp", "unpack": "pippppp", "thaw": "pppp",
     "tree_layout": "ppiii", "tree_build": "p", "tree_set": "pippp", "tree_draw": "pipp", "tree_descend": "pipppp",
 }  # fmt: skip
 """Arguments of each function: p pointer, i int64, u uint64."""

@@ -126,6 +126,20 @@ class Drawn(NamedTuple):
         return drawn, struct
 
 
+class Frozen(NamedTuple):
+    """A store without its blocks.
+
+    Attributes:
+        header: of kernel.c, with all counters
+        rows: of kernel.c, (capacity,)
+        queue: free local indices in the order of their use
+    """
+
+    header: HeaderStruct
+    rows: NDArray[Any]
+    queue: NDArray[np.int32]
+
+
 class ReservedRow:
     """A row that this process fills in place. Leaving the ``with`` block without ``commit`` gives it back."""
 
@@ -182,6 +196,8 @@ class ReplayStore(ClosesOnExit):
         capacity: rows of this shard
         base: global index of the first
         num_shards: shards of the table, all of this capacity
+        slots: rows that are in memory at a time
+        spills: whether there may be more, in the file of spilled rows
     """
 
     def __init__(self, meta: Mapping[str, Any], descriptors: Sequence[int], removal: Removal) -> None:
@@ -191,6 +207,7 @@ class ReplayStore(ClosesOnExit):
         self.schema = ReplaySchema.from_json(meta["schema"])
         self.capacity, self.num_shards = int(meta["capacity"]), int(meta["num_shards"])
         self.base = self.capacity * int(meta["shard"])
+        self.slots, self.spills = int(meta["slots"]), bool(meta["spills"])
         self.specs = tuple(TreeSpec(*spec) for spec in meta["trees"])
         self._removal = removal
         self._control = memory.map_shared(self._descriptors[0], populate=True)
@@ -553,6 +570,48 @@ class ReplayStore(ClosesOnExit):
         """Start reading the spilled rows of these, so that a later gather does not wait. Returns how many are spilled."""
         indices, _ = checked(keys)
         return self._call(self._library.replay_prefetch, len(indices), address(indices))
+
+    # ---- for checkpoints
+
+    def freeze(self) -> Frozen:
+        """Everything except blocks, at one instant. The lock is held while the status table is copied."""
+        header, rows = HeaderStruct(), np.empty(self.capacity, kernel.ROW)
+        queue = np.empty(self.capacity, np.int32)
+        rows.view(np.uint8).fill(0)  # page faults now, not with the lock
+        queue.fill(0)
+        free = self._call(
+            self._library.replay_freeze, ctypes.addressof(header), address(rows), address(queue)
+        )
+        return Frozen(header, rows, queue[:free])
+
+    def pack(self, keys: Keys, lengths: Integers, out: NDArray[np.uint8]) -> tuple[int, NDArray[np.bool_]]:
+        """Copy whole rows, one after the other. Returns the bytes, and False for rows that were overwritten."""
+        good = np.empty(len(lengths), bool)
+        indices, generations = checked(keys)
+        arrays: tuple[NDArray[Any], ...] = (indices, generations, lengths, out, good)
+        arguments = map(address, arrays)
+        return self._call(self._library.replay_pack, len(lengths), *arguments), good
+
+    def unpack(
+        self,
+        indices: Integers,
+        lengths: Integers,
+        slots: NDArray[np.int32],
+        offsets: Integers,
+        packed: NDArray[np.uint8],
+    ) -> None:
+        """Put blocks of ``pack``, which begin at these offsets, where rows will have them."""
+        arrays: tuple[NDArray[Any], ...] = (indices, lengths, slots, offsets, packed)
+        self._call(self._library.replay_unpack, len(indices), *map(address, arrays))
+
+    def thaw(self, frozen: Frozen) -> None:
+        """Inverse of ``freeze``, for blocks that are in their places. Keys from before mean nothing afterwards.
+
+        Raises:
+            ReplayBusyError: a row is being written.
+        """
+        arguments = (ctypes.addressof(frozen.header), address(frozen.rows), address(frozen.queue))
+        self._call(self._library.replay_thaw, *arguments)
 
     def close(self) -> None:
         """Close the files. Views of rows stay valid. Other processes are not affected. Safe to call twice."""
