@@ -9,6 +9,7 @@ from actors.replay.errors import (
     ShardLostError,
 )
 from actors.replay.limiter import LimiterStatus, RateLimit, WaitingRequest
+from actors.replay.metrics import Histogram, ReplayMeter, ReplayMetrics
 from actors.replay.schema import Column, ReplaySchema
 from actors.replay.selection import (
     Fifo,
@@ -35,6 +36,7 @@ __all__ = [
     "Fifo",
     "Gathered",
     "Gatherer",
+    "Histogram",
     "Keys",
     "Lifo",
     "LimiterStatus",
@@ -45,6 +47,8 @@ __all__ = [
     "ReplayCheckpointError",
     "ReplayCheckpointer",
     "ReplayError",
+    "ReplayMeter",
+    "ReplayMetrics",
     "ReplaySchema",
     "ReplayShard",
     "ReplayShards",

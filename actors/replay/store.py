@@ -23,6 +23,7 @@ from actors.replay.candidates import Candidates, Numbers, Order
 from actors.replay.errors import ReplayBusyError, ReplayError
 from actors.replay.kernel import ColumnStruct, DrawnStruct, HeaderStruct, StoreStruct, TreeStruct, address
 from actors.replay.limiter import Limiter, RateLimit, Waits
+from actors.replay.metrics import EXAMINED_ROWS, ReplayMetrics, histogram_of
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Edges, Floats, Integers, total
 from collectives.closing import ClosesOnExit
@@ -491,6 +492,32 @@ class ReplayStore(ClosesOnExit):
             "recovered",
         )
         return {name: int(getattr(self._header, name)) for name in names}
+
+    def metrics(self) -> ReplayMetrics:
+        """Counters, histograms, bytes by tier and rate limiter, without the lock but for who waits."""
+        self.check_open()
+        header, times = self._header, np.empty(kernel.BINS, np.int64)
+        self._call(self._library.replay_times_sampled, EXAMINED_ROWS, address(times))
+        control, data = (os.fstat(descriptor).st_size for descriptor in self._descriptors[:2])
+        on_disk = bool(self._meta["on_disk"])
+        return ReplayMetrics(
+            shard=self.base // self.capacity,
+            capacity=self.capacity,
+            rows=len(self),
+            inserts=header.inserted,
+            samples=header.selected,
+            evictions=header.evicted,
+            deletions=header.deleted,
+            reclaimed=header.reclaimed,
+            ages=histogram_of(header.ages),
+            staleness=histogram_of(header.staleness),
+            times_sampled=histogram_of(times),
+            memory_bytes=control if on_disk else control + data,
+            mapped_bytes=data if on_disk else 0,
+            spilled_rows=header.in_file,
+            spilled_bytes=header.in_file * self.schema.row_bytes,
+            limiter=self.limiter.status(),
+        )
 
     def owner(self, indices: Integers) -> Integers:
         """Shard of each global index."""

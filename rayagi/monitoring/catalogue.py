@@ -13,7 +13,7 @@ from actors.protocols import IterationResult
 from rayagi.algorithms.registry import DEFINITIONS
 
 Merge = Literal["sum", "mean", "max"]
-Group = Literal["progress", "time", "learning", "resources", "faults", "evaluation"]
+Group = Literal["progress", "time", "learning", "replay", "resources", "faults", "evaluation"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +99,38 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         for definition in DEFINITIONS.values()
         for each in definition.metrics
         for metric in _of_gmis("learning", each.unit, "mean", **{each.name: each.help})
+    ),
+    *_of_gmis("replay", "rows", "sum",
+        replay_inserts="rows inserted into experience replay",
+        replay_samples="rows drawn from experience replay, replacement included",
+        replay_evictions="rows overwritten by others",
+    ),
+    *(
+        GmiMetric(name=name, unit=unit, merge="sum", group="replay", help=meaning)
+        for name, unit, meaning in (
+            ("replay_rows", "rows", "rows that can be drawn"),
+            ("replay_memory_bytes", "bytes", "memory of the replay"),
+            ("replay_disk_bytes", "bytes", "rows in files: memory-mapped, or spilled beyond the budget"),
+        )
+    ),
+    *_of_gmis("replay", "rows", "max",
+        replay_shard_samples="rows drawn from the shard that most are drawn from",
+        replay_staleness_p95="95th percentile over drawn rows: rows drawn between their insertion and the draw",
+    ),
+    *_of_gmis("replay", "rows", "mean",
+        replay_staleness_p50="median over drawn rows: rows drawn between their insertion and the draw",
+        replay_limiter_error="error of the rate limiter: samples_per_insert * inserts - samples, from its centre",
+    ),
+    *_of_gmis("replay", "s", "mean", replay_age_p50_s="median over drawn rows: age at the draw"),
+    *_of_gmis("replay", "s", "max",
+        replay_age_p95_s="95th percentile over drawn rows: age at the draw",
+        replay_insert_wait_s="time that insertions waited for the rate limiter",
+        replay_sample_wait_s="time that selections waited for the rate limiter",
+    ),
+    *_of_gmis("replay", "", "mean", replay_times_sampled_p50="median over rows in the replay: times drawn"),
+    *_of_gmis("replay", "", "max",
+        replay_times_sampled_p95="95th percentile over rows in the replay: times drawn",
+        replay_waiting="requests that wait for the rate limiter at the end of the iteration",
     ),
     *_of_gmis("resources", "bytes", "max",
         resident_bytes="resident memory of the largest GMI process",

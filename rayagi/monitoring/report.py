@@ -90,6 +90,8 @@ def summary(
     learned = [row for row in progress if row.get("train_samples")]
     if learned:
         facts.append(("samples per second", f"{mean_rate(learned, 'train_samples'):,.0f} learned from (TTP)"))
+    if "replay_rows" in last:
+        facts.append(("replay", _replay(progress)))
     experience = experience_record.load(folder.path)
     if experience is not None:
         facts += experience_record.facts(experience)
@@ -136,6 +138,23 @@ def _status(folder: RunFolder) -> str:
     if record.status == "running" and not folder.is_locked():
         return f"killed; continue with rayagi train --resume {folder.path}"
     return f"{record.status}: {record.reason}" if record.reason else record.status
+
+
+def _replay(progress: Sequence[Row]) -> str:
+    """What experience replay holds, and how often its rows were drawn."""
+    last = progress[-1]
+    inserts, samples = (
+        sum(row.get(name, 0.0) for row in progress) for name in ("replay_inserts", "replay_samples")
+    )
+    text = f"{count_text(last['replay_rows'])} rows in {bytes_text(last['replay_memory_bytes'])} of memory"
+    if last.get("replay_disk_bytes"):
+        text += f" and {bytes_text(last['replay_disk_bytes'])} on disk"
+    if inserts:
+        text += f"; {samples / inserts:.3g} rows drawn per row inserted"
+    for kind in ("insert", "sample"):
+        if waited_s := sum(row.get(f"replay_{kind}_wait_s", 0.0) for row in progress):
+            text += f"; {kind} waited {duration_text(waited_s)} for the rate limiter"
+    return text
 
 
 def _evaluation(row: Row) -> str:
