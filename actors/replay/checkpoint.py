@@ -40,6 +40,7 @@ from actors.replay.checkpoint_files import (
 )
 from actors.replay.errors import ReplayCheckpointError
 from actors.replay.kernel import HeaderStruct
+from actors.replay.limiter import state_of
 from actors.replay.schema import ReplaySchema
 from actors.replay.store import MAX_TIMESTAMP, Frozen, Keys, ReplayStore
 from actors.replay.tree import Integers
@@ -133,7 +134,7 @@ class ReplayCheckpointer(ClosesOnExit):
 
         Args:
             folder: where it will be
-            state: the caller's, of values of JSON: seeds, counters of draws, a rate limiter
+            state: the caller's, of values of JSON: seeds, counters of draws
 
         Raises:
             ReplayCheckpointError: it cannot be written, or the state is no JSON. Earlier checkpoints stay.
@@ -161,7 +162,8 @@ class ReplayCheckpointer(ClosesOnExit):
     def read(self, folder: str | os.PathLike[str]) -> Restored:
         """Replace the content of the store by a checkpoint. No other process may use the store meanwhile.
 
-        Keys from before mean nothing afterwards. If a block turns out to be damaged, the store is empty.
+        The store's rate limiter goes on as ``Limiter.resume`` says. Keys from before mean nothing afterwards. If a block turns
+        out to be damaged, the store is empty.
 
         Raises:
             ReplayCheckpointError: it is missing or damaged, or of a store with another schema or other rules.
@@ -179,6 +181,7 @@ class ReplayCheckpointer(ClosesOnExit):
                 opened = open_segment(folder, found, self._sizes, self._store.schema.max_length)
                 segments.append(opened)  # those that were opened are closed below
             self._load(folder, frozen, status, segments)
+            self._store.limiter.resume(manifest.limiter)
         except BaseException:
             _close(segments)
             raise
@@ -276,6 +279,7 @@ class ReplayCheckpointer(ClosesOnExit):
             removal=kernel.REMOVALS[header.removal],
             max_times_sampled=header.max_sampled,
             counters={name: int(getattr(header, name)) for name in COUNTERS},
+            limiter=state_of(header),
             state=state,
             status=digest(status),
             queue=digest(queue),

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.replay.errors import ReplayCheckpointError
+from actors.replay.limiter import struct_of
 from actors.replay.schema import ReplaySchema
 
 FORMAT, VERSION = "rayagi replay checkpoint", 1
@@ -192,6 +193,7 @@ class Manifest:
         capacity, shard, num_shards: of the shard, and its place
         removal, max_times_sampled: rules by which rows disappear
         counters: COUNTERS of the header
+        limiter: as of ``Limiter.state``
         state: the caller's
         status, queue: SHA-256
         free: entries of the queue
@@ -205,6 +207,7 @@ class Manifest:
     removal: str
     max_times_sampled: int
     counters: Mapping[str, int]
+    limiter: Mapping[str, Any] | None
     state: Mapping[str, Any]
     status: str
     queue: str
@@ -256,6 +259,8 @@ class Manifest:
         """Itself, if everything has its type and range; ValueError else."""
         numbers = [self.capacity, self.shard, self.num_shards, self.max_times_sampled, self.free]
         numbers += [self.counters[name] for name in COUNTERS]
+        if self.limiter is not None:
+            struct_of(self.limiter)
         if len(self.segments) > MOST_SEGMENTS:
             raise ValueError("too many segments")
         for segment in self.segments:

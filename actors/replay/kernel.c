@@ -539,7 +539,8 @@ int64_t replay_limit(Store *s, const Limit *given, int64_t restored) {
         Limit *l = &h->limits[next - 1];
         *l = *given;
         if (!restored) {
-            const double error = before ? error_of(before) : 0.0;
+            const double early = before && before->inserts < 0 ? before->samples_per_insert * (double)before->inserts : 0.0;
+            const double error = before ? error_of(before) - early : 0.0; /* rows that are missing to min_size are no error */
             l->offset = error < -l->below ? -l->below : error > l->above ? l->above : error;
             l->inserts = h->count < l->min_size ? h->count - l->min_size : 0, l->samples = 0;
         }
@@ -945,7 +946,7 @@ int64_t replay_thaw(Store *s, const Header *header, const Row *rows, const int32
         Row *r = &s->rows[i];
         resident += rows[i].slot != NONE;
         r->priority = rows[i].priority, r->timestamp = rows[i].timestamp, r->sequence = rows[i].sequence;
-        r->length = rows[i].length, r->sampled = rows[i].sampled;
+        r->length = rows[i].length, r->sampled = rows[i].sampled, r->owner = header->selected;
         __atomic_store_n(&r->slot, rows[i].slot, __ATOMIC_RELEASE);
         set_tag(r, rows[i].tag >> 2, rows[i].tag & 3);
     }

@@ -143,11 +143,7 @@ class Limiter:
 
     def state(self) -> dict[str, Any] | None:
         """All that ``restore`` needs, as values of JSON (inf is None); None without a limit."""
-        struct = self._struct()
-        if struct is None:
-            return None
-        found = {name: getattr(struct, name) for name in _FIELDS}
-        return {name: None if value == math.inf else value for name, value in found.items()}
+        return state_of(self._header)
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Set the limit and its counters as ``state`` returned them, in this or another store.
@@ -158,15 +154,32 @@ class Limiter:
         if state is None:
             self.set(None)
             return
-        try:
-            values = [math.inf if state[name] is None else state[name] for name in _FIELDS]
-            struct = LimitStruct(*values)
-            exact = all(abs(state[name]) < 2**53 for name in ("offset", "min_size", "inserts", "samples"))
-        except (KeyError, TypeError) as error:
-            raise ReplayError(f"{state!r} is no state of a rate limiter: {error}") from error
-        if not exact:
-            raise ReplayError(f"{dict(state)} is no state of a rate limiter: its counts are below 2**53")
+        struct = struct_of(state)
         self._change(RateLimit.from_struct(struct), struct, restored=True)
+
+    def resume(self, state: Mapping[str, Any] | None) -> None:
+        """Go on as the limiter of a checkpoint whose rows this store has now.
+
+        This store's limit stays. If the saved one was the same, its counters go on; else they begin anew, with the saved
+        error as far as this store's error buffer has it. No other process may use the store meanwhile.
+
+        Raises:
+            ReplayError: ``state`` is no such value.
+        """
+        saved, own = None if state is None else struct_of(state), self._struct()
+        if own is None:
+            return
+        rule = ("samples_per_insert", "below", "above", "min_size")
+        if saved is not None and all(getattr(saved, name) == getattr(own, name) for name in rule):
+            own.offset, own.inserts, own.samples = saved.offset, saved.inserts, saved.samples
+        else:
+            error = 0.0
+            if saved is not None:
+                saved.inserts = max(0, saved.inserts)
+                error = error_of(saved)
+            own.offset = min(max(error, -own.below), own.above)
+            own.inserts, own.samples = min(0, len(self.store) - own.min_size), 0
+        self._change(RateLimit.from_struct(own), own, restored=True)
 
     def status(self) -> LimiterStatus:
         """The limit, its counters, who waits and since when."""
@@ -206,8 +219,7 @@ class Limiter:
 
     def _struct(self) -> LimitStruct | None:
         """A copy of the limit in use."""
-        used = self._header.limit
-        return LimitStruct.from_buffer_copy(self._header.limits[used - 1]) if used else None
+        return _struct_in(self._header)
 
     def _change(self, limit: RateLimit | None, struct: LimitStruct | None, *, restored: bool) -> None:
         if limit is not None and limit.min_size > self.store.capacity:
@@ -219,6 +231,38 @@ class Limiter:
             raise ReplayBusyError(
                 "another process holds the store's lock and is suspended: the limit is unchanged"
             )
+
+
+def state_of(header: HeaderStruct) -> dict[str, Any] | None:
+    """``Limiter.state`` of a store's header, or of a copy of it."""
+    struct = _struct_in(header)
+    if struct is None:
+        return None
+    found = {name: getattr(struct, name) for name in _FIELDS}
+    return {name: None if value == math.inf else value for name, value in found.items()}
+
+
+def struct_of(state: Mapping[str, Any]) -> LimitStruct:
+    """Inverse of ``state_of``.
+
+    Raises:
+        ReplayError: ``state`` is no such value.
+    """
+    try:
+        struct = LimitStruct(*(math.inf if state[name] is None else state[name] for name in _FIELDS))
+        exact = all(abs(state[name]) < 2**53 for name in ("offset", "min_size", "inserts", "samples"))
+    except (KeyError, TypeError) as error:
+        raise ReplayError(f"{state!r} is no state of a rate limiter: {error}") from error
+    if not exact:
+        raise ReplayError(f"{dict(state)} is no state of a rate limiter: its counts are below 2**53")
+    RateLimit.from_struct(struct)
+    return struct
+
+
+def _struct_in(header: HeaderStruct) -> LimitStruct | None:
+    """A copy of the limit in use."""
+    used = header.limit
+    return LimitStruct.from_buffer_copy(header.limits[used - 1]) if used else None
 
 
 def error_of(struct: LimitStruct) -> float:

@@ -18,6 +18,7 @@ from actors.replay import (
     Keys,
     RateLimit,
     ReplayBusyError,
+    ReplayCheckpointer,
     ReplayError,
     ReplayStore,
     ReplayTimeoutError,
@@ -124,7 +125,9 @@ def test_one_side_is_always_admitted_and_counts_are_the_models(data, steps):
             first = status[status["state"] == COMMITTED][:1]
             rows -= store.delete(Keys(first["index"], first["generation"]))
         elif kind == "set":
-            before, limit = error(), data.draw(limits)
+            # Rows that are missing to min_size are no error to be carried over.
+            before = error() - (limit.samples_per_insert or 0.0) * min(0, inserts)
+            limit = data.draw(limits)
             below, above = (
                 limit.error_buffer if isinstance(limit.error_buffer, tuple) else (limit.error_buffer,) * 2
             )
@@ -337,6 +340,40 @@ def restored(state, rows, limit=None, capacity=20):
     if limit is not None:
         store.limiter.set(limit)
     return store
+
+
+def saved_and_restored(tmp_path, store, **limit):
+    """A store with another limit, and the rows of a checkpoint of this one."""
+    with ReplayCheckpointer(store) as checkpointer:
+        folder = checkpointer.save(tmp_path).folder
+    found = ReplayStore.create(SCHEMA, store.capacity, limit=RateLimit(**limit) if limit else None)
+    with ReplayCheckpointer(found) as checkpointer:
+        assert checkpointer.restore(tmp_path).folder == folder
+    return found
+
+
+def test_a_checkpoint_goes_on_with_its_limiter_if_the_limit_is_the_same(tmp_path):
+    limit = {"samples_per_insert": 0.1, "min_size": 4, "error_buffer": (1.0, math.inf)}
+    store = store_of(**limit, timeout_s=5.0)
+    insert(store, 16)
+    sample(store)
+    before = store.limiter.status()
+    found = saved_and_restored(tmp_path, store, **limit, timeout_s=AT_ONCE_S).limiter.status()
+    assert (found.inserts, found.samples, found.error) == (before.inserts, before.samples, before.error)
+    assert found.limit.timeout_s == AT_ONCE_S
+
+
+def test_reverb_103_a_checkpoint_brings_no_limit_with_it(tmp_path):
+    store = store_of(samples_per_insert=8.0, error_buffer=2.0)
+    insert(store, 2)  # error 8: the next insertion would wait
+    assert saved_and_restored(tmp_path, store).limiter.status().limit is None
+    other = saved_and_restored(tmp_path, store, samples_per_insert=1.0, min_size=4, error_buffer=3.0)
+    status = other.limiter.status()
+    assert (status.inserts, status.error, status.admits_insert) == (-2, 3.0 - 2.0, True)
+    fresh = ReplayStore.create(SCHEMA, 20)
+    insert(fresh, 5)
+    later = saved_and_restored(tmp_path / "unlimited", fresh, samples_per_insert=1.0, min_size=4)
+    assert (later.limiter.status().inserts, later.limiter.status().error) == (0, 0.0)
 
 
 def test_reverb_103_a_restored_table_that_refuses_inserts_says_so_and_can_be_given_another_limit():
