@@ -8,6 +8,7 @@ from actors.replay.errors import (
     ReplayTimeoutError,
     ShardLostError,
 )
+from actors.replay.hindsight import Hindsight, HindsightGatherer
 from actors.replay.limiter import LimiterStatus, RateLimit, WaitingRequest
 from actors.replay.metrics import Histogram, ReplayMeter, ReplayMetrics
 from actors.replay.schema import Column, ReplaySchema
@@ -36,6 +37,8 @@ __all__ = [
     "Fifo",
     "Gathered",
     "Gatherer",
+    "Hindsight",
+    "HindsightGatherer",
     "Histogram",
     "Keys",
     "Lifo",

@@ -50,6 +50,7 @@ class Candidates(NamedTuple):
         keys: of any order, (n,)
         indices, generations: of the rows, (n,)
         weights: the rows' weights in a random order, (n,)
+        lengths: of the rows, (n,)
         available: rows that can be selected, (1,)
     """
 
@@ -57,6 +58,7 @@ class Candidates(NamedTuple):
     indices: Integers
     generations: NDArray[np.uint64]
     weights: Floats
+    lengths: Integers
     available: Integers
 
     @classmethod
@@ -84,15 +86,17 @@ class Candidates(NamedTuple):
         best = _least(keys, k)
         chosen = local[best]
         weights = _powers(rows[chosen], order.exponent if is_random else 0.0)
-        return cls(keys[best], chosen + base, tags[chosen] >> np.uint64(2), weights, np.array([available]))
+        lengths = rows["length"][chosen].astype(np.int64)
+        generations = tags[chosen] >> np.uint64(2)
+        return cls(keys[best], chosen + base, generations, weights, lengths, np.array([available]))
 
     @classmethod
     def merge(cls, shards: list[Self], k: int) -> Self:
         """The k least of all; of equal ones, the least index."""
-        columns = [np.concatenate([shard[column] for shard in shards]) for column in range(5)]
+        columns = [np.concatenate([shard[column] for shard in shards]) for column in range(6)]
         best = np.lexsort((columns[1], columns[0]))[:k]
-        keys, indices, generations, weights = (column[best] for column in columns[:4])
-        return cls(keys, indices, generations, weights, columns[4].sum(keepdims=True))
+        keys, indices, generations, weights, lengths = (column[best] for column in columns[:5])
+        return cls(keys, indices, generations, weights, lengths, columns[5].sum(keepdims=True))
 
 
 def _keys(rows: NDArray[Any], local: Integers, base: int, order: Order, numbers: Numbers) -> NDArray[Any]:

@@ -162,7 +162,7 @@ class ReplayCheckpointer(ClosesOnExit):
     def read(self, folder: str | os.PathLike[str]) -> Restored:
         """Replace the content of the store by a checkpoint. No other process may use the store meanwhile.
 
-        The store's rate limiter goes on as ``Limiter.resume`` says. Keys from before mean nothing afterwards. If a block turns
+        The rate limiter goes on as ``Limiter.resume`` says. Keys from before mean nothing afterwards. If a block turns
         out to be damaged, the store is empty.
 
         Raises:

@@ -35,6 +35,7 @@ class _Found(NamedTuple):
     generations: NDArray[np.uint64]
     steps: Integers
     probabilities: Floats
+    lengths: Integers
     accepted: NDArray[np.bool_] | None
     """Which of them could still be selected, and were counted; None: all."""
 
@@ -136,7 +137,7 @@ class Prioritized:
 
 
 def _found(drawn: Drawn, steps: Integers, probabilities: Floats) -> _Found:
-    return _Found(drawn.indices, drawn.generations, steps, probabilities, drawn.accepted)
+    return _Found(drawn.indices, drawn.generations, steps, probabilities, drawn.lengths, drawn.accepted)
 
 
 @lru_cache(maxsize=64)
@@ -249,7 +250,8 @@ def _by_candidates(table: Table, draw: _Draw, order: Order, everything: float | 
     if order.kind == "random":
         probabilities = found.weights / (everything or float(found.available[0]))
     accepted = table.mark(Keys(found.indices, found.generations))
-    return _Found(found.indices, found.generations, _zeros(draw.k), probabilities, accepted)
+    zeros = _zeros(draw.k)
+    return _Found(found.indices, found.generations, zeros, probabilities, found.lengths, accepted)
 
 
 # ---- the whole selection
@@ -322,8 +324,8 @@ def _select(table: Table, selector: Selector, k: int, seed: int, draw: int) -> S
         found = selector.choose(table, _Draw(missing, Numbers(seed, draw, round_), taken))
         accepted = found.accepted
         if accepted is not None and not accepted.all():
-            indices, generations, steps, probabilities = (column[accepted] for column in found[:4])
-            found = _Found(indices, generations, steps, probabilities, None)  # type: ignore[arg-type]
+            indices, generations, steps, probabilities, lengths = (column[accepted] for column in found[:5])
+            found = _Found(indices, generations, steps, probabilities, lengths, None)  # type: ignore[arg-type]
         parts.append(found)
         missing -= len(found.indices)
         if not missing:
@@ -337,16 +339,16 @@ def _select(table: Table, selector: Selector, k: int, seed: int, draw: int) -> S
 def _finish(table: Table, selector: Selector, parts: list[_Found]) -> Selection:
     """Join the rounds, and add importance weights."""
     columns = (
-        parts[0][:4] if len(parts) == 1 else [np.concatenate([part[c] for part in parts]) for c in range(4)]
+        parts[0][:5] if len(parts) == 1 else [np.concatenate([part[c] for part in parts]) for c in range(5)]
     )
-    indices, generations, steps, probabilities = columns
+    indices, generations, steps, probabilities, lengths = columns
     importance = getattr(selector, "importance", 0.0)
     weights = _ones(len(indices))
     if importance:
         # w_i = (N P(i))**-beta / max_j w_j
         raw = (len(table) * probabilities) ** -importance
         weights = (raw / raw.max()).astype(np.float32)
-    return Selection(Keys(indices, generations), steps, probabilities, weights)
+    return Selection(Keys(indices, generations), steps, probabilities, weights, lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,12 +78,14 @@ class Selection(NamedTuple):
         steps: timestep of the trajectory that was selected; for sequences, their first
         probabilities: of each, in one draw; 1 for selectors without chance
         weights: importance weights, float32, at most 1; 1 without importance sampling
+        lengths: of the rows' trajectories; None if whoever made the selection did not say
     """
 
     keys: Keys
     steps: Integers
     probabilities: Floats
     weights: NDArray[np.float32]
+    lengths: Integers | None = None
 
     def __len__(self) -> int:
         return len(self.steps)

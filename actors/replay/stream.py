@@ -11,12 +11,14 @@ from itertools import count
 from typing import Any, Self
 
 from actors.replay.errors import ReplayError
+from actors.replay.hindsight import Hindsight, HindsightGatherer
 from actors.replay.selection import Selector, select
 from actors.replay.store import ReplayStore, Selection
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription
 from collectives.closing import ClosesOnExit
 
 Ready = tuple[Selection, Gathered]
+_Batch = Gatherer | HindsightGatherer
 
 
 class BatchStream(ClosesOnExit, Iterator[Ready]):
@@ -37,6 +39,7 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
         first_draw: int = 0,
         ahead: int = 2,
         make_out: Callable[[], Mapping[str, Any]] | None = None,
+        hindsight: Hindsight | None = None,
     ) -> None:
         """Start the thread.
 
@@ -46,18 +49,23 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
             seed, first_draw: of the batches
             ahead: batches that may be ready, at least 1
             make_out: makes the arrays or tensors of one batch (pinned ones, e.g.); called ahead + 1 times
+            hindsight: how goals are replaced; None: they are not
 
         Raises:
             ReplayError: an argument is outside its range, or as of ``Gatherer``.
         """
         if ahead < 1:
             raise ReplayError(f"{ahead} batches ahead: use a positive number")
-        self._free: queue.SimpleQueue[Gatherer | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[tuple[Ready, Gatherer] | Exception] = queue.SimpleQueue()
-        self._used: Gatherer | None = None
+        self._free: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[Ready, _Batch] | Exception] = queue.SimpleQueue()
+        self._used: _Batch | None = None
         self._closed, self._pid = False, os.getpid()
         for _ in range(ahead + 1):
-            self._free.put(Gatherer(store, subscriptions, batch, out=make_out() if make_out else None))
+            out = make_out() if make_out else None
+            if hindsight is None:
+                self._free.put(Gatherer(store, subscriptions, batch, out=out))
+            else:
+                self._free.put(HindsightGatherer(store, subscriptions, batch, hindsight, out=out))
 
         def prepare() -> None:
             try:
@@ -68,7 +76,11 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
                     selection = select(
                         store, selector, batch, seed=seed, draw=draw, keep_waiting=lambda: not self._closed
                     )
-                    self._ready.put(((selection, gatherer(selection)), gatherer))
+                    if isinstance(gatherer, HindsightGatherer):
+                        copied = gatherer(selection, seed=seed, draw=draw)
+                    else:
+                        copied = gatherer(selection)
+                    self._ready.put(((selection, copied), gatherer))
             except Exception as error:  # of a closed stream too: nobody asks for it
                 self._ready.put(error)
 
