@@ -11,7 +11,7 @@ from actors.replay.kernel import BINS
 from actors.replay.limiter import LimiterStatus
 from actors.replay.tree import Integers
 
-EXAMINED_ROWS = 2**16
+EXAMINED_ROWS = 2**12
 """Most rows whose times sampled are read for a histogram; of a larger store, evenly spaced ones."""
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from actors.errors import NonFiniteError
 from actors.protocols import EnvInfo, StateDict
-from actors.replay import Gatherer, ReplayError, ReplayStore, Selection, Uniform, select
+from actors.replay import Gatherer, ReplayError, ReplayMeter, ReplayStore, Selection, Uniform, select
 from actors.replay.selection import Selector
 from actors.rollout import Rollout
 from collectives.communicator import Communicator
@@ -161,6 +161,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         super().__init__(**whose)
         self._share, weight = self._share_of_batch()
         self.replay = self._make_replay()
+        self._meter = ReplayMeter(self.replay)
         self._assembler = TransitionAssembler(self.spec.gamma, self.spec.n_step)
         self._gatherer = self._make_gatherer()
         self.inserted = 0
@@ -289,8 +290,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         return max(0.0, 1.0 - self.env_steps / self.total_env_steps)
 
     def _metrics(self, rows: list[Tensor], number: int) -> dict[str, float]:
-        """Means over the gradient steps, and the size of this replay."""
-        replay = {"replay_size": float(len(self.replay)), "gradient_steps": float(len(rows))}
+        """Means over the gradient steps, and metrics of this replay."""
+        replay = {**self._meter.values(), "gradient_steps": float(len(rows))}
         if not rows:
             return replay
         names = self.updater.measured

@@ -13,7 +13,6 @@ from rayagi.config.off_policy import ON_POLICY
 
 OFF_POLICY_METRICS = (
     LearningMetric(name="q_mean", unit="", help="mean value of sampled states and actions"),
-    LearningMetric(name="replay_size", unit="transitions", help="transitions in a GMI's replay"),
     LearningMetric(name="gradient_steps", unit="steps", help="gradient steps of this iteration"),
 )
 

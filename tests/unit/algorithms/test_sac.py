@@ -219,7 +219,7 @@ def test_layouts_keep_equal_replicas_and_the_replays_of_their_own_environments()
         for _ in range(4):
             metrics = program.iterate().metrics
         state = program.state_dict()["shared"]["learner"]
-        return state, metrics["replay_size"], metrics["gradient_steps"]
+        return state, metrics["replay_rows"], metrics["gradient_steps"]
 
     (one, size, steps), (other, *same) = run_gmis(SPEC, 2, work)
     assert (
@@ -257,7 +257,7 @@ def test_a_resumed_run_refills_its_replay_and_goes_on_with_everything_else():
     assert str(again) == str(saved["shared"])
     # 16 steps are in after half a rollout of 32: it learns at once, from what it has collected itself.
     metrics = resumed.iterate().metrics
-    assert (metrics["replay_size"], metrics["gradient_steps"]) == (32, 8)
+    assert (metrics["replay_rows"], metrics["gradient_steps"]) == (32, 8)
     starts_late = build(replace(SPEC, learning=replace(SETTINGS, learning_starts=64)))
     starts_late.load_state_dict(saved)
     assert [starts_late.iterate().metrics["gradient_steps"] for _ in range(2)] == [0, 8]
