@@ -39,16 +39,18 @@ def broadcast_selection(
     """
     count = torch.tensor([0 if selection is None else len(selection)])
     communicator.broadcast(count, source)
-    words = np.zeros((5, int(count[0])), np.int64)
+    words = np.zeros((6, int(count[0])), np.int64)
     if communicator.rank == source and selection is not None:
         columns = (*selection.keys, selection.steps, selection.probabilities, selection.weights.astype(float))
-        for row, column in zip(words, columns, strict=True):
+        for row, column in zip(words[:5], columns, strict=True):
             row[:] = column.view(np.int64)
+        words[5] = 0 if selection.lengths is None else selection.lengths  # a trajectory has at least 1
     communicator.broadcast(torch.from_numpy(words), source)
-    indices, generations, steps, probabilities, weights = words
+    indices, generations, steps, probabilities, weights, lengths = words
     return Selection(
         Keys(indices, generations.view(np.uint64)),
         steps,
         probabilities.view(np.float64),
         weights.view(np.float64).astype(np.float32),
+        lengths if lengths.all() else None,
     )

@@ -2,6 +2,7 @@
 
 from actors.replay.checkpoint import ReplayCheckpointer, Restored, Saved
 from actors.replay.errors import (
+    RateLimitedError,
     ReplayBusyError,
     ReplayCheckpointError,
     ReplayError,
@@ -46,6 +47,7 @@ __all__ = [
     "LostShard",
     "Prioritized",
     "RateLimit",
+    "RateLimitedError",
     "ReplayBusyError",
     "ReplayCheckpointError",
     "ReplayCheckpointer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from actors.replay.subscriptions import Gatherer, Subscription
 from actors.replay.tree import Floats, Integers
 
 Generations = NDArray[np.uint64]
+_PATIENCE_S = 0.5
+"""Longest wait of a request for the rate limiter."""
 
 
 def _known(store: ReplayStore, tree: int) -> int:
@@ -70,7 +73,9 @@ def _gather(
 
 
 def _insert(store: ReplayStore, rows: Mapping[str, NDArray[Any]], *statistics: Any) -> tuple[Any, ...]:
-    return store.insert(rows, *statistics)
+    """Insert; a client whose shard did not respond for longer would take it for lost, and asks again instead."""
+    end_s = time.monotonic() + _PATIENCE_S
+    return store.insert(rows, *statistics, keep_waiting=lambda: time.monotonic() < end_s)
 
 
 CALLS: Mapping[str, Callable[..., Any]] = {

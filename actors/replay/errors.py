@@ -15,6 +15,10 @@ class ShardLostError(ReplayError):
     """A shard's process has ended, or does not respond."""
 
 
+class RateLimitedError(ReplayBusyError):
+    """A request that waited for the rate limiter was given up, because its caller said so."""
+
+
 class ReplayTimeoutError(ReplayBusyError, TimeoutError):
     """A request has waited for the rate limiter for longer than its timeout."""
 

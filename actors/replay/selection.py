@@ -280,7 +280,7 @@ def select(
     Raises:
         ReplayError: nothing, or too little, can be selected; or the store was not created for this selector.
         ReplayTimeoutError: the rate limiter did not admit it within its timeout.
-        ReplayBusyError: ``keep_waiting`` returned False.
+        RateLimitedError: ``keep_waiting`` returned False.
     """
     if isinstance(store, ReplayStore):
         _wait_for_limit(store, selector, k, keep_waiting)
@@ -372,6 +372,7 @@ def select_mixture(shares: Sequence[Share], k: int, *, seed: int, draw: int) -> 
         np.empty(0, np.int64),
         np.empty(0),
         np.empty(0, np.float32),
+        np.empty(0, np.int64),
     )
     return [
         select(share.store, share.selector, count, seed=seed, draw=draw) if count else empty

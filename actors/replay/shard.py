@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from actors.replay import wire
 from actors.replay.calls import CALLS
-from actors.replay.errors import ReplayBusyError, ReplayError
+from actors.replay.errors import RateLimitedError, ReplayBusyError, ReplayError, ReplayTimeoutError
 from actors.replay.store import ReplayStore
 from collectives.closing import ClosesOnExit
 from collectives.rendezvous import host_identity
@@ -25,8 +25,10 @@ PROTOCOL = 1
 """Version of the messages. Increment it with every change of ``wire`` or ``calls``."""
 _HELLO_S, _HELLO_BYTES = 10.0, 1024
 """Of a peer that has not said the token."""
-ERRORS = {error.__name__: error for error in (ReplayError, ReplayBusyError)}
-"""Errors that are raised again where the request came from."""
+ERRORS = {
+    error.__name__: error for error in (ReplayError, RateLimitedError, ReplayTimeoutError, ReplayBusyError)
+}
+"""Errors that are raised again where the request came from; of relatives, the more precise first."""
 
 
 class Address(NamedTuple):

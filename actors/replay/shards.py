@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from actors.replay import kernel
 from actors.replay.calls import CALLS
-from actors.replay.errors import ReplayError, ShardLostError
+from actors.replay.errors import RateLimitedError, ReplayError, ShardLostError
 from actors.replay.remote_shard import RemoteShard
 from actors.replay.schema import ReplaySchema
 from actors.replay.store import STATUS, Keys, ReplayStore, TreeSpec, checked, status_of
@@ -354,7 +355,10 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         statistics = [
             None if found is None else np.asarray(found) for found in (lengths, priorities, timestamps)
         ]
-        found = self.ask("insert", {chosen: (given, *statistics)})
+        found = None
+        while found is None:
+            with suppress(RateLimitedError):  # once more
+                found = self.ask("insert", {chosen: (given, *statistics)})
         if chosen not in found:
             raise ShardLostError(
                 f"replay shard {chosen} is lost: insert the rows into another, or wait until it joins"

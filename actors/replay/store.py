@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from actors.replay import kernel, memory
 from actors.replay.candidates import Candidates, Numbers, Order
-from actors.replay.errors import ReplayBusyError, ReplayError
+from actors.replay.errors import RateLimitedError, ReplayBusyError, ReplayError
 from actors.replay.kernel import ColumnStruct, DrawnStruct, HeaderStruct, StoreStruct, TreeStruct, address
 from actors.replay.limiter import Limiter, RateLimit, Waits
 from actors.replay.metrics import EXAMINED_ROWS, ReplayMetrics, histogram_of
@@ -366,14 +366,14 @@ class ReplayStore(ClosesOnExit):
 
         Raises:
             ReplayTimeoutError: the limit's timeout_s has passed.
-            ReplayBusyError: ``keep_waiting`` has returned False.
+            RateLimitedError: ``keep_waiting`` has returned False.
             ReplayError: the store was closed.
         """
         with Waits(self.limiter, kernel.SAMPLE, rows) as waits:
             while not waits.is_admitted():
                 self.check_open()
                 if not keep_waiting():
-                    raise ReplayBusyError("sampling was given up while it waited for the rate limiter")
+                    raise RateLimitedError("sampling was given up while it waited for the rate limiter")
 
     def __len__(self) -> int:
         """Rows that can be selected."""
@@ -398,6 +398,8 @@ class ReplayStore(ClosesOnExit):
         lengths: ArrayLike | None = None,
         priorities: ArrayLike | None = None,
         timestamps: ArrayLike | None = None,
+        *,
+        keep_waiting: Callable[[], bool] = lambda: True,
     ) -> Keys:
         """Copy n trajectories into the store and make them selectable together.
 
@@ -406,11 +408,13 @@ class ReplayStore(ClosesOnExit):
             lengths: (n,) timesteps of each; None: all ``steps``
             priorities: (n,) or one, not negative; None: 1
             timestamps: (n,) or one, at least 0; None: nanoseconds since 1970
+            keep_waiting: called several times a second during a wait for the rate limiter; False gives up
 
         Raises:
             ReplayError: a column is missing or unknown, or has another type or shape; or a value is outside its range.
             ReplayBusyError: more rows than are free or removable.
             ReplayTimeoutError: the rate limiter did not admit it within its timeout.
+            RateLimitedError: ``keep_waiting`` returned False.
         """
         arrays, (count, steps) = self._arrays(rows)
         if not count:
@@ -423,7 +427,7 @@ class ReplayStore(ClosesOnExit):
             *(self.native, count, steps, ctypes.addressof(pointers), *kept.addresses, time.time_ns()),
             *(at, at + 8 * count),
         )
-        self._allocating(lambda: self._library.replay_insert(*arguments), count)
+        self._allocating(lambda: self._library.replay_insert(*arguments), count, keep_waiting)
         return Keys(words[:count], words[count:].view(np.uint64))
 
     def commit(self, index: int, length: int | None, priority: float, timestamp: int | None) -> Keys:
@@ -791,7 +795,9 @@ class ReplayStore(ClosesOnExit):
                 raise ReplayError(f"timestamps are {_brief(timestamps)}: use 0 to {MAX_TIMESTAMP - 1}")
         return _Statistics.of(sizes, weights, times)
 
-    def _allocating(self, request: Callable[[], int], count: int) -> None:
+    def _allocating(
+        self, request: Callable[[], int], count: int, keep_waiting: Callable[[], bool] = lambda: True
+    ) -> None:
         """Make a request that allocates rows, and again if the rate limiter or the user's removal must act first."""
         self.check_open()
         result = request()
@@ -799,7 +805,10 @@ class ReplayStore(ClosesOnExit):
             with Waits(self.limiter, kernel.INSERT, count) as waits:
                 while True:
                     if result == kernel.LIMITED:
-                        waits.is_admitted()
+                        if not waits.is_admitted() and not keep_waiting():
+                            raise RateLimitedError(
+                                "inserting was given up while it waited for the rate limiter"
+                            )
                         self.check_open()
                     elif result == kernel.NEED_VICTIM:
                         self._evict_chosen()

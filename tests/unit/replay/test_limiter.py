@@ -10,16 +10,18 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_processes import forked, kill, until
+from replay_processes import LIMIT_S, forked, kill, until
 from replay_tables import SCHEMA, content
 
 from actors.replay import (
     BatchStream,
     Keys,
     RateLimit,
-    ReplayBusyError,
+    RateLimitedError,
     ReplayCheckpointer,
     ReplayError,
+    ReplayShard,
+    ReplayShards,
     ReplayStore,
     ReplayTimeoutError,
     Subscription,
@@ -315,10 +317,30 @@ def test_a_stream_that_waits_can_be_closed():
     assert not [thread for thread in threading.enumerate() if thread.name == "replay-stream"]
 
 
+def test_a_writer_on_another_host_that_waits_does_not_lose_its_shard(monkeypatch):
+    monkeypatch.setattr("actors.replay.calls._PATIENCE_S", 0.0)
+    store = store_of(samples_per_insert=1.0)
+    insert(store, 2)
+    with (
+        ReplayShard(store, host_id="there") as shard,
+        ReplayShards([shard.address], host_id="here", timeout_s=LIMIT_S) as table,
+    ):
+        inserted = []
+        writer = threading.Thread(target=lambda: inserted.append(table.insert(content([7]))))
+        writer.start()
+        until(lambda: store.limiter.status().waits["insert"] >= 3)  # it asks again
+        assert not inserted
+        select(table, Uniform(), 2, seed=0, draw=0)  # by other connections
+        writer.join(LIMIT_S)
+        assert len(inserted) == 1
+        assert list(table.present) == [0]
+    assert not writer.is_alive()
+
+
 def test_a_wait_ends_when_the_store_is_closed_or_the_caller_gives_up():
     store = store_of(min_size=2)
     answers = iter([True, False])
-    with pytest.raises(ReplayBusyError, match="was given up"):
+    with pytest.raises(RateLimitedError, match="was given up"):
         select(store, Uniform(), 1, seed=0, draw=0, keep_waiting=lambda: next(answers))
 
     def close():
