@@ -17,6 +17,7 @@ from rayagi.cli.failures import FAILED, INTERRUPTED, UsageError, explain
 from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
 from rayagi.config.trusted_modules import in_run_folder
+from rayagi.coordinator.lost_ray import LocalRayLostError, when_local_ray_is_lost
 
 _COMMANDS = {
     "train": "rayagi.cli.train",
@@ -130,8 +131,18 @@ def run_process() -> NoReturn:
     Destructors and threads of these libraries (two gRPCs, Arrow's allocator, torch) are slow and can deadlock: one finished
     and saved training did not end. Python's own exit functions do run.
     """
-    code = main()
+    with when_local_ray_is_lost(_end_at_once):
+        code = main()
     atexit._run_exitfuncs()
+    _end(code)
+
+
+def _end_at_once(error: LocalRayLostError) -> None:
+    """End the process beside its main thread, which waits for a Ray that is not there, or is about to be ended by it."""
+    _end(_report(error, debug=False))
+
+
+def _end(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # the reader is gone, or the stream is closed
             stream.flush()

@@ -29,6 +29,7 @@ from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
 from rayagi.coordinator.default_layout import takes_default, with_default_layout
 from rayagi.coordinator.health_monitor import RunHealthMonitor
+from rayagi.coordinator.lost_ray import when_local_ray_is_lost
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.coordinator.throughput_prediction import predict_throughput
@@ -62,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _refuse_if_done(folder, spec, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
-        outcome = _train(folder, spec, settings, checkpoint, interrupt, dashboard=arguments.dashboard)
+        with when_local_ray_is_lost(lambda error: after_failure(folder, spec, error, before=before)):
+            outcome = _train(folder, spec, settings, checkpoint, interrupt, dashboard=arguments.dashboard)
     except BaseException as error:
         after_failure(folder, spec, error, before=before)
         raise

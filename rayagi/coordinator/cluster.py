@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import grpc
 import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import services, worker
 from ray._private.grpc_utils import init_grpc_channel
+from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from placement.inventory import local_machine
 from placement.types import Machine
+from rayagi.coordinator.lost_ray import LocalRayWatch
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
@@ -94,6 +97,8 @@ class _SharedConnection:
         self._lock = threading.Lock()
         self._ours: str | None = None
         self._num_users = 0
+        self.watch: LocalRayWatch | None = None
+        """Of a local Ray of ours."""
 
     def enter(self, ray_address: str | None, *, dashboard: bool) -> str | None:
         """Acquire the connection, opening it if needed; None if someone else opened the existing one."""
@@ -142,7 +147,24 @@ def _open(ray_address: str | None, *, dashboard: bool) -> None:
         _connect(address, "ray_address" if ray_address else "RAY_ADDRESS")
 
 
+def _watched(node: Any) -> LocalRayWatch:
+    """Watches the local Ray's server and raylet: without either of them nothing else of it can be used."""
+    processes = {
+        name: infos[0].process.pid
+        for name in (PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET)
+        if (infos := node.all_processes.get(name))
+    }
+
+    def end_others() -> None:
+        node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+    return LocalRayWatch(processes, node.get_logs_dir_path(), end_others)
+
+
 def _shut_down() -> None:
+    watch, _SHARED.watch = _SHARED.watch, None
+    if watch is not None:
+        watch.stop()
     ray.shutdown()
     worker._worker_logs_enabled = True
 
@@ -169,6 +191,7 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
         )
     except Exception as error:  # Ray raises plain Exceptions, too
         raise RayStartError(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
+    _SHARED.watch = _watched(worker.global_worker.node)
     # The log monitor polls the workers' output ten times a second, and this driver does not use it.
     worker.global_worker.node.kill_log_monitor(check_alive=False)
 

@@ -136,7 +136,8 @@ def wall_s(row: Row) -> float:
 def _status(folder: RunFolder) -> str:
     record = folder.record
     if record.status == "running" and not folder.is_locked():
-        return f"killed; continue with rayagi train --resume {folder.path}"
+        # Nobody trains it any more, and nobody could write why: SIGKILL, or no space for the new run.json.
+        return f"killed, or ended by a full disk; continue with rayagi train --resume {folder.path}"
     return f"{record.status}: {record.reason}" if record.reason else record.status
 
 

@@ -1,4 +1,4 @@
-"""`rayagi train` over two Ray nodes, simulated as two raylets on this host, of which one is killed."""
+"""`rayagi train` whose Ray is killed: a node of two, simulated as two raylets on this host, or a local one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rayagi.run.checkpoints import CheckpointStore
+from rayagi.run.folder import open_run
 
 pytestmark = pytest.mark.cluster
 
@@ -93,3 +94,33 @@ def test_a_run_that_loses_a_node_ends_with_a_sentence_and_its_last_checkpoint_st
     # Nobody has waited for the killed raylet: its process id still exists, as in a container without an init.
     assert state_of(raylet) == "Z"
     wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in workers))
+
+
+@pytest.mark.parametrize("killed", ["gcs_server", "raylet"])
+def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, killed):
+    options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
+    process = rayagi(tmp_path, "local", "train", "InvertedPendulum-v5", *SMALL, *options)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    children = {
+        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    }
+    programs = {pid: os.path.basename(os.readlink(f"/proc/{pid}/exe")) for pid in children}
+    (pid,) = (pid for pid, program in programs.items() if program == killed)
+    (raylet,) = (pid for pid, program in programs.items() if program == "raylet")
+    workers = workers_of(raylet)
+    os.kill(pid, signal.SIGKILL)
+    output, error = process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 1, output + error
+    first, *follow_up = error.splitlines()
+    assert first.startswith(
+        f"rayagi: Ray's {killed} on this machine (process {pid}) has ended while this command used it: "
+    )
+    assert follow_up == [
+        f"The last good checkpoint is {checkpoints.load().name}. Continue from it with:",
+        "  rayagi train --resume runs/a",
+    ]
+    record = open_run(tmp_path / "runs/a").record
+    assert (record.status, first) == ("failed", f"rayagi: {record.reason}")
+    wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *children)))

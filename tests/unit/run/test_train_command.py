@@ -395,7 +395,10 @@ def test_a_killed_run_is_not_reported_as_running(fake, capsys):
     folder = open_run(Path("runs/a"))
     folder.update(status="running", reason="")
     assert main(["report", "runs/a"]) == 0
-    assert re.search(r"status  killed; continue with rayagi train --resume runs/a", capsys.readouterr().out)
+    assert re.search(
+        r"status  killed, or ended by a full disk; continue with rayagi train --resume runs/a",
+        capsys.readouterr().out,
+    )
     folder.lock()
     assert main(["report", "runs/a"]) == 0
     assert re.search(r"status  running\n", capsys.readouterr().out)

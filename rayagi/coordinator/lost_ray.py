@@ -1,0 +1,77 @@
+"""What a command does when the local Ray that was started for it is killed from outside.
+
+Ray itself waits a minute for its server, then ends the process with a line of its own: no exception reaches Python.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+Handler = Callable[["LocalRayLostError"], None]
+
+_handlers: list[Handler] = []
+
+
+class LocalRayLostError(RuntimeError):
+    """A process of the local Ray ended while it was in use."""
+
+    def __init__(self, process: str, pid: int, logs: str) -> None:
+        super().__init__(process, pid, logs)
+        self.process, self.pid, self.logs = process, pid, logs
+
+    def __str__(self) -> str:
+        return (
+            f"Ray's {self.process} on this machine (process {self.pid}) has ended while this command used it: it was "
+            f"killed, as by `ray stop` or for lack of memory, or failed; see Ray's logs in {self.logs}"
+        )
+
+
+@contextmanager
+def when_local_ray_is_lost(handler: Handler) -> Iterator[None]:
+    """Call ``handler`` in another thread if that happens in the block, after those of inner blocks."""
+    _handlers.append(handler)
+    try:
+        yield
+    finally:
+        _handlers.remove(handler)
+
+
+class LocalRayWatch:
+    """Watches the processes of a local Ray until it is stopped."""
+
+    def __init__(self, processes: Mapping[str, int], logs: str, end_others: Callable[[], None]) -> None:
+        """Start the thread.
+
+        Args:
+            processes: id by name
+            logs: Ray's folder of logs
+            end_others: ends Ray's other processes, without their help
+        """
+        self._logs, self._end_others = logs, end_others
+        self._descriptors: dict[int, tuple[str, int]] = {}
+        with suppress(OSError):  # a kernel without pidfd
+            for name, pid in processes.items():
+                self._descriptors[os.pidfd_open(pid)] = name, pid
+        self._wake, self._stop = os.pipe()
+        self._thread = threading.Thread(target=self._watch, name="local Ray watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; before Ray is shut down."""
+        os.close(self._stop)
+        self._thread.join()
+
+    def _watch(self) -> None:
+        ready, _, _ = select.select([self._wake, *self._descriptors], [], [])
+        for descriptor in (self._wake, *self._descriptors):
+            os.close(descriptor)
+        if self._wake in ready or not _handlers:
+            return
+        error = LocalRayLostError(*self._descriptors[ready[0]], self._logs)
+        self._end_others()
+        for handler in reversed(_handlers):
+            handler(error)
