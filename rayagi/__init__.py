@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     IQL: type[GmiAlgorithm]
     PPO: type[GmiAlgorithm]
     SAC: type[GmiAlgorithm]
+    TD3: type[GmiAlgorithm]
     TRPO: type[GmiAlgorithm]
     A3CConfig: type[GmiConfig]
     AppoConfig: type[GmiConfig]
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     ImpalaConfig: type[GmiConfig]
     PPOConfig: type[GmiConfig]
     SACConfig: type[GmiConfig]
+    TD3Config: type[GmiConfig]
     TRPOConfig: type[GmiConfig]
 
 __version__ = "0.1.0"

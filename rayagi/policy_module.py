@@ -23,7 +23,7 @@ from torch import Tensor
 from actors.protocols import ActionSpec, EnvInfo, ObsPart
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import NetworkSpec, RunSpec
-from rayagi.models.exploring_heads import StateSquashedGaussianHead
+from rayagi.models.exploring_heads import DeterministicHead, StateSquashedGaussianHead
 from rayagi.models.heads import BernoulliHead, CategoricalHead, GaussianHead, Head, SquashedGaussianHead
 from rayagi.models.networks import algorithm_model
 from rayagi.models.policy import NetworkPolicy, vector_columns
@@ -117,6 +117,8 @@ def _inputs(head: Head, outputs: Tensor) -> Tensor:
     """A network's outputs as RLlib's distributions take them."""
     if isinstance(head, GaussianHead):
         return torch.cat((outputs, head.log_std.expand_as(outputs)), -1)
+    if isinstance(head, DeterministicHead):
+        return head.environment_actions(head.mode(outputs))
     if isinstance(head, StateSquashedGaussianHead):
         return torch.cat(head.gaussian(outputs), -1)
     if isinstance(head, BernoulliHead):
@@ -127,11 +129,24 @@ def _inputs(head: Head, outputs: Tensor) -> Tensor:
 def _distribution(head: Head, action: ActionSpec) -> type[TorchDistribution]:
     if isinstance(head, SquashedGaussianHead | StateSquashedGaussianHead):
         return _bounded_gaussian(action)
+    if isinstance(head, DeterministicHead):
+        return _Action
     if isinstance(head, CategoricalHead):
         return TorchCategorical
     if action.kind == "multi_discrete":
         return TorchMultiCategorical.get_partial_dist_cls(input_lens=list(action.choices))
     return TorchDiagGaussian
+
+
+class _Action(TorchDeterministic):
+    """The environment's action itself."""
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, **kwargs: Any) -> TorchDeterministic:
+        return cls(loc=logits)
+
+    def to_deterministic(self) -> TorchDeterministic:
+        return self
 
 
 def _bounded_gaussian(action: ActionSpec) -> type[TorchDistribution]:

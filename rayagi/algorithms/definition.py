@@ -91,6 +91,16 @@ ONE_PASS_FIXED: dict[str, Any] = {**RLLIB_ACTIONS, "opt_type": "rmsprop"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """An RLlib setting that stands for a setting of another form."""
+
+    to_fields: Callable[[Any, int | None], Mapping[str, Any]]
+    """(its value, number of trainers or None if unknown) -> fields of the algorithm's settings. Raises ConfigError."""
+    from_settings: Callable[[Any, int | None], Any]
+    """(the algorithm's settings, number of trainers or None) -> its value; None if that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RllibFace:
     """Mapping of an algorithm to RLlib's names and settings."""
 
@@ -102,6 +112,8 @@ class RllibFace:
     """RLlib's own config class, where it has the algorithm."""
     names: Mapping[str, str] = field(default_factory=lambda: RLLIB_NAMES)
     """Setting of ``training()`` -> field of the algorithm's settings."""
+    converted: Mapping[str, Conversion] = field(default_factory=dict)
+    """Settings of RLlib in another form."""
     fixed: Mapping[str, Any] = field(default_factory=lambda: RLLIB_ACTIONS)
     """Settings whose RLlib default differs from rayagi's behaviour: they must be unset, or have this value."""
     takes_batch_sizes: bool = False

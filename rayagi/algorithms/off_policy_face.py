@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from actors.protocols import EnvInfo
-from rayagi.algorithms.definition import ASYNCHRONOUS_NAMES, RLLIB_NAMES, LearningMetric
+from rayagi.algorithms.definition import ASYNCHRONOUS_NAMES, RLLIB_NAMES, Conversion, LearningMetric
 from rayagi.config.errors import ConfigError
 from rayagi.config.off_policy import ON_POLICY
 
@@ -28,14 +28,62 @@ OFF_POLICY_NAMES = {
 }
 """Settings of every off-policy algorithm: the name in RLlib's ``training()`` -> the field of OffPolicySpec."""
 
+_UNIFORM = ("EpisodeReplayBuffer", "ReplayBuffer", "MultiAgentReplayBuffer", "MultiAgentEpisodeReplayBuffer")
+
+
+def _capacity(config: Any, _trainers: int | None) -> Mapping[str, Any]:
+    where = "training(replay_buffer_config=)"
+    example = "use {'type': 'EpisodeReplayBuffer', 'capacity': 1000000}, or training(capacity=)"
+    if not isinstance(config, Mapping) or not isinstance(config.get("capacity", 0), int):
+        raise ConfigError(where, config, "must be a dictionary with a whole number as its capacity", example)
+    if config.get("type", _UNIFORM[0]) not in _UNIFORM:
+        raise ConfigError(where, config, "is for another replay than a uniform one", example)
+    return {"capacity": config["capacity"]} if "capacity" in config else {}
+
+
+def _batch_size(size: Any, trainers: int | None) -> Mapping[str, Any]:
+    where = "training(train_batch_size_per_learner=)"
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise ConfigError(where, size, "must be a whole number")
+    if trainers is None:
+        reason = "is the share of one learner, whose number is not given"
+        raise ConfigError(
+            where, size, reason, "use gmi(num_gmis=) too, or training(batch_size=) of all together"
+        )
+    return {"batch_size": size * trainers}
+
+
+BATCH_CONVERSION = {
+    "_train_batch_size_per_learner": Conversion(
+        to_fields=_batch_size,
+        from_settings=lambda settings, trainers: trainers and settings.batch_size // trainers,
+    ),
+}
+"""RLlib's setting of the batch."""
+
+REPLAY_CONVERSIONS = {
+    **BATCH_CONVERSION,
+    "replay_buffer_config": Conversion(
+        to_fields=_capacity,
+        from_settings=lambda settings, _: {"type": _UNIFORM[0], "capacity": settings.capacity},
+    ),
+}
+"""RLlib's settings of the replay and the batch, of algorithms that draw uniformly."""
+
+OFF_POLICY_FIXED = {"normalize_actions": True, "clip_actions": False}
+"""RLlib's action settings: policies act in [-1, 1], which stands for the environment's box."""
+
 INSTEAD_OF_RLLIBS_REPLAY = (
     (r"lr", "use training(actor_lr=, critic_lr=)"),
-    (r"replay_buffer_config", "use training(capacity=)"),
-    (r"train_batch_size|_train_batch_size_per_learner", "use training(batch_size=), of all GMIs together"),
+    (r"train_batch_size", "use training(batch_size=), of all GMIs together, or train_batch_size_per_learner"),
     (r"training_intensity", "use training(updates_per_step=)"),
     (r"target_network_update_freq", "targets follow after every gradient step: training(tau=)"),
     (r"store_buffer_in_checkpoints", "a resumed run refills its replay"),
     (r"clip_actions|normalize_actions", "actions are within the environment's box"),
+    (r"(q|policy)_model_config", "use rl_module(model_config={'fcnet_hiddens': ...})"),
+    (r"optimization", "use training(actor_lr=, critic_lr=, alpha_lr=)"),
+    (r"twin_q", "there are always two critics"),
+    (r"_deterministic_loss|_use_beta_distribution", "the policy is a squashed Gaussian"),
 )
 """Settings of RLlib's off-policy algorithms, and what to use instead, as ``RllibFace.instead``."""
 

@@ -10,10 +10,11 @@ from rayagi.algorithms.impala import IMPALA
 from rayagi.algorithms.iql import IQL
 from rayagi.algorithms.ppo import PPO
 from rayagi.algorithms.sac import SAC
+from rayagi.algorithms.td3 import TD3
 from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, BC, IQL)
+    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, BC, IQL)
 }
 """Definitions by name; the first is the default."""
 

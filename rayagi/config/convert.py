@@ -116,10 +116,12 @@ def setting_path(key: str, section: str) -> str:
             raise ConfigError(
                 key, NO_VALUE, "is a setting of several sections", f"write {' or '.join(matches)}"
             )
-        # Settings of other algorithms would not be read.
-        others = {name for name in SECTIONS if name != section}
-        paths = {path: kind for path, kind in paths.items() if path.partition(".")[0] not in others}
-    raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, paths))
+    # Of the algorithms' settings, only the run's own are worth a hint.
+    readable = [
+        path for path in paths if path.split(".")[0] not in SECTIONS or path.startswith(f"{section}.")
+    ]
+
+    raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, readable))
 
 
 def _refuse_unread(path: str, section: str) -> None:

@@ -18,6 +18,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.batch_sizes import GivenSizes, rollout_and_minibatches
 from rayagi.config.convert import merged, nearest, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.learning import LearningSpec
 from rayagi.config.presets import preset
 from rayagi.config.rllib_settings import (
     BATCH_SETTINGS,
@@ -26,6 +27,7 @@ from rayagi.config.rllib_settings import (
     AlgorithmSettings,
     model_changes,
     no_environment,
+    num_trainers,
     refuse_algorithm_only,
 )
 from rayagi.config.rllib_values import (
@@ -266,6 +268,7 @@ class GmiConfig(AlgorithmConfig):
         try:
             # Twice: batch sizes can only be computed from settings with valid types.
             spec = run_spec_from_dict(merged(run_spec_to_dict(base), merged(self._changes(env_id), module)))
+            spec = dataclasses.replace(spec, learning=self._converted(spec))
             section, learning = spec.learning_section, spec.learning
             kl_target = self._given("kl_target")
             if kl_target is not PRESET and learning.lr_schedule != "kl_adaptive":
@@ -324,6 +327,26 @@ class GmiConfig(AlgorithmConfig):
             raise ConfigError(
                 where, model.max_seq_len, reason, f"{instead} training(sequence_length=), or use a dictionary"
             )
+
+    def _converted(self, spec: RunSpec) -> LearningSpec:
+        """The settings with those that RLlib has in another form."""
+        learning = spec.learning
+        for name, conversion in self._settings().definition.rllib.converted.items():
+            value = self._given(name)
+            if value is PRESET:
+                continue
+            for field, found in conversion.to_fields(value, num_trainers(spec.gmi)).items():
+                own = next(
+                    key for key, leaf in self._settings().definition.rllib.names.items() if leaf == field
+                )
+                if self._given(own) not in (PRESET, found):
+                    where, reason = (
+                        self._settings().user_name(name),
+                        f"contradicts training({own}={self._given(own)})",
+                    )
+                    raise ConfigError(where, value, reason, "give one of them")
+                learning = dataclasses.replace(learning, **{field: found})
+        return learning
 
     def _sizes(self, spec: RunSpec, base: RunSpec) -> tuple[int, int]:
         for name in BATCH_SETTINGS:

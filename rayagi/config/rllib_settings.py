@@ -16,7 +16,7 @@ from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.config.convert import nearest
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.offline import OfflineSpec
-from rayagi.config.spec import RunSpec
+from rayagi.config.spec import GmiSpec, RunSpec
 
 
 class Unset(Enum):
@@ -101,6 +101,7 @@ DERIVED = frozenset(
         "num_envs_per_env_runner",
         "rollout_fragment_length",
         "observation_filter",
+        "replay_buffer_config",
     }
 )
 """Settings that another one decides as long as they are unset."""
@@ -206,6 +207,7 @@ class AlgorithmSettings:
         return (
             *(name for name in self.paths if name not in _KEPT_DEFAULTS),
             *(BATCH_SETTINGS if self.definition.rllib.takes_batch_sizes else ()),
+            *self.definition.rllib.converted,
             *self.definition.rllib.fixed,
             "num_envs_per_env_runner",
             "rollout_fragment_length",
@@ -225,6 +227,8 @@ class AlgorithmSettings:
         """
         if name in self.definition.rllib.fixed:
             return self.definition.rllib.fixed[name]
+        if name in self.definition.rllib.converted:
+            return self.definition.rllib.converted[name].from_settings(spec.learning, num_trainers(spec.gmi))
         if name in self.paths:
             path = self.paths[name][0].replace(f"{self.definition.section}.", "learning.")
             value = reduce(getattr, path.split("."), spec)
@@ -247,7 +251,8 @@ class AlgorithmSettings:
     def is_honoured(self, key: str) -> bool:
         """Whether a key of RLlib's dictionary has an effect in rayagi."""
         sizes = BATCH_SETTINGS if self.definition.rllib.takes_batch_sizes else ()
-        return self.attribute(key) in self.paths or key in RLLIB_HONOURED or key in sizes
+        names = (*self.paths, *self.definition.rllib.converted, *RLLIB_HONOURED, *sizes)
+        return self.attribute(key) in names
 
     @staticmethod
     def is_default(key: str, value: Any, pristine: Mapping[str, Any]) -> bool:
@@ -299,6 +304,13 @@ class AlgorithmSettings:
             if re.fullmatch(pattern, key):
                 return suggestion
         return f"leave it at {default!r}" if default is not PRESET else "leave it out"
+
+
+def num_trainers(gmi: GmiSpec) -> int | None:
+    """Trainers of a run; None if the machine decides."""
+    if gmi.template in ("dp_only", "auto"):
+        return gmi.num_gmis - len(gmi.left_out) if isinstance(gmi.num_gmis, int) else None
+    return gmi.num_learners or 1
 
 
 def refuse_algorithm_only(config: Mapping[str, Any], pristine: Mapping[str, Any]) -> None:

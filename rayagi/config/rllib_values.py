@@ -20,6 +20,8 @@ def to_spec_value(name: str, value: Any) -> Any:
     """Convert a setting's value to that in a RunSpec."""
     if name == "grad_clip" and value is None:
         return 0.0
+    if name == "target_entropy" and value == "auto":
+        return None
     if name == "evaluation_interval" and value is None:
         return 0
     if name == "vf_clip_param" and isinstance(value, float) and math.isinf(value):

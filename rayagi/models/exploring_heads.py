@@ -115,6 +115,53 @@ class StateSquashedGaussianHead(BoxHead):
         return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
 
+class DeterministicHead(BoxHead):
+    """centre + scale tanh(output); exploration adds Gaussian noise to tanh(output), within [-1, 1].
+
+    Actions are in [-1, 1] everywhere but in the environment.
+    """
+
+    def __init__(self, low: tuple[float, ...], high: tuple[float, ...], exploration_noise: float) -> None:
+        super().__init__(low, high)
+        self.num_outputs, self._std = len(low), exploration_noise
+
+    def normalised(self, actions: Tensor) -> Tensor:
+        """As they are."""
+        return actions
+
+    def _denormalised(self, normalised: Tensor) -> Tensor:
+        return normalised
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """clip(tanh(output) + std noise, -1, 1)."""
+        return self._or_uniform((outputs.tanh() + self._std * noise).clamp(-1, 1), noise)
+
+    def mode(self, outputs: Tensor) -> Tensor:
+        """tanh(output)."""
+        return outputs.tanh()
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """Log density of the environment's actions before they are clipped: at the bounds, where several meet, as if not."""
+        density = self.distribution(outputs).log_prob(actions)
+        return (
+            torch.where(self.uniform > 0, -math.log(2) * self.num_outputs, density) - self.scale.log().sum()
+        )
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Of the noise before it is clipped."""
+        return self.distribution(outputs).entropy().mean()
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """N(tanh(output), std), before it is clipped."""
+        mean = outputs.tanh()
+        std = torch.full_like(mean, self._std)
+        return Independent(Normal(mean, std, validate_args=False), 1, validate_args=False)
+
+    def spread(self) -> float:
+        """Standard deviation of the exploration noise."""
+        return self._std
+
+
 def log_slopes(actions: Tensor) -> Tensor:
     """log |d tanh(u) / du| = log(1 - tanh^2 u) = 2 (log 2 - u - log(1 + exp(-2 u))), (..., dim)."""
     return 2 * (math.log(2) - actions - softplus(-2 * actions))

@@ -201,7 +201,9 @@ class TrainingLoop:
     def _account(self, results: Sequence[IterationResult]) -> list[Values]:
         """Add results to the counters, and return rows. Wall time is split in proportion to each iteration's own."""
         elapsed_s = self._tick()
-        self._iteration_s = elapsed_s / len(results)
+        # While a replay is filled nothing is learned, so that later iterations take a hundred times as long: unknown.
+        learns = all(result.metrics.get("gradient_steps", 1.0) > 0 for result in results)
+        self._iteration_s = elapsed_s / len(results) if learns else 0.0
         own_s = [max(result.metrics.get("iteration_s", 0.0), 1e-9) for result in results]
         scale = elapsed_s / sum(own_s)
         train_s = self._train_s - elapsed_s

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from rayagi.algorithms.definition import AlgorithmDefinition, LearningMetric, RllibFace
 from rayagi.algorithms.off_policy_face import (
     INSTEAD_OF_RLLIBS_REPLAY,
+    OFF_POLICY_FIXED,
     OFF_POLICY_METRICS,
     OFF_POLICY_NAMES,
+    REPLAY_CONVERSIONS,
     refuse_networks,
     refuse_unfit_box,
 )
@@ -69,6 +71,8 @@ SAC = AlgorithmDefinition(
             "initial_alpha": "initial_alpha",
             "target_entropy": "target_entropy",
         },
+        converted=REPLAY_CONVERSIONS,
+        fixed={**OFF_POLICY_FIXED, "twin_q": True},
         instead=INSTEAD_OF_RLLIBS_REPLAY,
     ),
 )

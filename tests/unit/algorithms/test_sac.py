@@ -39,7 +39,7 @@ SPEC = RunSpec(algorithm="sac", gmi=GmiSpec(num_envs=4), network=NETWORK, learni
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def one_thread():
     """Networks this small are slower with several, and wait for each other on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

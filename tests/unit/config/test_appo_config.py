@@ -206,6 +206,8 @@ def test_an_algorithm_and_its_config_name_each_other():
         "appo": rayagi.APPO,
         "impala": rayagi.IMPALA,
         "a3c": rayagi.A3C,
+        "sac": rayagi.SAC,
+        "td3": rayagi.TD3,
         "bc": rayagi.BC,
         "iql": rayagi.IQL,
     }

@@ -1,0 +1,78 @@
+"""Twin delayed deep deterministic policy gradient (Fujimoto et al. 2018): its definition and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rayagi.algorithms.definition import AlgorithmDefinition, RllibFace
+from rayagi.algorithms.off_policy_face import (
+    BATCH_CONVERSION,
+    INSTEAD_OF_RLLIBS_REPLAY,
+    OFF_POLICY_FIXED,
+    OFF_POLICY_METRICS,
+    OFF_POLICY_NAMES,
+    refuse_networks,
+    refuse_unfit_box,
+)
+from rayagi.config.errors import ConfigError
+from rayagi.config.learning import at_least_one, positive
+from rayagi.config.off_policy import OFF_POLICY_NETWORK, OFF_POLICY_PRESET, OffPolicySpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TD3Spec(OffPolicySpec):
+    """Settings of TD3 (Fujimoto et al. 2018). learning_rate is the policy's. Actions are in [-1, 1] throughout."""
+
+    critic_learning_rate: float | None = None
+    """Step size of the critics. None: learning_rate."""
+    exploration_noise: float = 0.1
+    """Standard deviation of the noise on actions that are taken."""
+    target_noise: float = 0.2
+    """Standard deviation of the noise on the target policy's actions (section 5.3)."""
+    target_noise_clip: float = 0.5
+    """That noise is clipped to [-target_noise_clip, target_noise_clip]."""
+    policy_delay: int = 2
+    """Steps of the critics for each step of the policy and of the targets (section 5.2)."""
+
+    def broken_rules(self, section: str) -> Iterator[ConfigError]:
+        """Rules of every off-policy algorithm, of the noises and of the delay."""
+        yield from OffPolicySpec.broken_rules(self, section)
+        yield from positive(f"{section}.critic_learning_rate", self.critic_learning_rate)
+        yield from positive(f"{section}.exploration_noise", self.exploration_noise)
+        yield from positive(f"{section}.target_noise", self.target_noise, zero=True)
+        yield from positive(f"{section}.target_noise_clip", self.target_noise_clip, zero=True)
+        yield from at_least_one(f"{section}.policy_delay", self.policy_delay)
+
+
+TD3 = AlgorithmDefinition(
+    name="td3",
+    summary="off-policy, deterministic policy, delayed and smoothed against twin critics (Fujimoto et al. 2018)",
+    settings=TD3Spec,
+    section="td3",
+    templates=("dp_only", "decoupled"),
+    learner="rayagi.algorithms.td3.learner:TD3Learner",
+    model="rayagi.algorithms.td3.learner:make_model",
+    unfit_network=refuse_networks,
+    unfit_env=refuse_unfit_box,
+    preset=OFF_POLICY_PRESET,
+    preset_network=OFF_POLICY_NETWORK,
+    preset_num_envs=4,
+    metrics=OFF_POLICY_METRICS,
+    rllib=RllibFace(
+        config="TD3Config",
+        algorithm="TD3",
+        names={
+            **OFF_POLICY_NAMES,
+            "actor_lr": "learning_rate",
+            "critic_lr": "critic_learning_rate",
+            "exploration_noise": "exploration_noise",
+            "target_noise": "target_noise",
+            "target_noise_clip": "target_noise_clip",
+            "policy_delay": "policy_delay",
+        },
+        converted=BATCH_CONVERSION,
+        fixed=OFF_POLICY_FIXED,
+        instead=INSTEAD_OF_RLLIBS_REPLAY,
+    ),
+)

@@ -1,0 +1,85 @@
+"""TD3's update: a step on the critics and, every ``policy_delay`` of them, on the policy (Fujimoto et al. 2018)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actors.protocols import EnvInfo
+from collectives.communicator import Communicator
+from rayagi.algorithms.off_policy import OffPolicyLearner, OffPolicyUpdater
+from rayagi.algorithms.td3 import TD3Spec
+from rayagi.algorithms.transitions import Transitions
+from rayagi.config.spec import NetworkSpec
+from rayagi.models.actor_q import ActorQ
+from rayagi.models.exploring_heads import DeterministicHead
+
+
+def make_model(info: EnvInfo, network: NetworkSpec, spec: TD3Spec, seed: int) -> ActorQ:
+    """A deterministic policy, and twin critics."""
+    head = DeterministicHead(info.action.low, info.action.high, spec.exploration_noise)
+    return ActorQ(info, network, head, seed=seed)
+
+
+class TD3Updater(OffPolicyUpdater[TD3Spec]):
+    """Steps the twin critics and the policy (algorithm 1)."""
+
+    measured = ("policy_loss", "value_loss", "grad_norm", "q_mean")
+    model: ActorQ
+
+    def __init__(
+        self, model: ActorQ, spec: TD3Spec, communicator: Communicator, info: EnvInfo, *, weight: float
+    ) -> None:
+        super().__init__(model, spec, communicator, info, weight=weight)
+        rate = spec.critic_learning_rate or spec.learning_rate
+        self.critics = self._group("critics", model.critics, rate)
+        self.policy = self._group("policy", model.policy, spec.learning_rate)
+        self.target_critics = self._target("critics", model.critics, self.critics)
+        self.target_policy = self._target("policy", model.policy, self.policy)
+        self._policy_loss = torch.zeros((), device=self.device)
+        """Of the last step of the policy."""
+
+    def step(self, batch: Transitions) -> Tensor:
+        """One step of the critics; every ``policy_delay`` of them one of the policy and of all targets."""
+        value_loss, q_mean, norm = self._step_critics(batch)
+        if (self.steps + 1) % self.spec.policy_delay == 0:
+            self._policy_loss = self._step_policy(batch.obs)
+            self.follow()
+        return torch.stack((self._policy_loss, value_loss, norm, q_mean))
+
+    def _step_critics(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
+        """sum_i E[(Q_i(s, a) - y)^2]. Returns it, the mean of Q, and the gradient norm."""
+        spec = self.spec
+        with torch.no_grad():
+            # a' = clip(pi'(s') + clip(noise, -c, c), -1, 1); y = r + discount min_i Q'_i(s', a').
+            noise = (spec.target_noise * self.noise(batch.actions.shape)).clamp(
+                -spec.target_noise_clip, spec.target_noise_clip
+            )
+            next_actions = (self.target_policy.module(batch.next_obs).tanh() + noise).clamp(-1, 1)
+            q = self.target_critics.module(batch.next_obs, next_actions).squeeze(-1)
+            y = torch.addcmul(batch.rewards, batch.discounts, q.amin(0))
+        q = self.model.critics(batch.obs, batch.actions).squeeze(-1)
+        errors = (q - y).square().sum(0)
+        loss = (errors if batch.weights is None else batch.weights * errors).mean()
+        norm = self.descend(self.critics, loss)
+        return loss.detach(), q.detach().mean(), norm
+
+    def _step_policy(self, obs: Tensor) -> Tensor:
+        """The deterministic policy gradient, of -E[Q_1(s, pi(s))]. Returns this loss."""
+        actions = self.model.policy(obs).tanh()
+        loss = -self.model.critics(obs, actions, constant=True)[0].mean()
+        self.descend(self.policy, loss)
+        return loss.detach()
+
+    def noise(self, shape: torch.Size) -> Tensor:
+        """Standard normal noise for the target policy's actions."""
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+
+class TD3Learner(OffPolicyLearner[TD3Spec]):
+    """Implements actors.roles.Learner for TD3."""
+
+    def _make_updater(self, weight: float) -> TD3Updater:
+        model = self.policy.model
+        assert isinstance(model, ActorQ)
+        return TD3Updater(model, self.spec, self.communicator, self.policy.info, weight=weight)
