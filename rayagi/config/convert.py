@@ -120,7 +120,6 @@ def setting_path(key: str, section: str) -> str:
     readable = [
         path for path in paths if path.split(".")[0] not in SECTIONS or path.startswith(f"{section}.")
     ]
-
     raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, readable))
 
 
