@@ -73,19 +73,29 @@ class SACUpdater(OffPolicyUpdater[SACSpec]):
             next_actions, next_log_probs = self._sample(batch.next_obs)
             q = self.target.module(batch.next_obs, next_actions).squeeze(-1)
             y = torch.addcmul(batch.rewards, batch.discounts, q.amin(0) - alpha * next_log_probs)
-        q = self.model.critics(batch.obs, self.head.normalised(batch.actions)).squeeze(-1)
-        errors = (q - y).square().sum(0)
-        loss = 0.5 * (errors if batch.weights is None else batch.weights * errors).mean()
-        norm = self.descend(self.critics, loss)
-        return loss.detach(), q.detach().mean(), norm
+        trace = self.model.critics.traced(batch.obs, self.head.normalised(batch.actions))
+        q = trace[-1].squeeze(-1)
+        # dJ/dQ_i = (Q_i - y) / B.
+        errors = q - y
+        grads = errors if batch.weights is None else batch.weights * errors
+        self.model.critics.backward(trace, (self.weight / len(y) * grads).unsqueeze(-1))
+        norm = self.critics.step()
+        return 0.5 * (errors * grads).sum(0).mean(), q.mean(), norm
 
     def _step_policy(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """J(pi) = E[alpha log pi(a|s) - min_i Q_i(s, a)], a ~ pi(s). Returns J, and the mean of log pi."""
         actions, log_probs = self._sample(obs)
-        q = self.model.critics(obs, actions, constant=True).squeeze(-1).amin(0)
-        loss = (alpha * log_probs - q).mean()
-        self.descend(self.policy, loss)
-        return loss.detach(), log_probs.detach().mean()
+        trace = self.model.critics.traced(obs, actions.detach())
+        q, least = trace[-1].min(0, keepdim=True)
+        # dJ/da = -1 / B dQ_i/da of the lesser critic i, and dJ/d log pi = alpha / B.
+        grads = torch.zeros_like(trace[-1]).scatter_(0, least, -self.weight / len(obs))
+        of_actions = self.model.critics.action_gradients(trace, grads, self._dim)
+        of_log_probs = (self.weight / len(obs) * alpha).expand_as(log_probs)
+        self.policy.flat.gradients.zero_()
+        torch.autograd.backward((actions, log_probs), (of_actions, of_log_probs))
+        self.policy.step()
+        log_probs = log_probs.detach()
+        return (alpha * log_probs).mean() - q.mean(), log_probs.mean()
 
     def _step_temperature(self, log_probs: Tensor) -> None:
         """J(alpha) = -alpha E[log pi(a|s) + target entropy]; its derivative by log alpha is J itself."""

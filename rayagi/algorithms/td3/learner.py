@@ -58,18 +58,26 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
             next_actions = (self.target_policy.module(batch.next_obs).tanh() + noise).clamp(-1, 1)
             q = self.target_critics.module(batch.next_obs, next_actions).squeeze(-1)
             y = torch.addcmul(batch.rewards, batch.discounts, q.amin(0))
-        q = self.model.critics(batch.obs, batch.actions).squeeze(-1)
-        errors = (q - y).square().sum(0)
-        loss = (errors if batch.weights is None else batch.weights * errors).mean()
-        norm = self.descend(self.critics, loss)
-        return loss.detach(), q.detach().mean(), norm
+        trace = self.model.critics.traced(batch.obs, batch.actions)
+        q = trace[-1].squeeze(-1)
+        # The derivative by Q_i is 2 (Q_i - y) / B.
+        errors = q - y
+        grads = errors if batch.weights is None else batch.weights * errors
+        self.model.critics.backward(trace, (2 * self.weight / len(y) * grads).unsqueeze(-1))
+        norm = self.critics.step()
+        return (errors * grads).sum(0).mean(), q.mean(), norm
 
     def _step_policy(self, obs: Tensor) -> Tensor:
         """The deterministic policy gradient, of -E[Q_1(s, pi(s))]. Returns this loss."""
         actions = self.model.policy(obs).tanh()
-        loss = -self.model.critics(obs, actions, constant=True)[0].mean()
-        self.descend(self.policy, loss)
-        return loss.detach()
+        trace = self.model.critics.traced(obs, actions.detach())
+        grads = torch.zeros_like(trace[-1])
+        grads[0] = -self.weight / len(obs)
+        of_actions = self.model.critics.action_gradients(trace, grads, actions.shape[-1])
+        self.policy.flat.gradients.zero_()
+        actions.backward(of_actions)
+        self.policy.step()
+        return -trace[-1][0].mean()
 
     def noise(self, shape: torch.Size) -> Tensor:
         """Standard normal noise for the target policy's actions."""

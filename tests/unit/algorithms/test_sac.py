@@ -81,7 +81,13 @@ def plain_networks(model):
     """Weights (fan_in, fan_out) and biases of the policy and of each critic, in double precision."""
     layers = [layer for layer in model.policy if hasattr(layer, "weight")]
     networks = [[(layer.weight.T, layer.bias) for layer in layers]]
-    networks += [[(weight[k], bias[k, 0]) for weight, bias in model.critics.layers(True)] for k in range(2)]
+    networks += [
+        [
+            (weight[k], bias[k, 0])
+            for weight, bias in zip(model.critics.weights, model.critics.biases, strict=True)
+        ]
+        for k in range(2)
+    ]
     return [
         [tuple(part.detach().double().clone().requires_grad_() for part in layer) for layer in network]
         for network in networks
