@@ -13,6 +13,7 @@ from typing import Any, Self
 from actors.replay.errors import ReplayError
 from actors.replay.hindsight import Hindsight, HindsightGatherer
 from actors.replay.selection import Selector, select
+from actors.replay.shards import ReplayShards
 from actors.replay.store import ReplayStore, Selection
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription
 from collectives.closing import ClosesOnExit
@@ -30,7 +31,7 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
 
     def __init__(
         self,
-        store: ReplayStore,
+        store: ReplayStore | ReplayShards,
         selector: Selector,
         subscriptions: Sequence[Subscription],
         batch: int,
@@ -44,7 +45,7 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
         """Start the thread.
 
         Args:
-            store, selector, subscriptions: as of ``select`` and ``Gatherer``; a table of one shard
+            store, selector, subscriptions: as of ``select`` and ``Gatherer``
             batch: rows
             seed, first_draw: of the batches
             ahead: batches that may be ready, at least 1
