@@ -96,10 +96,12 @@ class RemoteShard:
 
         Raises:
             ShardLostError: the shard's process has ended, or does not respond.
+            ReplayError: an array does not hold numbers.
         """
+        parts = wire.encode([call, arguments])  # bad arguments raise before anything is sent
         connection = self._take()
         try:
-            wire.send(connection, [call, arguments])
+            wire.send_parts(connection, parts)
         except OSError as error:
             raise self._lost(connection, error) from error
         return Request(self, connection)

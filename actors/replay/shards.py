@@ -98,19 +98,25 @@ class ReplayShards(ShardedTable, ClosesOnExit):
     """
 
     def __init__(
-        self, shards: Sequence[str] | Discover, *, timeout_s: float = _TIMEOUT_S, host_id: str | None = None
+        self,
+        shards: str | Sequence[str] | Discover,
+        *,
+        timeout_s: float = _TIMEOUT_S,
+        host_id: str | None = None,
     ) -> None:
         """Connect to the shards that are there.
 
         Args:
-            shards: their addresses, or a function that returns them; it is called again while shards are missing
+            shards: their addresses, also as one text with commas; or a function that returns them, which is called again
+                while shards are missing
             timeout_s: a shard on another host that does not respond for so long is lost
             host_id: of this process; None: ``host_identity()``
 
         Raises:
             ReplayError: none can be reached, or they are not shards of one table.
         """
-        self._discover = shards if callable(shards) else lambda: list(shards)
+        listed = shards.split(",") if isinstance(shards, str) else shards
+        self._discover = listed if callable(listed) else lambda: listed
         self._source, self._timeout_s = shards, timeout_s
         self.host_id = host_id or host_identity()
         self._members: dict[int, _Member] = {}
@@ -119,6 +125,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         self._meta: Mapping[str, Any] = {}
         self._lost: list[LostShard] = []
         self.reads: Counter[int] = Counter()
+        self._inserted: Counter[int] = Counter()
         self._latest: dict[int, tuple[int, str]] = {}
         """Incarnation and address of each shard that has been present."""
         errors = self._join()
@@ -350,6 +357,8 @@ class ReplayShards(ShardedTable, ClosesOnExit):
             ShardLostError: the shard is lost. If it was lost during the call, it is lost with these rows.
         """
         self.check_open()
+        if shard is not None and not 0 <= shard < self.num_shards:
+            raise ReplayError(f"shard {shard} was given: this table has 0 to {self.num_shards - 1}")
         chosen = self._beside() if shard is None else shard
         given = {name: np.asarray(values) for name, values in rows.items()}
         statistics = [
@@ -363,14 +372,17 @@ class ReplayShards(ShardedTable, ClosesOnExit):
             raise ShardLostError(
                 f"replay shard {chosen} is lost: insert the rows into another, or wait until it joins"
             )
-        return Keys(*found[chosen])
+        keys = Keys(*found[chosen])
+        self._inserted[chosen] += len(keys.indices)
+        return keys
 
     def _beside(self) -> int:
-        """The shard with the fewest rows on this host; on any, if this host has none."""
+        """The shard with the fewest rows on this host; on any, if this host has none. Full ones in turn."""
         choices = self.local or self.present
         if not choices:
             raise ShardLostError("all shards of the table are lost: wait until one joins")
-        return min(choices, key=lambda shard: self._members[shard].rows)
+        held = {shard: member.rows for shard, member in list(self._members.items())}
+        return min(choices, key=lambda shard: (held.get(shard, self.capacity), self._inserted[shard]))
 
     def update_priorities(self, keys: Keys, priorities: ArrayLike) -> int:
         """As of ``ReplayStore.update_priorities``; rows of lost shards are left alone."""
@@ -454,7 +466,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         return found
 
 
-def _connected(shards: Sequence[str] | Discover, timeout_s: float) -> ReplayShards:
+def _connected(shards: str | Sequence[str] | Discover, timeout_s: float) -> ReplayShards:
     return ReplayShards(shards, timeout_s=timeout_s)
 
 

@@ -19,8 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.replay.errors import ReplayError
+
 _HEADER = struct.Struct("<4sI")
 _MAGIC = b"RRS1"
+_KINDS = "biuf"
+"""NumPy's kinds of types that an array may have."""
 _MOST_TEXT = 2**24
 _MOST_BYTES = 2**36
 """Of one array."""
@@ -44,15 +48,28 @@ def send(connection: socket.socket, message: Any) -> None:
     """Send a message.
 
     Raises:
+        OSError, ReplayError: as of ``send_parts`` and ``encode``.
+    """
+    send_parts(connection, encode(message))
+
+
+def send_parts(connection: socket.socket, parts: list[memoryview]) -> None:
+    """Send a message that ``encode`` has made.
+
+    Raises:
         OSError: the connection is closed, or the other side takes nothing for the connection's time limit.
     """
-    left = deque(encode(message))
+    left = deque(parts)
     while left:
         _advance(left, connection.sendmsg(list(islice(left, _MOST_PARTS))))
 
 
 def encode(message: Any) -> list[memoryview]:
-    """A message's bytes, in parts; those of arrays are the arrays' own."""
+    """A message's bytes, in parts; those of arrays are the arrays' own.
+
+    Raises:
+        ReplayError: an array does not hold numbers.
+    """
     arrays: list[NDArray[Any]] = []
     text = json.dumps(_encoded(message, arrays)).encode()
     return [memoryview(_HEADER.pack(_MAGIC, len(text)) + text), *_views(arrays)]
@@ -99,6 +116,10 @@ def receive(connection: socket.socket, most_text: int = _MOST_TEXT) -> Any:
 def _encoded(value: Any, arrays: list[NDArray[Any]]) -> Any:
     """As values of JSON; arrays are appended to ``arrays``."""
     if isinstance(value, np.ndarray):
+        if value.dtype.kind not in _KINDS:
+            raise ReplayError(
+                f"an array of {value.dtype}{list(value.shape)} was given: use bool, integers or floats"
+            )
         arrays.append(np.ascontiguousarray(value))
         return {"array": [value.dtype.str, list(value.shape)]}
     if isinstance(value, np.generic):
@@ -120,7 +141,7 @@ def _decoded(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return {key: _decoded(item, arrays) for key, item in value["map"]}
     name, shape = value["array"]
     dtype, sizes = np.dtype(name), tuple(map(int, shape))
-    if dtype.kind not in "biuf" or min(sizes, default=0) < 0:
+    if dtype.kind not in _KINDS or min(sizes, default=0) < 0:
         raise ValueError(f"an array of {name}{list(sizes)}")
     if math.prod(sizes) * dtype.itemsize > _MOST_BYTES:
         raise ValueError(f"an array of {name}{list(sizes)} is larger than {_MOST_BYTES} bytes")

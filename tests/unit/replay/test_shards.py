@@ -153,9 +153,18 @@ def test_rows_are_written_on_this_host_or_where_the_caller_says():
         ]
         assert third.generations.tolist() == [1, 1]
         np.testing.assert_array_equal(stores[0].block("obs", 1)[:4], content([8])["obs"][0, :4])
+        for number in range(20, 32):  # full shards are overwritten in turn
+            table.insert(content([number]))
+        assert [store.counters()["inserted"] for store in stores[1:]] == [8, 7]
+        for wrong in ({"shard": 3}, {"shard": -1}):
+            with pytest.raises(ReplayError, match="this table has 0 to 2"):
+                table.insert(content([1]), **wrong)
+        with pytest.raises(ReplayError, match="an array of <U1"):
+            table.insert({name: np.array([["a"]]) for name in content([1])}, shard=0)
+        assert table.lost == []
         elsewhere = stack.enter_context(ReplayShards(addresses, host_id="nowhere"))
         assert elsewhere.local == []
-        assert elsewhere.insert(content([5])).indices.tolist() == [9]  # the shard with the fewest rows
+        assert elsewhere.insert(content([5])).indices.tolist() == [2]  # the shard with the fewest rows
 
 
 @pytest.mark.parametrize("lost", [0, 1])  # on this host, and on another
@@ -265,6 +274,8 @@ def test_missing_shards_are_searched_for_beside_the_reader():
 def test_a_copy_in_another_process_connects_anew(served):
     table, _ = served("here", "away")
     with pickle.loads(pickle.dumps(table)) as copy:
+        assert len(copy) == ROWS
+    with ReplayShards(",".join(copy._source)) as copy:
         assert len(copy) == ROWS
     expected = select(table, Sequences(1), 9, seed=0, draw=0).keys.indices
     read, write = os.pipe()
