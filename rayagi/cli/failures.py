@@ -44,6 +44,8 @@ KNOWN: dict[str, int] = {
     "collectives.experience.errors.ChannelError": FAILED,
     "actors.errors.IterationMismatchError": FAILED,
     "collectives.experience.errors.NoChannelError": BAD_INPUT,
+    "actors.replay.errors.ReplayError": BAD_INPUT,
+    "actors.replay.errors.ReplayBusyError": FAILED,
 }
 """Exit code by class name; the nearest listed base class counts."""
 

@@ -35,10 +35,15 @@ _COMMANDS = {
     "channels dump": "rayagi.cli.channels_dump",
     "comm plan": "rayagi.cli.comm_plan",
     "comm bench": "rayagi.cli.comm_bench",
+    "replay info": "rayagi.cli.replay_info",
+    "replay import": "rayagi.cli.replay_import",
+    "replay export": "rayagi.cli.replay_export",
+    "replay sample": "rayagi.cli.replay_sample",
+    "replay bench": "rayagi.cli.replay_bench",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
-_LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels")
+_LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels", "replay info", "replay sample")
 """Commands that succeed even if the reader of their output, such as `head`, closes early."""
 
 

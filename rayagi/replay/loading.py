@@ -14,6 +14,7 @@ from actors.replay import ReplaySchema, ReplayStore
 from rayagi.replay.d4rl import open_d4rl
 from rayagi.replay.minari import minari_folder, open_minari
 from rayagi.replay.rllib import open_episodes
+from rayagi.replay.saved import open_saved, restore, saved_folder
 from rayagi.replay.served import open_served
 from rayagi.replay.tables import open_lerobot, open_steps, parquet_files
 from rayagi.replay.tensors import open_tensors
@@ -28,6 +29,7 @@ _READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {
     "rllib episodes": open_episodes,
     "rllib steps": open_steps,
     "torch": open_tensors,
+    "replay": open_saved,
 }
 
 
@@ -58,6 +60,8 @@ def kind_of(path: Path) -> str:
     if path.is_dir():
         if (path / "dataset.json").exists():
             return "rayagi"
+        if saved_folder(path) is not None:
+            return "replay"
         if (path / "meta" / "info.json").exists():
             return "lerobot"
         if minari_folder(path) is not None:
@@ -75,7 +79,8 @@ def kind_of(path: Path) -> str:
         return "torch"
     raise DatasetError(
         str(path),
-        "is of no known format: use a folder of rayagi serve, Minari, LeRobot or RLlib (Parquet), or a file .hdf5 or .pt",
+        "is of no known format: use a saved replay, a folder of rayagi serve, Minari, LeRobot or RLlib (Parquet), or a "
+        "file .hdf5 or .pt",
     )
 
 
@@ -93,7 +98,8 @@ def load(
 ) -> ReplayStore:
     """A replay store with a dataset's trajectories, one a row, in the dataset's order.
 
-    Memory is that of the store and of a few trajectories. Timestamps count the rows, from 0.
+    Memory is that of the store and of a few trajectories. Timestamps count the rows, from 0. A saved replay is restored as
+    it was, unless it is to be cut or sharded.
 
     Args:
         path, columns: as of ``open_source``
@@ -105,8 +111,11 @@ def load(
 
     Raises:
         DatasetError: as of ``open_source``.
-        ReplayError: the store does not fit, or an argument is outside its range.
+        ReplayError: the store does not fit, an argument is outside its range, or a saved replay is damaged.
     """
+    path = Path(path)
+    if max_length is None and num_shards == 1 and kind_of(path) == "replay":
+        return restore(path, selectors=selectors, memory_bytes=memory_bytes, folder=folder)
     source = open_source(path, columns=columns)
     schema = ReplaySchema(
         source.schema.columns, source.schema.max_length if max_length is None else max_length

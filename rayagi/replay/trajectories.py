@@ -105,6 +105,8 @@ def reading(path: Path, kind: str) -> Iterator[None]:
     """Convert what libraries raise for a bad file to a ``DatasetError``."""
     try:
         yield
+    except ReplayError:  # of a store or a saved replay: it says what is wrong
+        raise
     except _DAMAGE as error:
         first_line = (str(error).splitlines() or [""])[0]
         reason = f"cannot be read as {kind} ({type(error).__name__}: {first_line}): is it whole, and of this layout?"

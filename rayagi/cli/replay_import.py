@@ -1,0 +1,29 @@
+"""``rayagi replay import``: reads a dataset into a replay, and saves it."""
+
+from __future__ import annotations
+
+import argparse
+
+from rayagi.cli.output import say
+from rayagi.cli.replay_progress import loaded
+from rayagi.replay.saved import save
+from rayagi.run.quantities import bytes_text
+from rayagi.serving.errors import ExportError
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import; returns the exit code.
+
+    Raises:
+        DatasetError: the dataset cannot be read.
+        ReplayError: it does not fit into --memory, or the output cannot be written; nothing of it is left.
+        ExportError: the output exists.
+    """
+    if arguments.out.exists():  # before minutes of reading
+        raise ExportError(str(arguments.out), "exists already; choose another folder")
+    with loaded(arguments, max_length=arguments.max_length) as store:
+        size = save(store, arguments.out)
+        steps = int(store.status()["length"].sum())
+        say(f"{arguments.out}: {len(store):,} rows of {steps:,} steps, {bytes_text(size)}")
+    say(f"\nNext:\n  rayagi replay sample {arguments.out}")
+    return 0

@@ -1,0 +1,126 @@
+"""`rayagi replay`: info, import, export, sample and bench, on a dataset of torch tensors."""
+
+import json
+
+import pytest
+import torch
+
+from rayagi.cli import main
+from rayagi.replay import load
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    """Three trajectories of 3, 2 and 4 steps; rewards 0 to 8."""
+    monkeypatch.chdir(tmp_path)
+    count = torch.arange(9.0)
+    ends = torch.zeros(9, dtype=torch.bool)
+    ends[[2, 8]] = True
+    limits = torch.zeros(9, dtype=torch.bool)
+    limits[4] = True
+    flat = {"obs": count[:, None], "next_obs": count[:, None] + 1, "action": torch.stack([count, -count], 1)}
+    torch.save(flat | {"reward": count, "terminated": ends, "truncated": limits, "goal": count}, "d.pt")
+    return tmp_path
+
+
+def test_info_of_a_dataset_and_of_a_saved_replay(dataset, capsys):
+    assert main(["replay", "import", "d.pt", "saved", "--columns", "goal"]) == 0
+    assert "3 rows of 9 steps" in capsys.readouterr().out
+    for path, columns in (("d.pt", ["--columns", "goal"]), ("saved", [])):
+        assert main(["replay", "info", path, "--json", *columns]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["trajectories"] == 3
+        assert found["steps"] == 9
+        assert found["lengths"] == {"min": 2, "mean": 3, "max": 4}
+        # 0 + 1 + 2, 3 + 4, 5 + 6 + 7 + 8
+        assert found["returns"] == {"min": 3, "mean": 12, "max": 26}
+        assert found["ends"] == {"terminated": 2, "truncated": 1, "cut": 0}
+        # Steps: obs 4, action 8, reward 4, two flags, goal 4; and three last observations.
+        assert found["bytes"] == 9 * 22 + 3 * 4
+        assert [column["name"] for column in found["columns"]][-1] == "goal"
+    assert main(["replay", "info", "d.pt"]) == 0
+    text = capsys.readouterr().out
+    assert "2 terminated, 1 truncated" in text
+    assert "not read: goal" in text
+
+
+def test_a_replay_larger_than_its_memory_is_imported_in_pieces(dataset, capsys):
+    flat = {name: values.repeat(500, *[1] * (values.ndim - 1)) for name, values in torch.load("d.pt").items()}
+    torch.save(flat, "big.pt")
+    assert main(["replay", "import", "big.pt", "saved", "--memory", "240kB", "--max-length", "2"]) == 0
+    with load("saved") as store:
+        assert len(store) == 500 * (2 + 1 + 2)
+        assert int(store.status()["length"].sum()) == 4500
+
+
+def test_export_to_another_format_and_back(dataset, capsys):
+    assert main(["replay", "export", "d.pt", "--to", "lerobot", "out"]) == 0
+    assert "3 trajectories of 9 steps as lerobot" in capsys.readouterr().out
+    assert main(["replay", "export", "out", "--to", "torch", "again.pt"]) == 0
+    first, again = torch.load("d.pt"), torch.load("again.pt")
+    for name, values in again.items():
+        assert values.equal(first[name])
+
+
+@pytest.mark.parametrize(
+    "selector", ["uniform", "sequences", "prioritized", "fifo", "lifo", "top-k", "without-replacement"]
+)
+def test_a_sample_is_the_same_for_the_same_seed(dataset, capsys, selector):
+    arguments = ["replay", "sample", "d.pt", "--select", selector, "--batch", "3", "--length", "2", "--json"]
+    texts = []
+    for seed in ("1", "1"):
+        assert main([*arguments, "--seed", seed]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    for row in json.loads(texts[0])["rows"]:
+        # Rewards count up over all steps: 3 rows begin at 0, 3 and 5.
+        assert row["first"]["reward"] == (0, 3, 5)[row["row"]] + row["step"]
+        assert row["of"] == (3, 2, 4)[row["row"]]
+
+
+def test_a_sample_as_text(dataset, capsys):
+    assert main(["replay", "sample", "d.pt", "--batch", "64", "--rows", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "2 of 64 rows of the batch" in text
+    assert "terminated" in text
+
+
+def test_a_bench_compares_with_memcpy(dataset, capsys):
+    assert main(["replay", "bench", "d.pt", "--batch", "4", "--time", "0.01s", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["samples_per_s"] > 0
+    # Of each step: two observations, action, reward, two flags.
+    assert found["sample_bytes"] == 8 + 8 + 4 + 2
+    assert found["bytes_per_s"] == pytest.approx(found["samples_per_s"] * found["sample_bytes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["info", "nothing"], "nothing: does not exist"),
+        (["info", "."], "is of no known format"),
+        (["info", "d.pt", "--columns", "x"], "d.pt: has no column 'x': its columns are obs, action"),
+        (["info", "bad.pt"], "bad.pt: cannot be read as torch"),
+        (["import", "d.pt", "d.pt"], "d.pt: exists already"),
+        (["import", "d.pt", "x", "--memory", "1kB"], "memory_bytes is 1,000 where this table needs"),
+        (["export", "d.pt", "d.pt", "--to", "torch"], "d.pt: exists already"),
+        (["sample", "d.pt", "--select", "fifo"], "there are 3"),
+        (["sample", "d.pt", "--length", "9"], "nothing can be selected"),
+    ],
+)
+def test_bad_input_is_one_sentence(dataset, capsys, arguments, message):
+    (dataset / "bad.pt").write_bytes((dataset / "d.pt").read_bytes()[:500])
+    assert main(["replay", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_damaged_saved_replay(dataset, capsys):
+    assert main(["replay", "import", "d.pt", "saved"]) == 0
+    file = next(path for path in (dataset / "saved").iterdir() if path.name.startswith("status"))
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    assert main(["replay", "info", "saved"]) == 2
+    assert "damaged" in capsys.readouterr().err
