@@ -28,16 +28,24 @@ def store_source(store: ReplayStore, path: Path) -> Source:
     status = store.status()
     rows = np.sort(status[status["state"] == kernel.COMMITTED], order="sequence")
 
-    def read() -> Iterator[Trajectory]:
-        size = max(1, _BLOCK_BYTES // store.schema.row_bytes)
-        for begin in range(0, len(rows), size):
-            yield from _copied(store, rows[begin : begin + size])
+    def begin() -> Iterator[Trajectory]:
+        for _, trajectory in copied_rows(store, rows):
+            yield trajectory
 
-    return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), begin=read)
+    return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), begin=begin)
 
 
-def _copied(store: ReplayStore, rows: NDArray[Any]) -> Iterator[Trajectory]:
-    """Trajectories of rows of the status table."""
+def copied_rows(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[int, Trajectory]]:
+    """Global index and trajectory of rows of the status table, without those that were overwritten since.
+
+    Needs memory for a few megabytes of rows, or one row.
+    """
+    size = max(1, _BLOCK_BYTES // store.schema.row_bytes)
+    for begin in range(0, len(rows), size):
+        yield from _copied(store, rows[begin : begin + size])
+
+
+def _copied(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[int, Trajectory]]:
     longest, columns = int(rows["length"].max()), store.schema.columns
     windows = [Subscription(column=column.name, length=longest + column.extra) for column in columns]
     ones = np.ones(len(rows))
@@ -46,4 +54,5 @@ def _copied(store: ReplayStore, rows: NDArray[Any]) -> Iterator[Trajectory]:
     values, _, current = Gatherer(store, windows, len(rows))(selection)
     for number in np.flatnonzero(current).tolist():
         steps = int(rows["length"][number])
-        yield {column.name: values[column.name][number, : steps + column.extra] for column in columns}
+        found = {column.name: values[column.name][number, : steps + column.extra] for column in columns}
+        yield int(rows["index"][number]), found
