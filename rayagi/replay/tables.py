@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet
 from numpy.typing import NDArray
 
 from rayagi.replay.arrow import as_array, shape_in

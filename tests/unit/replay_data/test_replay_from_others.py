@@ -205,6 +205,16 @@ def test_lerobot_s_frames(tmp_path):
         open_source(path)
 
 
+def test_a_missing_file_of_frames_is_noticed(tmp_path):
+    path = lerobot(tmp_path / "d", trajectories(lengths=(3, 4), ends="tt"))
+    info = json.loads((path / "meta" / "info.json").read_text()) | {"total_frames": 7}
+    (path / "meta" / "info.json").write_text(json.dumps(info))
+    assert open_source(path).num_steps == 7
+    (path / "data" / "chunk-000" / "file-001.parquet").unlink()
+    with pytest.raises(DatasetError, match=r"has 3 frames where info\.json says 7"):
+        open_source(path)
+
+
 def test_tensors_by_either_name_and_nothing_else(tmp_path):
     flat = {"obs": torch.arange(4.0)[:, None], "actions": torch.zeros(4, 1), "rewards": torch.ones(4)}
     flat["terminals"] = torch.tensor([False, True, False, True])
