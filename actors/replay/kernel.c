@@ -7,7 +7,8 @@ Who writes what, in which order (docs/explanation/replay.md has the picture):
 - Row.tag is the truth about an index: generation * 4 + state. It changes under the lock and is read without it.
 - Blocks of an index in state WRITING belong to its owner alone; others' blocks are read without the lock, as in a seqlock:
   read tag, copy, read tag again. A different tag means that the copy may be mixed, and is reported, never returned as good.
-- Row.slot says which blocks an index has: it changes under the lock too, and readers check it like the tag. */
+- Row.slot says which blocks an index has: it changes under the lock too. A row that loses its blocks counts Warmth.moves,
+  and so does one that gets them: readers check both like the tag, since it may have got the same slot again meanwhile. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -34,6 +35,9 @@ enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
 enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11 };
 enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8 };
+/* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
+   least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
+enum { EPOCH_READS = 8, MOST_HEAT = 255, EXAMINED = 8, MARGIN = 4, MOST_PROMOTED = 16 };
 
 /* Status of one index: a cache line. */
 typedef struct {
@@ -63,6 +67,14 @@ typedef struct {
 /* A request that waits for the rate limiter. owner is stored last, and is 0 where the place is free. */
 typedef struct { uint64_t owner; int64_t kind, rows, since_ns; } Waiter;
 
+/* Of one index, if rows are spilled. */
+typedef struct {
+    uint64_t filed;     /* generation whose blocks the file has. Under the lock */
+    uint32_t moves;     /* times that it was about to lose or get a slot. Under the lock; atomic */
+    uint16_t heat;      /* reads: epoch << 8 | count. Atomic, written by readers without the lock: a count may be lost */
+    uint16_t unused;
+} Warmth;
+
 /* Counters and list ends. Guarded by the lock; readers without it get values that may be a moment old. */
 typedef struct {
     uint64_t magic;     /* stored last by the creator */
@@ -73,6 +85,7 @@ typedef struct {
     uint64_t sequence, random;           /* commits so far; state of the generator of random removal */
     int64_t hand, next_reap_ns;          /* next slot to be spilled; next search for dead writers */
     int64_t inserted, selected, evicted, deleted, reclaimed, spilled, recovered; /* selected: atomic, without the lock */
+    int64_t promoted, read, read_from_file; /* of spilled tables; the last two: atomic, without the lock */
     int64_t thawed;     /* times that a checkpoint, or nothing, has replaced everything */
     uint64_t version;   /* odd while a process has the lock. Written by it, read by draws without the lock */
     int64_t in_file;    /* committed rows that are spilled */
@@ -110,6 +123,7 @@ typedef struct {
     Column *columns;
     Tree *trees;
     int64_t capacity, base, slots, num_columns, num_trees, removal_tree; /* removal_tree: NONE unless it is by a minimum */
+    Warmth *warmth;              /* only if rows are spilled */
     int64_t spill;               /* descriptor of the file of spilled rows, or NONE */
     int64_t limit_ns;            /* longest wait for the lock */
     int64_t *scratch, scratch_size; /* node numbers, of the process that has the lock */
@@ -401,16 +415,8 @@ static int64_t rebuild(Store *s) {
     return 0;
 }
 
-static int64_t lock(Store *s) {
-    struct timespec until;
-    int error = EBUSY;
-    for (int spin = 0; spin < SPINS && error == EBUSY; spin++) error = pthread_mutex_trylock(s->lock);
-    if (error == EBUSY) {
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += s->limit_ns % 1000000000, until.tv_sec += s->limit_ns / 1000000000;
-        if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
-        error = pthread_mutex_timedlock(s->lock, &until);
-    }
+/* After an attempt to lock: rebuild what its owner left, if that died. */
+static int64_t enter(Store *s, int error) {
     if (error == 0 || error == EOWNERDEAD) {
         /* Odd, before anything changes: a draw that reads changed sums then reads a changed version. */
         __atomic_store_n(&s->header->version, s->header->version | 1, __ATOMIC_RELAXED);
@@ -424,6 +430,19 @@ static int64_t lock(Store *s) {
         return 0;
     }
     return error ? LOCK_TIMEOUT : 0;
+}
+
+static int64_t lock(Store *s) {
+    struct timespec until;
+    int error = EBUSY;
+    for (int spin = 0; spin < SPINS && error == EBUSY; spin++) error = pthread_mutex_trylock(s->lock);
+    if (error == EBUSY) {
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += s->limit_ns % 1000000000, until.tv_sec += s->limit_ns / 1000000000;
+        if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
+        error = pthread_mutex_timedlock(s->lock, &until);
+    }
+    return enter(s, error);
 }
 
 /* ---- rate limiter ----------------------------------------------------------------------------------------------------- */
@@ -657,6 +676,22 @@ static int64_t read_all(int file, void *to, size_t size, int64_t at) {
     return 0;
 }
 
+/* A reader asks for the moves of an index, then for its slot, copies, and asks whether it has lost the slot since. Whoever
+   changes a slot counts first, also if it is killed in between. */
+static uint32_t moves_of(const Store *s, int64_t i) {
+    return s->spill == NONE ? 0 : __atomic_load_n(&s->warmth[i].moves, __ATOMIC_ACQUIRE);
+}
+
+static int has_lost(const Store *s, int64_t i, int64_t slot, uint32_t moves) {
+    return slot != NONE && (__atomic_load_n(&s->rows[i].slot, __ATOMIC_ACQUIRE) != slot || moves_of(s, i) != moves);
+}
+
+static void set_slot(Store *s, int64_t i, int64_t slot) {
+    Warmth *w = &s->warmth[i];
+    __atomic_store_n(&w->moves, w->moves + 1, __ATOMIC_RELEASE);
+    __atomic_store_n(&s->rows[i].slot, slot, __ATOMIC_RELEASE);
+}
+
 static int64_t spill_row(Store *s, const Row *r) {
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
@@ -666,29 +701,70 @@ static int64_t spill_row(Store *s, const Row *r) {
     return 0;
 }
 
-/* Give an index blocks in memory. The slot that was given longest ago goes to the file, if its row is committed. */
-static int64_t give_slot(Store *s, int64_t i) {
+/* An epoch: EPOCH_READS reads of each index, on average. Its number counts modulo 256. */
+static int64_t epoch_of(const Store *s) {
+    return __atomic_load_n(&s->header->read, __ATOMIC_RELAXED) / (EPOCH_READS * s->capacity) & 255;
+}
+
+/* Reads of an index: those of this epoch, half of those of the last one, a quarter of those before it, ... */
+static int64_t heat_of(const Store *s, int64_t i, int64_t epoch) {
+    const uint16_t heat = __atomic_load_n(&s->warmth[i].heat, __ATOMIC_RELAXED);
+    const int64_t age = (epoch - (heat >> 8)) & 255;
+    return age < 8 ? (heat & 255) >> age : 0;
+}
+
+static void warm(const Store *s, int64_t i, int64_t epoch) {
+    const int64_t heat = heat_of(s, i, epoch);
+    __atomic_store_n(&s->warmth[i].heat, epoch << 8 | (heat < MOST_HEAT ? heat + 1 : heat), __ATOMIC_RELAXED);
+}
+
+/* A slot for another row: a free one; else, of the next EXAMINED, that of the row that is read least, which without reads is
+   the one that was given longest ago. NONE if all are being written. */
+static int64_t coldest_slot(Store *s) {
     Header *h = s->header;
-    if (s->spill == NONE || s->rows[i].slot != NONE) return 0;
-    for (int64_t tried = 0; tried < s->slots; tried++) {
+    const int64_t epoch = epoch_of(s);
+    int64_t found = NONE, least = INT64_MAX, examined = 0;
+    for (int64_t tried = 0; tried < s->slots && examined < EXAMINED && least; tried++) {
         const int64_t slot = h->hand++ % s->slots, other = s->slot_rows[slot];
-        if (other != NONE) {
-            Row *r = &s->rows[other];
-            const int64_t state = state_of(r);
-            if (state == WRITING) continue;
-            if (state == COMMITTED) {
-                if (spill_row(s, r)) return IO_ERROR;
-                h->spilled++, h->in_file++;
-            } else set_tag(r, (r->tag >> 2) + 1, state); /* not readable any more */
-            /* Before the slot's next writer: a reader that sees new bytes sees that the row has left. */
-            __atomic_store_n(&r->slot, NONE, __ATOMIC_RELEASE);
-            __atomic_thread_fence(__ATOMIC_SEQ_CST);
-        }
-        s->slot_rows[slot] = i;
-        __atomic_store_n(&s->rows[i].slot, slot, __ATOMIC_RELEASE);
-        return 0;
+        if (other == NONE) return slot;
+        const int64_t state = state_of(&s->rows[other]);
+        if (state == WRITING) continue;
+        const int64_t heat = state == COMMITTED ? heat_of(s, other, epoch) : 0;
+        if (heat < least) least = heat, found = slot;
+        examined++;
     }
-    return NO_SLOT;
+    return found;
+}
+
+/* Take the blocks of a slot from the row that has them. A committed one is in the file afterwards. */
+static int64_t vacate(Store *s, int64_t slot) {
+    const int64_t other = s->slot_rows[slot];
+    if (other == NONE) return 0;
+    Row *r = &s->rows[other];
+    Warmth *w = &s->warmth[other];
+    const int64_t state = state_of(r);
+    if (state != COMMITTED) set_tag(r, (r->tag >> 2) + 1, state); /* not readable any more */
+    else if (w->filed != r->tag >> 2) { /* else the file has it since it was spilled before */
+        if (spill_row(s, r)) return IO_ERROR;
+        w->filed = r->tag >> 2, s->header->spilled++;
+    }
+    s->header->in_file += state == COMMITTED;
+    /* Before the slot's next writer: a reader that sees new bytes sees that the row has left. */
+    set_slot(s, other, NONE);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    s->slot_rows[slot] = NONE;
+    return 0;
+}
+
+/* Give an index blocks in memory. */
+static int64_t give_slot(Store *s, int64_t i) {
+    if (s->spill == NONE || s->rows[i].slot != NONE) return 0;
+    const int64_t slot = coldest_slot(s);
+    if (slot == NONE) return NO_SLOT;
+    if (vacate(s, slot)) return IO_ERROR;
+    s->slot_rows[slot] = i;
+    set_slot(s, i, slot);
+    return 0;
 }
 
 /* Take back rows that are being written. */
@@ -778,6 +854,7 @@ static int64_t commit(Store *s, int64_t n, const int64_t *indices, const int64_t
         unlink_writing(s, local);
         r->length = lengths[i], r->priority = priorities[i], r->timestamp = timestamps ? timestamps[i] : clock_ns;
         r->sequence = ++h->sequence, r->sampled = 0, r->owner = drawn;
+        if (s->spill != NONE) __atomic_store_n(&s->warmth[local].heat, 0, __ATOMIC_RELAXED);
         set_tag(r, r->tag >> 2, COMMITTED); /* publishes the blocks and the status */
         link_committed(s, local);
         h->inserted++;
@@ -903,10 +980,11 @@ int64_t replay_pack(const Store *s, int64_t n, const int64_t *indices, const uin
         uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
         good[i] = 0;
         if (tag >> 2 != generations[i] || (tag & 3) < COMMITTED) continue;
+        const uint32_t moves = moves_of(s, local);
         const int64_t slot = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
         int64_t bytes = copy_row(s, local, slot, lengths[i], out + total);
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (slot != NONE && __atomic_load_n(&r->slot, __ATOMIC_RELAXED) != slot) { /* spilled meanwhile: the file has it */
+        if (has_lost(s, local, slot, moves)) { /* spilled meanwhile: the file has it */
             bytes = copy_row(s, local, NONE, lengths[i], out + total);
             __atomic_thread_fence(__ATOMIC_ACQUIRE);
         }
@@ -949,6 +1027,11 @@ int64_t replay_thaw(Store *s, const Header *header, const Row *rows, const int32
         r->length = rows[i].length, r->sampled = rows[i].sampled, r->owner = header->selected;
         __atomic_store_n(&r->slot, rows[i].slot, __ATOMIC_RELEASE);
         set_tag(r, rows[i].tag >> 2, rows[i].tag & 3);
+        if (s->spill != NONE) {
+            Warmth *w = &s->warmth[i];
+            w->filed = rows[i].slot == NONE && (rows[i].tag & 3) == COMMITTED ? rows[i].tag >> 2 : 0;
+            w->heat = 0, w->moves++;
+        }
     }
     h->sequence = 0, h->thawed++;
     if ((failed = rebuild(s))) return failed; /* with the lock, as after a death: another process rebuilds */
@@ -1212,14 +1295,65 @@ __attribute__((always_inline)) static inline int64_t collect_chunk(
     return failed;
 }
 
+/* Bring a spilled row back into memory, if it is read more often than one there. ``blocks``: of ``copy_row``. With the lock. */
+static void promote(Store *s, int64_t i, uint64_t generation, int64_t epoch, const uint8_t *blocks) {
+    Row *r = &s->rows[i];
+    if (!is_current(r, generation) || r->slot != NONE) return;
+    const int64_t slot = coldest_slot(s), other = slot == NONE ? NONE : s->slot_rows[slot];
+    if (slot == NONE) return;
+    if (other != NONE && state_of(&s->rows[other]) == COMMITTED &&
+        heat_of(s, i, epoch) < 2 * heat_of(s, other, epoch) + MARGIN) return;
+    if (vacate(s, slot)) return; /* a full disk: the row stays where it is */
+    for (int64_t c = 0; c < s->num_columns; c++) {
+        const Column *column = &s->columns[c];
+        const int64_t size = (r->length + column->extra) * column->step_bytes;
+        memcpy(s->data + column->offset + slot * column->block_bytes, blocks, size);
+        blocks += size;
+    }
+    s->slot_rows[slot] = i;
+    set_slot(s, i, slot); /* publishes the blocks */
+    s->header->promoted++, s->header->in_file--;
+}
+
+/* Count the reads of these rows, and bring some of those that were read from the file back. The file is read without the
+   lock; if that is taken at the moment, the row has another chance at its next read. */
+static void promote_read(Store *s, int64_t n, const int64_t *rows, const int64_t *slots, const int64_t *at,
+                         const uint64_t *generations, const uint8_t *valid) {
+    const int64_t epoch = epoch_of(s);
+    int64_t read = 0, from_file = 0, tried = 0, size = 0;
+    uint8_t *blocks = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (valid[at[i]] != VALID) continue;
+        read++, from_file += slots[i] == NONE;
+        warm(s, rows[i], epoch);
+        if (slots[i] != NONE || tried == MOST_PROMOTED || heat_of(s, rows[i], epoch) < MARGIN) continue;
+        const Row *r = &s->rows[rows[i]];
+        for (int64_t c = size ? s->num_columns : 0; c < s->num_columns; c++) size += s->columns[c].block_bytes;
+        if (!blocks && !(blocks = malloc(size))) break;
+        tried++;
+        const int64_t length = r->length;
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (!is_current(r, generations[at[i]])) continue; /* the length may be another row's */
+        if (copy_row(s, rows[i], NONE, length, blocks) < 0) continue;
+        const int error = pthread_mutex_trylock(s->lock);
+        if (error == EBUSY || enter(s, error)) continue;
+        promote(s, rows[i], generations[at[i]], epoch, blocks);
+        unlock(s, 0);
+    }
+    free(blocks);
+    __atomic_fetch_add(&s->header->read, read, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&s->header->read_from_file, from_file, __ATOMIC_RELAXED);
+}
+
 /* Copy windows of selected rows into the parts' outputs: of rows where[begin] to where[end - 1] of the batch, or of begin to
    end - 1 if ``where`` is NULL. The others belong to other shards.
 
    valid[i]: VALID; STALE if the row was overwritten, before or during the copy; OUTSIDE if it has no such timestep. Returns
    how many are not VALID. */
-int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
+int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
                       const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid, const int64_t *where) {
     int64_t at[CHUNK], local[CHUNK], slots[CHUNK], lengths[CHUNK], step[CHUNK], failed = 0, bad = 0;
+    uint32_t moves[CHUNK];
     for (int64_t first = begin; first < end; first += CHUNK) {
         const int64_t n = end - first < CHUNK ? end - first : CHUNK;
         for (int64_t i = 0; i < n; i++) {
@@ -1232,6 +1366,7 @@ int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t 
             if (i + AHEAD < n) __builtin_prefetch(&s->rows[local[i + AHEAD]]);
             const Row *r = &s->rows[local[i]];
             const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
+            moves[i] = moves_of(s, local[i]);
             lengths[i] = r->length, slots[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
             const int good = tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED;
             valid[at[i]] = !good ? STALE : step[i] < 0 || step[i] >= lengths[i] ? OUTSIDE : VALID;
@@ -1252,7 +1387,7 @@ int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t 
             const Row *r = &s->rows[local[i]];
             const int was_valid = valid[at[i]] == VALID;
             /* Spilled during the copy: the slot may hold another row by now, but the file has this one. */
-            if (was_valid && __atomic_load_n(&r->slot, __ATOMIC_RELAXED) != slots[i]) {
+            if (was_valid && has_lost(s, local[i], slots[i], moves[i])) {
                 for (int64_t k = 0; k < num_parts; k++)
                     failed |= collect(s, &parts[k], local[i], NONE, lengths[i], step[i], at[i]);
                 __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -1261,6 +1396,7 @@ int64_t replay_gather(const Store *s, int64_t begin, int64_t end, const int64_t 
             if (was_valid && !(tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED)) valid[at[i]] = STALE;
             bad += valid[at[i]] != VALID;
         }
+        if (s->spill != NONE && !failed) promote_read(s, n, local, slots, at, generations, valid);
     }
     return failed ? IO_ERROR : bad;
 }

@@ -99,6 +99,16 @@ class WaiterStruct(ctypes.Structure):
     _fields_ = (("owner", _U64), *((name, _I64) for name in ("kind", "rows", "since_ns")))
 
 
+class WarmthStruct(ctypes.Structure):
+    """Warmth of kernel.c."""
+
+    _fields_ = (
+        ("filed", _U64),
+        ("moves", _U32),
+        *((name, ctypes.c_uint16) for name in ("heat", "unused")),
+    )
+
+
 class HeaderStruct(ctypes.Structure):
     """Header of kernel.c."""
 
@@ -110,7 +120,8 @@ class HeaderStruct(ctypes.Structure):
         *((name, _U64) for name in ("sequence", "random")),
         *((name, _I64) for name in ("hand", "next_reap_ns")),
         *((name, _I64) for name in ("inserted", "selected", "evicted", "deleted")),
-        *((name, _I64) for name in ("reclaimed", "spilled", "recovered", "thawed")),
+        *((name, _I64) for name in ("reclaimed", "spilled", "recovered")),
+        *((name, _I64) for name in ("promoted", "read", "read_from_file", "thawed")),
         ("version", _U64),
         *((name, _I64) for name in ("in_file", "limit")),
         ("limits", LimitStruct * 2),
@@ -148,6 +159,7 @@ class StoreStruct(ctypes.Structure):
             for name in ("header", "lock", "rows", "queue", "slot_rows", "data", "columns", "trees")
         ),
         *((name, _I64) for name in ("capacity", "base", "slots", "num_columns", "num_trees", "removal_tree")),
+        ("warmth", _ADDRESS),
         *((name, _I64) for name in ("spill", "limit_ns")),
         ("scratch", _ADDRESS),
         ("scratch_size", _I64),
@@ -176,6 +188,7 @@ _MIRRORS: Mirrors = {
     "Row": _RowStruct,
     "Limit": LimitStruct,
     "Waiter": WaiterStruct,
+    "Warmth": WarmthStruct,
     "Header": HeaderStruct,
     "Tree": TreeStruct,
     "Column": ColumnStruct,

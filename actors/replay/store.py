@@ -21,7 +21,15 @@ from numpy.typing import ArrayLike, NDArray
 from actors.replay import kernel, memory
 from actors.replay.candidates import Candidates, Numbers, Order
 from actors.replay.errors import RateLimitedError, ReplayBusyError, ReplayError
-from actors.replay.kernel import ColumnStruct, DrawnStruct, HeaderStruct, StoreStruct, TreeStruct, address
+from actors.replay.kernel import (
+    ColumnStruct,
+    DrawnStruct,
+    HeaderStruct,
+    StoreStruct,
+    TreeStruct,
+    WarmthStruct,
+    address,
+)
 from actors.replay.limiter import Limiter, RateLimit, Waits
 from actors.replay.metrics import EXAMINED_ROWS, ReplayMetrics, histogram_of
 from actors.replay.schema import ReplaySchema
@@ -485,7 +493,10 @@ class ReplayStore(ClosesOnExit):
         return rows
 
     def counters(self) -> dict[str, int]:
-        """Rows by state, and events since creation: inserted, selected, evicted, deleted, reclaimed, spilled, recovered."""
+        """Rows by state, and events since creation.
+
+        Of a table that spills: rows read, from its file or not, and those that returned to memory (promoted).
+        """
         names = (
             "count",
             "writing",
@@ -496,6 +507,9 @@ class ReplayStore(ClosesOnExit):
             "reclaimed",
             "spilled",
             "recovered",
+            "promoted",
+            "read",
+            "read_from_file",
         )
         return {name: int(getattr(self._header, name)) for name in names}
 
@@ -712,6 +726,7 @@ class ReplayStore(ClosesOnExit):
             *(ctypes.addressof(columns), ctypes.addressof(trees)),
             *(self.capacity, self.base, slots, len(columns), len(trees)),
             kinds.index(by_tree[removal]) if removal in by_tree else -1,
+            at + layout["warmth"],
             self._descriptors[2] if meta["spills"] else -1,
             int(LOCK_LIMIT_S * 1e9),
         )
@@ -974,6 +989,7 @@ def _layout(meta: Mapping[str, Any]) -> dict[str, int]:
         "rows": capacity * kernel.ROW.itemsize,
         "queue": 4 * capacity,
         "slot_rows": 4 * int(meta.get("slots", 0)) if meta["spills"] else 0,
+        "warmth": capacity * ctypes.sizeof(WarmthStruct) if meta["spills"] else 0,
         "trees": _lay_out(TreeStruct(), None, meta) * len(meta["trees"]),
     }
     for name, size in sizes.items():

@@ -1,12 +1,16 @@
 """Tables for the tests of replay: small, with blocks whose content tells which trajectory they are."""
 
+import re
+
 import numpy as np
+import pytest
 
 from actors.replay import (
     Column,
     Fifo,
     Lifo,
     Prioritized,
+    ReplayError,
     ReplaySchema,
     ReplayStore,
     Sequences,
@@ -60,3 +64,16 @@ def shards_of(rows, num_shards, selectors=SELECTORS, lengths=None, priorities=No
         store.insert(content(part), *given)
         shards.append(store)
     return shards
+
+
+def spilling(folder, capacity, slots, selectors=SELECTORS, **rules):
+    """A store of which only so many rows are in memory."""
+    with pytest.raises(ReplayError) as raised:
+        ReplayStore.create(SCHEMA, capacity, selectors=selectors, memory_bytes=1, folder=folder, **rules)
+    least = int(re.search(r"needs ([\d,]+)", str(raised.value))[1].replace(",", ""))
+    budget = least + (slots - 1) * SCHEMA.row_bytes
+    store = ReplayStore.create(
+        SCHEMA, capacity, selectors=selectors, memory_bytes=budget, folder=folder, **rules
+    )
+    assert store.slots == slots
+    return store

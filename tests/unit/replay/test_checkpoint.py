@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from replay_tables import LENGTH, SCHEMA, SELECTORS, content
+from replay_tables import LENGTH, SCHEMA, SELECTORS, content, spilling
 from test_kills import forked, kill
 
 from actors.replay import (
@@ -48,15 +48,7 @@ def made(folder=None, slots=None, capacity=CAPACITY, **rules):
     """A store; with ``slots``, only so many rows are in memory."""
     if slots is None:
         return ReplayStore.create(SCHEMA, capacity, selectors=SELECTORS, **rules)
-    with pytest.raises(ReplayError) as raised:
-        ReplayStore.create(SCHEMA, capacity, selectors=SELECTORS, memory_bytes=1, folder=folder, **rules)
-    least = int(re.search(r"needs ([\d,]+)", str(raised.value))[1].replace(",", ""))
-    budget = least + (slots - 1) * SCHEMA.row_bytes
-    store = ReplayStore.create(
-        SCHEMA, capacity, selectors=SELECTORS, memory_bytes=budget, folder=folder, **rules
-    )
-    assert store.slots == slots
-    return store
+    return spilling(folder, capacity, slots, **rules)
 
 
 def restored(directory, **like):
@@ -162,8 +154,8 @@ def test_a_restored_store_goes_on_as_the_saved_one(
         assert step(other, kind, a, b, number) == step(store, kind, a, b, number)
         assert_alike(draws(other, a), draws(store, a))
         number += 3
-    counters = [{**s.counters(), "spilled": 0} for s in (store, other)]
-    assert counters[0] == counters[1]
+    tiers = dict.fromkeys(("spilled", "promoted", "read", "read_from_file"))  # of this memory budget
+    assert {**other.counters(), **tiers} == {**store.counters(), **tiers}
 
 
 def test_only_new_blocks_are_written_and_old_ones_are_freed(tmp_path):

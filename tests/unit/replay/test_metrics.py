@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replay_tables import SCHEMA, content
 
-from actors.replay import Histogram, RateLimit, ReplayMeter, ReplayStore, TopK, Uniform, select
+from actors.replay import (
+    Histogram,
+    RateLimit,
+    ReplayMeter,
+    ReplayStore,
+    Subscription,
+    TopK,
+    Uniform,
+    gather,
+    select,
+)
 from actors.replay.kernel import BINS, COMMITTED
 from rayagi.monitoring.catalogue import CATALOGUE
 from rayagi.monitoring.report import _replay
@@ -65,6 +75,10 @@ def test_bytes_are_counted_by_tier(tmp_path):
         keys = store.insert(content([number]))
         if rng.random() < 0.3:
             store.delete(keys)
+    for draw in range(60):  # rows that are read often return to memory
+        chosen = select(store, TopK(), 8, seed=0, draw=draw)
+        gather(store, chosen, [Subscription(column="obs")])
+    assert store.counters()["promoted"] > 0
     rows = store.snapshot()
     spilled = int((((rows["tag"] & np.uint64(3)) == COMMITTED) & (rows["slot"] < 0)).sum())
     metrics = store.metrics()
