@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -16,6 +17,7 @@ import torch
 from actors.host_memory import release_free_memory
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from actors.rendezvous_actor import RendezvousActor
+from actors.replay import ReplayCheckpointError
 from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.experience.directory import Directory
@@ -230,8 +232,16 @@ class Gmi:
         state: StateDict = self._require_program().state_dict()
         return state if shared else {"local": state["local"]}
 
+    def save_replay(self, folder: str) -> str | None:
+        """Write the program's replay into a new folder. Returns None if it has none, else why it failed, or ''."""
+        save = getattr(self._require_program(), "save_replay", None)
+        try:
+            return "" if save is not None and save(Path(folder)) else None
+        except ReplayCheckpointError as error:
+            return str(error)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; ``local`` may be missing."""
+        """Restore a saved state; ``local`` and ``replay`` may be missing."""
         with self._leave_on_error():
             self._require_program().load_state_dict(state)
 

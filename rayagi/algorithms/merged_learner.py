@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Generic
 
 from actors.protocols import StateDict
@@ -73,6 +74,10 @@ class MergedLearner(ABC, Generic[SpecT]):
     def local_state(self) -> StateDict:
         """State of this GMI's environments."""
         return {}
+
+    def save_replay(self, folder: Path) -> bool:
+        """Write this GMI's replay into a new folder. Returns False where there is none."""
+        return False
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Restore a saved state; without ``local``, this GMI's own state is reset."""

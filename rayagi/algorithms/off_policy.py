@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -21,7 +22,16 @@ from torch import Tensor, nn
 
 from actors.errors import NonFiniteError
 from actors.protocols import EnvInfo, StateDict
-from actors.replay import Gatherer, ReplayError, ReplayMeter, ReplayStore, Selection, Uniform, select
+from actors.replay import (
+    Gatherer,
+    ReplayCheckpointer,
+    ReplayError,
+    ReplayMeter,
+    ReplayStore,
+    Selection,
+    Uniform,
+    select,
+)
 from actors.replay.selection import Selector
 from actors.rollout import Rollout
 from collectives.communicator import Communicator
@@ -162,10 +172,11 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self._share, weight = self._share_of_batch()
         self.replay = self._make_replay()
         self._meter = ReplayMeter(self.replay)
+        self._checkpointer = ReplayCheckpointer(self.replay)
         self._assembler = TransitionAssembler(self.spec.gamma, self.spec.n_step)
         self._gatherer = self._make_gatherer()
         self.inserted = 0
-        """Steps of all environments in the replays since this process began. A resumed run fills its replay anew."""
+        """Steps of all environments that were put into the replays."""
         self._owed = 0.0
         """Gradient steps that the steps so far allow and that have not been made: less than one between rollouts."""
         self.updater = self._make_updater(weight)
@@ -306,10 +317,26 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         """Updater state, environment steps, observation statistics, and the fraction of a gradient step that is left."""
         return {"learner": self.updater.state_dict(), "owed": self._owed, **super().shared_state()}
 
+    def local_state(self) -> StateDict:
+        """Steps that were put into the replay, and those that wait for it."""
+        return {"inserted": self.inserted, "waiting": self._assembler.waiting()}
+
+    def save_replay(self, folder: Path) -> bool:
+        """Write the replay. Blocks that the run's last checkpoint has already are linked, not written."""
+        self._checkpointer.write(folder)
+        return True
+
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
-        """Restore a saved state. The replay is refilled: learning goes on once ``learning_starts`` steps are in again."""
+        """Restore a saved state.
+
+        Without the replay that was saved with it, learning goes on once ``learning_starts`` new steps are in.
+        """
         super().load_state(shared, local)
         self.updater.load_state_dict(shared["learner"])
         self._owed = float(shared["owed"])
         self._assembler.forget()
+        if local is not None and local.get("replay") is not None:
+            self._checkpointer.read(local["replay"])
+            self.inserted = int(local["inserted"])
+            self._assembler.load(local["waiting"])
         self._set_warm_up()

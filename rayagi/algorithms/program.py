@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -108,12 +109,19 @@ class DpOnlyProgram:
         }
         return {"shared": self.trainer.shared_state(), "local": local}
 
+    def save_replay(self, folder: Path) -> bool:
+        """Write the learner's replay into a new folder. Returns False where there is none."""
+        return self.learner.save_replay(folder)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; without ``local``, environments restart."""
+        """Restore a saved state; without ``local``, environments restart. ``replay``: folder of ``save_replay``."""
         local = state.get("local")
         # The trainer's local state sums over running episodes: it is dropped if the environments start new ones.
         resumes = self.simulator.resumes_episodes
-        self.trainer.load_state(state["shared"], local["training"] if local is not None and resumes else None)
+        training = (
+            {**local["training"], "replay": state.get("replay")} if local is not None and resumes else None
+        )
+        self.trainer.load_state(state["shared"], training)
         self.agent.load_state_dict(local.get("agent", {}) if local is not None and resumes else {})
         self.simulator.load_state_dict(None if local is None else local["simulator"])
 

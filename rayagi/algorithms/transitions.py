@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -86,6 +87,14 @@ class TransitionAssembler:
     def forget(self) -> None:
         """Drop the steps that wait: the next rollout does not continue them."""
         self._waiting = None
+
+    def waiting(self) -> list[Tensor]:
+        """The steps that wait, field by field; none where nothing waits."""
+        return [] if self._waiting is None else list(self._waiting)
+
+    def load(self, waiting: Sequence[Tensor]) -> None:
+        """Inverse of ``waiting``."""
+        self._waiting = _Steps(*waiting) if waiting else None
 
     @torch.inference_mode()
     def rows(self, rollout: Rollout) -> dict[str, Tensor]:

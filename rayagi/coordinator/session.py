@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from actors.protocols import EvaluationResult, IterationResult, StateDict
@@ -25,6 +26,7 @@ from rayagi.coordinator.cluster import (
 from rayagi.coordinator.slice_monitor import SliceMonitor
 from rayagi.monitoring.catalogue import merge
 from rayagi.planning import plan_of
+from rayagi.run.checkpoints import replay_name
 
 if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
     from actors.gmi import ProgramFactory, WorkerInfo, WorkloadFactory
@@ -38,7 +40,10 @@ def states_of_gmis(state: Mapping[str, Any], envs: tuple[int, ...]) -> list[Stat
     same = state["num_gmis"] == len(envs) and tuple(state.get("envs", envs)) == envs
     if "local" not in state or not same:
         return [dict(shared) for _ in envs]
-    return [{**shared, "local": local} for local in state["local"]]
+    parts = [{**shared, "local": local} for local in state["local"]]
+    for index, folder in state.get("replays", {}).items():
+        parts[index]["replay"] = folder
+    return parts
 
 
 class SessionClosedError(RuntimeError):
@@ -247,6 +252,19 @@ class Session:
             "num_gmis": len(states),
             "envs": self.plan.envs,
         }
+
+    def save_replays(self, folder: Path) -> dict[int, str]:
+        """Write the replays of the GMIs that have one into a folder that all hosts see, each into one of its own.
+
+        Returns:
+            By GMI, why its replay could not be written; '' if it was.
+        """
+        found = self._ask(
+            lambda index, gmi: gmi.save_replay.remote(str(folder / replay_name(index))),
+            "saving its replay",
+            range(self.plan.num_gmis),
+        )
+        return {index: reason for index, reason in enumerate(found) if reason is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a saved state. Without ``local``, or with other numbers of GMIs or environments, these are reset."""

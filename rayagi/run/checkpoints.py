@@ -2,8 +2,9 @@
 
     checkpoints/iteration_000123/shared.pt      state that all replicas share: weights, optimizer, normalisers
                                  local.pt       state of each GMI: environments, random numbers
+                                 replay/gmi_0/  replay of each GMI that has one (actors.replay.checkpoint)
                                  counters.json  progress of the run
-                                 manifest.json  size and SHA-256 of each file
+                                 manifest.json  size and SHA-256 of each file; which GMIs have a replay
     checkpoints/best.json, last.json            name of the folder
 
 A folder whose name starts with a dot is unfinished, and is removed when the run is next opened.
@@ -17,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,18 @@ from typing import Any
 import numpy as np
 
 from rayagi.run.atomic import replace_json, sync_folder, write_bytes
-from rayagi.run.errors import CheckpointError, NoCheckpointError, disk_errors
+from rayagi.run.errors import CheckpointError, DiskError, NoCheckpointError, disk_errors
 
 NUM_LAST = 2
 """Newest checkpoints that are kept besides the best. Two, in case the last one is damaged."""
 _NAME = re.compile(r"iteration_(\d{6,})")
+SaveReplays = Callable[[Path], Mapping[int, str]]
+"""Writes the replays of GMIs into a folder; returns by GMI why it failed, or ''."""
+
+
+def replay_name(gmi: int) -> str:
+    """Folder of a GMI's replay."""
+    return f"gmi_{gmi}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +46,8 @@ class Checkpoint:
 
     name: str
     state: dict[str, Any]
-    """``{"shared", "local", "num_gmis"}``; without ``local`` if only the policy was requested."""
+    """``{"shared", "local", "num_gmis", "replays": folder by GMI}``; without ``local`` and ``replays`` if only the policy
+    was requested."""
     counters: dict[str, Any]
     damaged: tuple[str, ...] = ()
     """Newer checkpoints that were skipped as damaged, with the reason."""
@@ -66,7 +75,12 @@ class CheckpointStore:
         return read if isinstance(read, dict) and "checkpoint" in read else None
 
     def save(
-        self, state: Mapping[str, Any], counters: Mapping[str, Any], *, best: Mapping[str, Any] | None = None
+        self,
+        state: Mapping[str, Any],
+        counters: Mapping[str, Any],
+        *,
+        best: Mapping[str, Any] | None = None,
+        save_replays: SaveReplays | None = None,
     ) -> str:
         """Write a checkpoint and make it the last one; with ``best``, also the best one.
 
@@ -74,6 +88,7 @@ class CheckpointStore:
             state: of the session, ``{"shared", "local", "num_gmis"}``.
             counters: progress of the run; ``iteration`` names the folder.
             best: metric and value that make this the best checkpoint so far; None: it is not.
+            save_replays: of the session; None: there are none.
 
         Returns:
             Name of the checkpoint.
@@ -83,7 +98,7 @@ class CheckpointStore:
         """
         name = f"iteration_{counters['iteration']:06d}"
         if name not in self.names():
-            self._write_folder(name, state, counters)
+            self._write_folder(name, state, counters, save_replays)
         if best is not None:
             replace_json(self._folder / "best.json", {"checkpoint": name, **best})
         replace_json(self._folder / "last.json", {"checkpoint": name})
@@ -134,7 +149,13 @@ class CheckpointStore:
             return first + [name for name in newest_first if name not in first]
         return [which] if which in newest_first else []
 
-    def _write_folder(self, name: str, state: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+    def _write_folder(
+        self,
+        name: str,
+        state: Mapping[str, Any],
+        counters: Mapping[str, Any],
+        save_replays: SaveReplays | None,
+    ) -> None:
         unfinished = self._folder / f".{name}.{os.getpid()}"
         contents = {
             "shared.pt": _serialised({"shared": state["shared"], "num_gmis": state["num_gmis"]}),
@@ -147,7 +168,9 @@ class CheckpointStore:
                 unfinished.mkdir(parents=True, exist_ok=True)
             for file, data in contents.items():
                 write_bytes(unfinished / file, data)
-            write_bytes(unfinished / "manifest.json", json.dumps({"files": manifest}, indent=2).encode())
+            replays = [] if save_replays is None else _write_replays(unfinished / "replay", save_replays)
+            content = {"files": manifest, "replays": replays}
+            write_bytes(unfinished / "manifest.json", json.dumps(content, indent=2).encode())
             with disk_errors(unfinished):
                 sync_folder(unfinished)
                 unfinished.rename(self._folder / name)
@@ -157,12 +180,13 @@ class CheckpointStore:
 
     def _read(self, name: str, *, with_local: bool, damaged: tuple[str, ...]) -> Checkpoint:
         folder = self._folder / name
-        files = _manifest(folder)
+        files, replays = _manifest(folder)
         wanted = ["counters.json", "shared.pt", *(["local.pt"] if with_local else [])]
         contents = {file: _checked_content(folder, file, files) for file in wanted}
         state = load_tensors(contents["shared.pt"], folder / "shared.pt")
         if with_local:
             state |= load_tensors(contents["local.pt"], folder / "local.pt")
+            state["replays"] = {gmi: str(_existing_replay(folder, gmi)) for gmi in replays}
         return Checkpoint(
             name=name, state=state, counters=json.loads(contents["counters.json"]), damaged=damaged
         )
@@ -193,12 +217,42 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def _write_replays(folder: Path, save_replays: SaveReplays) -> list[int]:
+    """Write replays. Returns the GMIs that have one.
+
+    Raises:
+        DiskError: one cannot be written, or not where this process sees it.
+    """
+    with disk_errors(folder):
+        folder.mkdir()
+    found = save_replays(folder)
+    for gmi, reason in found.items():
+        if reason:
+            raise DiskError(str(folder), reason)
+        if not (folder / replay_name(gmi)).is_dir():
+            missing = f"the replay of GMI {gmi} is not there, since its host has another disk"
+            raise DiskError(str(folder), missing, "choose a folder that all hosts share with --out")
+    if not found:
+        folder.rmdir()
+    else:
+        sync_folder(folder)
+    return list(found)
+
+
+def _existing_replay(folder: Path, gmi: int) -> Path:
+    found = folder / "replay" / replay_name(gmi)
+    if not (found / "manifest").is_file():
+        raise CheckpointError(str(folder), f"replay/{found.name} is missing")
+    return found
+
+
+def _manifest(folder: Path) -> tuple[dict[str, dict[str, Any]], list[int]]:
+    """Files, and the GMIs that have a replay."""
     try:
-        files = json.loads((folder / "manifest.json").read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        return dict(manifest["files"]), [int(gmi) for gmi in manifest.get("replays", [])]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(str(folder), "manifest.json is missing or unreadable") from error
-    return dict(files)
 
 
 def _checked_content(folder: Path, file: str, files: Mapping[str, Mapping[str, Any]]) -> bytes:

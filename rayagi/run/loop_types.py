@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from actors.protocols import EvaluationResult, IterationResult
@@ -25,6 +26,9 @@ class TrainingSession(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """``{"shared", "local", "num_gmis"}``."""
+
+    def save_replays(self, folder: Path, /) -> dict[int, str]:
+        """Write the replay of each GMI that has one. Returns by GMI why it failed, or ''."""
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Restore a saved state."""

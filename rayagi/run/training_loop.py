@@ -277,7 +277,7 @@ class TrainingLoop:
         bad = first_non_finite(state["shared"])
         if bad is not None:
             raise NonFiniteResultError(bad[0], bad[1], self._iteration, self._env_steps)
-        self._checkpoints.save(state, self._counters(), best=best)
+        self._checkpoints.save(state, self._counters(), best=best, save_replays=self._session.save_replays)
         self._tick()
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
         if self._health_monitor is not None:

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
@@ -369,3 +370,46 @@ def test_it_learns_to_push_the_point_to_the_middle():
     for _ in range(40):
         program.iterate()
     assert program.evaluate(32, seed=5).mean_return() > 0.75 * before
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_run_resumed_with_its_replay_is_the_uninterrupted_one(tmp_path, n_step):
+    """Bit for bit: what is learned, what is in the replay, and the episodes; over evictions, too."""
+    spec = replace(SPEC, learning=replace(SETTINGS, capacity=200, n_step=n_step))
+    run = build(spec)
+    for _ in range(4):
+        run.iterate()
+    saved = run.state_dict()
+    assert run.save_replay(tmp_path / "replay")
+    uninterrupted = [run.iterate() for _ in range(5)]
+    resumed = build(spec)
+    resumed.load_state_dict(
+        {"shared": saved["shared"], "local": saved["local"], "replay": str(tmp_path / "replay")}
+    )
+    again = [resumed.iterate() for _ in range(5)]
+    for one, other in zip(uninterrupted, again, strict=True):
+        times = ("iteration_s", "simulate_s", "act_s", "update_s", "sync_s", "resident_bytes")
+        assert {k: v for k, v in one.metrics.items() if k not in times} == {
+            k: v for k, v in other.metrics.items() if k not in times
+        }
+        assert one.episode_returns == other.episode_returns
+    assert_same(run.state_dict(), resumed.state_dict())
+    assert run.learner.replay.counters()["evicted"] > 0
+    for name in ("generation", "sequence", "sampled"):
+        assert (run.learner.replay.status()[name] == resumed.learner.replay.status()[name]).all()
+
+
+def assert_same(one, other):
+    """States are equal bit for bit."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for mine, theirs in zip(one, other, strict=True):
+            assert_same(mine, theirs)
+    elif isinstance(one, torch.Tensor | np.ndarray):
+        np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other

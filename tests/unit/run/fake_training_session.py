@@ -89,6 +89,9 @@ class FakeSession:
         shared = {"iteration": self.iteration, "learner": {"weights": self.weights.clone()}}
         return {"shared": shared, "local": [{"iteration": self.iteration}], "num_gmis": 1}
 
+    def save_replays(self, folder):
+        return {}
+
     def load_state_dict(self, state):
         self.iteration = state["shared"]["iteration"]
         self.weights = state["shared"]["learner"]["weights"].clone()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rayagi.run.checkpoints import CheckpointStore, load_tensors
-from rayagi.run.errors import CheckpointError, NoCheckpointError
+from rayagi.run.errors import CheckpointError, DiskError, NoCheckpointError
 
 
 def save(store, iteration, best=None):
@@ -195,3 +195,42 @@ def test_the_manifest_covers_every_file(store, tmp_path):
     folder = tmp_path / "run" / "checkpoints" / "iteration_000001"
     listed = json.loads((folder / "manifest.json").read_text())["files"]
     assert set(listed) == {entry.name for entry in folder.iterdir()} - {"manifest.json"}
+
+
+def replays(folder):
+    """As a session of two GMIs, of which one has a replay."""
+    (folder / "gmi_1").mkdir()
+    (folder / "gmi_1" / "manifest").write_text("")
+    return {1: ""}
+
+
+def test_replays_are_part_of_a_checkpoint(store, tmp_path):
+    state, folder = {"shared": {}, "local": [{}, {}], "num_gmis": 2}, tmp_path / "run" / "checkpoints"
+    store.save(state, {"iteration": 1, "env_steps": 1}, save_replays=replays)
+    found = store.load().state["replays"]
+    assert found == {1: str(folder / "iteration_000001" / "replay" / "gmi_1")}
+    store.save(state, {"iteration": 2, "env_steps": 2}, save_replays=lambda folder: {})
+    assert store.load().state["replays"] == {}
+    assert not (folder / "iteration_000002" / "replay").exists()
+    store.save(state, {"iteration": 3, "env_steps": 3}, save_replays=replays)
+    (folder / "iteration_000003" / "replay" / "gmi_1" / "manifest").unlink()
+    assert "replay/gmi_1 is missing" in store.load().damaged[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({0: "replay checkpoint x cannot be written (No space left on device)"}, "No space left on device"),
+        (
+            {0: ""},
+            "the replay of GMI 0 is not there, since its host has another disk; choose a folder that all",
+        ),
+    ],
+)
+def test_a_replay_that_cannot_be_written_leaves_the_former_checkpoint(store, tmp_path, answer, message):
+    save(store, 1)
+    state = {"shared": {}, "local": [{}], "num_gmis": 1}
+    with pytest.raises(DiskError, match=message):
+        store.save(state, {"iteration": 2, "env_steps": 2}, save_replays=lambda folder: answer)
+    assert store.names() == ["iteration_000001"]
+    assert [entry.name for entry in (tmp_path / "run" / "checkpoints").glob(".*")] == []
