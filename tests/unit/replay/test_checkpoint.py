@@ -248,9 +248,10 @@ def test_an_empty_store_and_one_row(tmp_path):
         ReplayCheckpointer(other).restore(tmp_path)
 
 
-def test_rows_saved_while_others_write_are_those_of_one_instant(tmp_path):
+@pytest.mark.parametrize("slots", [None, 6])
+def test_rows_saved_while_others_write_are_those_of_one_instant(tmp_path, slots):
     """With one writer and removal by age, the rows of an instant are consecutive."""
-    store = made(capacity=30)
+    store = made(tmp_path, slots, capacity=30)
 
     def write(pipe):
         number = 0
@@ -265,8 +266,8 @@ def test_rows_saved_while_others_write_are_those_of_one_instant(tmp_path):
     checkpointer, other = ReplayCheckpointer(store), made(capacity=30)
     try:
         for _ in range(12):
-            assert checkpointer.save(tmp_path).left_out == 0
-            ReplayCheckpointer(other).restore(tmp_path)
+            assert checkpointer.save(tmp_path / "x").left_out == 0
+            ReplayCheckpointer(other).restore(tmp_path / "x")
             rows = committed(other)
             numbers = np.sort(rows["timestamp"])
             assert len(rows) in (29, 30)  # one may be being written
