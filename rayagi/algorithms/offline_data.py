@@ -165,27 +165,40 @@ def scan(source: Source) -> DataStatistics:
 
 
 def source_of(path: str, info: EnvInfo) -> Source:
-    """Open a dataset of an environment's experience.
+    """Open a dataset of an environment's experience, with the columns and types that learning needs.
 
     Raises:
         DatasetError: it cannot be read, or its observations or actions are not those of the environment.
     """
     source = open_source(path)
     columns = {column.name: column for column in source.schema.columns}
-    if "obs" not in columns or "reward" not in columns:
-        raise DatasetError(path, f"has no columns obs and reward: it has {', '.join(columns)}")
-    wanted_type = np.dtype(np.int64 if info.action.is_discrete else np.float32)
-    for name, dtype, shape in (
-        ("obs", np.dtype(np.float32), (info.obs_dim,)),
-        ("action", wanted_type, info.action.shape),
-    ):
-        found = columns[name]
-        if (found.dtype, found.shape) != (dtype, shape):
+    action_type = np.int64 if info.action.is_discrete else np.float32
+    wanted = (
+        Column(name="obs", dtype=np.float32, shape=(info.obs_dim,), extra=1),
+        Column(name="action", dtype=action_type, shape=info.action.shape),
+        Column(name="reward", dtype=np.float32),
+        Column(name="terminated", dtype=np.bool_),
+    )
+    for column in wanted:
+        found = columns.get(column.name)
+        if found is None:
+            raise DatasetError(path, f"has no column {column.name}: it has {', '.join(columns)}")
+        if found.shape != column.shape or not np.can_cast(found.dtype, column.dtype, "same_kind"):
             raise DatasetError(
                 path,
-                f"has {name} of {found.dtype}{list(found.shape)}, and {info.env_id} has {dtype}{list(shape)}",
+                f"has {column.name} of {found.dtype}{list(found.shape)}, and {info.env_id} has "
+                f"{column.dtype}{list(column.shape)}",
             )
-    return source
+
+    def converted(trajectory: Trajectory) -> Trajectory:
+        with np.errstate(over="ignore"):  # beyond float32 it is infinite, which ``scan`` refuses
+            return {each.name: trajectory[each.name].astype(each.dtype, copy=False) for each in wanted}
+
+    return replace(
+        source,
+        schema=ReplaySchema(wanted, source.schema.max_length),
+        begin=lambda: map(converted, source.begin()),
+    )
 
 
 def with_returns_to_go(source: Source) -> Source:

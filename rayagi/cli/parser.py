@@ -274,7 +274,9 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {each.summary}" for name, each in DEFINITIONS.items()) + " (default: ppo)",
     )
     group.add_argument(
-        "--dataset", metavar="DIR", help="dataset of `rayagi serve` that an offline algorithm learns from"
+        "--dataset",
+        metavar="DIR",
+        help="what an offline algorithm learns from: of `rayagi serve`, or Minari, D4RL, ...",
     )
     group.add_argument(
         "--template",

@@ -175,7 +175,8 @@ class DataSpec:
     """Recorded experience."""
 
     path: str | None = None
-    """Dataset of `rayagi serve` that an offline algorithm learns from. Every GMI reads it from there."""
+    """Dataset that an offline algorithm learns from: of `rayagi serve`, or of another format that rayagi.replay.loading
+    knows. Every GMI reads it from there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

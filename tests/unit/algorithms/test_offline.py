@@ -455,3 +455,23 @@ def test_a_resumed_iql_run_continues_alike(dataset):
     resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
     assert resumed.iterate().metrics["q_loss"] == wanted
     load_policy(program.state_dict()["shared"], iql(dataset), INFO)
+
+
+def test_tensors_in_double_precision_are_learned_from(dataset, tmp_path):
+    episodes = list(open_dataset(dataset).episodes(whole_only=True))
+    last = [np.arange(len(each.rewards)) == len(each.rewards) - 1 for each in episodes]
+    columns = {
+        "observations": [each.obs[:-1].astype(np.float64) for each in episodes],
+        "next_observations": [each.obs[1:].astype(np.float64) for each in episodes],
+        "actions": [each.actions.astype(np.float64) for each in episodes],
+        "rewards": [each.rewards for each in episodes],
+        "terminals": [ends & each.terminated for each, ends in zip(episodes, last, strict=True)],
+        "timeouts": [ends & each.truncated for each, ends in zip(episodes, last, strict=True)],
+    }
+    torch.save(
+        {name: torch.from_numpy(np.concatenate(parts)) for name, parts in columns.items()}, tmp_path / "p.pt"
+    )
+    program = build(iql(tmp_path / "p.pt"))
+    returns = [float(each.rewards.sum(dtype=np.float64)) for each in episodes]
+    assert program.statistics.returns == pytest.approx(returns)
+    assert np.isfinite(program.iterate().metrics["q_loss"])
