@@ -97,8 +97,11 @@ class SequenceTrainer:
     ) -> None:
         """Collective. ``datasets``: folder and environment of each task; ``local_shards``: as of OfflineData."""
         self.settings, self.communicator = settings, communicator
-        window = {"offset": 1 - settings.sizes.context, "length": settings.sizes.context}
-        subscriptions = [Subscription(column=name, **window) for name in ("obs", "action", "return_to_go")]
+        length = settings.sizes.context
+        subscriptions = [
+            Subscription(column=name, offset=1 - length, length=length)
+            for name in ("obs", "action", "return_to_go")
+        ]
         self.tasks, self.tables = [], []
         for path, info in datasets:
             source = source_of(path, info)

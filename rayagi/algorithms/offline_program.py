@@ -20,6 +20,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy, new_policy, vector_columns
+from rayagi.serving.errors import DatasetError
 
 
 class OfflineProgram:
@@ -42,10 +43,10 @@ class OfflineProgram:
         self.policy = new_policy(spec, sample.info, context.device)
         self.learner = make_offline_learner(spec, self.policy, context)
         assert spec.data.path is not None
-        source = source_of(spec.data.path, sample.info)
-        self.statistics = scan(source)
+        self.source = source_of(spec.data.path, sample.info)
+        self.statistics = scan(self.source)
         self.data = OfflineData(
-            source, context.communicator, subscriptions=self.learner.subscriptions, seed=spec.seed
+            self.source, context.communicator, subscriptions=self.learner.subscriptions, seed=spec.seed
         )
         if self.policy.normaliser is not None:
             moments = _of_columns(self.statistics.observations, vector_columns(sample.info))
@@ -114,10 +115,29 @@ class OfflineProgram:
 
     def state_dict(self) -> StateDict:
         """Shared: networks, optimiser, statistics, iteration, from which the next draw follows. Local: nothing."""
-        return {"shared": {"iteration": self.iteration, **self.learner.shared_state()}, "local": {}}
+        shared = {
+            "iteration": self.iteration,
+            "dataset": self._size_of_dataset(),
+            **self.learner.shared_state(),
+        }
+        return {"shared": shared, "local": {}}
+
+    def _size_of_dataset(self) -> dict[str, int]:
+        return {"episodes": len(self.source.lengths), "steps": self.source.num_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
+        """Restore a saved state.
+
+        Raises:
+            DatasetError: the dataset has another size than when the state was saved: draws would be of other timesteps.
+        """
+        before, now = state["shared"]["dataset"], self._size_of_dataset()
+        if before != now:
+            raise DatasetError(
+                str(self.source.path),
+                f"has {now['episodes']:,} episodes of {now['steps']:,} steps where this run began with "
+                f"{before['episodes']:,} of {before['steps']:,}: restore it, or start a new run",
+            )
         self.iteration = int(state["shared"]["iteration"])
         self.learner.load_state(state["shared"])
 

@@ -15,9 +15,9 @@ def teacher(obs):
     return (-9 * obs[:, :2]).clamp(-1, 1)
 
 
-def record_point(path, num_envs=8, num_steps=40, policy=teacher, edit=None):
+def record_point(path, num_envs=8, num_steps=40, policy=teacher, edit=None, make_env=make_point):
     """Record ``num_steps`` steps of each environment; ``edit`` may change the block before it is written."""
-    env = make_point(num_envs=num_envs, first_env_index=0, seed=5, num_threads=1)
+    env = make_env(num_envs=num_envs, first_env_index=0, seed=5, num_threads=1)
     obs, steps = env.reset(), []
     final = np.zeros((num_envs, num_steps, env.info.obs_dim), np.float32)
     for t in range(num_steps):

@@ -26,6 +26,7 @@ from rayagi.config.presets import preset
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rules import broken_rules, checked
 from rayagi.config.spec import DataSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.envs import make_env_factory
 from rayagi.models.policy import load_policy
 from rayagi.planning import plan_of
 from rayagi.serving import writer_process
@@ -72,14 +73,14 @@ def spec_of(path, **learning):
     )
 
 
-def build(spec, communicator=None):
+def build(spec, communicator=None, make_env=make_point):
     communicator = communicator or SoloCommunicator()
     identity = GmiIdentity(
         index=communicator.rank, num_gmis=communicator.world_size, task="Point",
         slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("replay", "agent", "trainer"),
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
-    return TrainingFactory(spec, make_point)(context)
+    return TrainingFactory(spec, make_env)(context)
 
 
 def on_gmis(num_gmis, work):
@@ -244,6 +245,15 @@ def test_a_resumed_run_draws_and_learns_as_the_uninterrupted_one(dataset):
     resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
     assert [resumed.iterate().metrics["policy_loss"] for _ in range(2)] == wanted
     assert torch.equal(parameters(resumed), parameters(program))
+
+
+def test_a_run_is_not_resumed_on_a_dataset_that_has_grown(dataset, tmp_path):
+    state = build(spec_of(dataset)).state_dict()
+    larger = build(spec_of(record_point(tmp_path / "more", num_steps=41)))
+    with pytest.raises(
+        DatasetError, match=r"steps where this run began with \d+ of 320: restore it, or start"
+    ):
+        larger.load_state_dict(state)
 
 
 def test_the_policy_of_a_checkpoint_acts_as_the_trained_one(dataset):
@@ -475,3 +485,27 @@ def test_tensors_in_double_precision_are_learned_from(dataset, tmp_path):
     returns = [float(each.rewards.sum(dtype=np.float64)) for each in episodes]
     assert program.statistics.returns == pytest.approx(returns)
     assert np.isfinite(program.iterate().metrics["q_loss"])
+
+
+@pytest.mark.parametrize("algorithm", ["bc", "iql"])
+def test_choices_are_learned_too(tmp_path, algorithm):
+    """CartPole, pushed to where the pole leans: all of it is in two observations."""
+
+    def pushed(obs):
+        return (obs[:, 2] + 0.3 * obs[:, 3] > 0).long()
+
+    make_env = make_env_factory("CartPole-v1", engine="gymnasium")
+    path = record_point(tmp_path / "cart", num_envs=4, num_steps=60, policy=pushed, make_env=make_env)
+    settings = {"num_updates": 150, "learning_rate": 1e-2}
+    program = build(
+        spec_of(path, **settings) if algorithm == "bc" else iql(path, **settings), make_env=make_env
+    )
+    for _ in range(2):
+        metrics = program.iterate().metrics
+    assert np.isfinite(list(metrics.values())).all()
+    obs = torch.tensor([[0.0, 0.0, 0.1, 0.2], [0.0, 0.0, -0.1, -0.2]])
+    with torch.no_grad():
+        found = program.policy.mode(program.policy.outputs(program.policy.observe(obs)))
+    assert found.tolist() == [1, 0]
+    if algorithm == "bc":
+        assert metrics["action_error"] < 0.1  # share of other choices
