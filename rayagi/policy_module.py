@@ -24,13 +24,22 @@ from actors.protocols import ActionSpec, EnvInfo, ObsPart
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.exploring_heads import DeterministicHead, StateSquashedGaussianHead
-from rayagi.models.heads import BernoulliHead, CategoricalHead, GaussianHead, Head, SquashedGaussianHead
+from rayagi.models.heads import (
+    BernoulliHead,
+    CategoricalHead,
+    EpsilonGreedyHead,
+    GaussianHead,
+    Head,
+    SquashedGaussianHead,
+)
 from rayagi.models.networks import algorithm_model
 from rayagi.models.policy import NetworkPolicy, vector_columns
 from rayagi.models.recurrent import Sequences
 from rayagi.models.rllib_module import spaces
 
 _STATE = "state"
+LEAST_PROBABILITY = 1e-9
+"""Of a choice, so that its logit is finite."""
 
 
 class PolicyModule(TorchRLModule, ValueFunctionAPI):
@@ -121,6 +130,8 @@ def _inputs(head: Head, outputs: Tensor) -> Tensor:
         return head.environment_actions(head.mode(outputs))
     if isinstance(head, StateSquashedGaussianHead):
         return torch.cat(head.gaussian(outputs), -1)
+    if isinstance(head, EpsilonGreedyHead):
+        return head.probabilities(outputs).clamp(min=LEAST_PROBABILITY).log()
     if isinstance(head, BernoulliHead):
         return torch.stack((torch.zeros_like(outputs), outputs), -1).flatten(-2)  # two options for each bit
     return outputs

@@ -161,6 +161,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
 
     selector: Selector = Uniform()
     """How transitions are drawn."""
+    new_priority = 1.0
+    """Of transitions that are inserted."""
 
     def __init__(self, **whose: Any) -> None:
         """Collective; arguments as for MergedLearner.
@@ -266,7 +268,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         rows = self._assembler.rows(rollout)
         # More rows than the replay holds would need rows of their own batch to be overwritten.
         kept = {name: column[-self.replay.capacity :].numpy() for name, column in rows.items()}
-        self.replay.insert(kept)
+        self.replay.insert(kept, priorities=self.new_priority)
 
     def _steps_for(self, env_steps: int, iteration: int) -> list[Tensor]:
         """The gradient steps that these environment steps allow, with random numbers of this iteration and trainer."""

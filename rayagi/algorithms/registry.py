@@ -6,6 +6,7 @@ from rayagi.algorithms.a3c import A3C
 from rayagi.algorithms.appo import APPO
 from rayagi.algorithms.bc import BC
 from rayagi.algorithms.definition import AlgorithmDefinition
+from rayagi.algorithms.dqn import DQN
 from rayagi.algorithms.impala import IMPALA
 from rayagi.algorithms.iql import IQL
 from rayagi.algorithms.ppo import PPO
@@ -14,7 +15,7 @@ from rayagi.algorithms.td3 import TD3
 from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, BC, IQL)
+    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, BC, IQL)
 }
 """Definitions by name; the first is the default."""
 

@@ -262,17 +262,18 @@ class EpsilonGreedyHead(CategoricalHead):
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """log(epsilon / choices + (1 - epsilon) [a is greedy])."""
-        return self._probabilities(outputs).gather(-1, actions.unsqueeze(-1)).squeeze(-1).log()
+        return self.probabilities(outputs).gather(-1, actions.unsqueeze(-1)).squeeze(-1).log()
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """-sum p log p, averaged over the batch."""
-        return torch.special.entr(self._probabilities(outputs)).sum(-1).mean()
+        return torch.special.entr(self.probabilities(outputs)).sum(-1).mean()
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Categorical(probabilities)."""
-        return Categorical(probs=self._probabilities(outputs), validate_args=False)
+        return Categorical(probs=self.probabilities(outputs), validate_args=False)
 
-    def _probabilities(self, outputs: Tensor) -> Tensor:
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Of each choice, (..., num_outputs)."""
         shared = (self.epsilon / self.num_outputs).expand_as(outputs)
         return shared.scatter_add(
             -1, self.mode(outputs).unsqueeze(-1), (1 - self.epsilon).expand_as(outputs[..., :1])

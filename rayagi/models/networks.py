@@ -12,6 +12,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from actors.noise import exploration_noise
 from actors.protocols import EnvInfo
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec
@@ -76,9 +77,30 @@ class Model(nn.Module, ABC):
         """Whether the compiled kernels support this model."""
         return False
 
+    @property
+    def layer_noise_dim(self) -> int:
+        """Numbers of noise that one environment's layers take while it explores; 0: its layers have no noise."""
+        return 0
+
     def policy_parameters(self) -> list[nn.Parameter]:
         """The parameters that the actions depend on."""
         return list(self.parameters())
+
+    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
+        """Exploration noise on the host, (T, N, dim); arguments as of ``Policy.noise``."""
+        return exploration_noise(
+            seed=seed,
+            first_env_index=first_env_index,
+            num_envs=num_envs,
+            iteration=number,
+            num_steps=num_steps,
+            dim=self.head.num_outputs,
+            gumbel=self.head.gumbel_noise,
+        )
+
+    def noisy_outputs(self, observed: Tensor, noise: Tensor) -> Tensor:
+        """Outputs (N, output_dim) of layers with noise, (N, layer_noise_dim), for N environments' observations."""
+        raise NotImplementedError("the layers of this model have no noise")
 
     def forward(self, observed: Tensor, sequences: Sequences | None = None) -> tuple[Tensor, Tensor]:
         """Outputs (B, output_dim) and V(s) (B,) of observations (B, obs_dim); a recurrent model's are of ``sequences``."""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actors.noise import exploration_noise
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import Acting, EnvInfo
 from actors.rollout import Rollout
@@ -60,7 +59,7 @@ class NetworkPolicy:
         return self.model.head.sample(outputs, noise)
 
     def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
-        """Noise for ``sample``, (T, N, output_dim) float32, on the policy's device.
+        """Noise for ``sample`` or for noisy layers, (T, N, noise_dim) float32, on the policy's device.
 
         Args:
             num_steps: T
@@ -69,15 +68,14 @@ class NetworkPolicy:
             first_env_index: global index of the first environment
             number: number of the rollout, or of the block of steps: each has its own noise
         """
-        return exploration_noise(
-            seed=seed,
-            first_env_index=first_env_index,
-            num_envs=num_envs,
-            iteration=number,
-            num_steps=num_steps,
-            dim=self.action.output_dim,
-            gumbel=self.model.head.gumbel_noise,
+        return self.model.noise(
+            num_steps, num_envs, seed=seed, first_env_index=first_env_index, number=number
         ).to(self.device)
+
+    @property
+    def noise_dim(self) -> int:
+        """Numbers of noise of one environment's step."""
+        return self.model.layer_noise_dim or self.action.output_dim
 
     def mode(self, outputs: Tensor) -> Tensor:
         """Most likely actions."""
@@ -88,7 +86,9 @@ class NetworkPolicy:
         return self.model.head.environment_actions(actions)
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
-        """A compiled acting kernel; None on a GPU, for a model that it does not support, or without a compiler."""
+        """A compiled acting kernel, or noisy layers; None on a GPU, for another model, or without a compiler."""
+        if self.model.layer_noise_dim:
+            return ActingByNoisyLayers(self, rollout, noise)
         fits = self.device.type == "cpu" and self.model.fits_kernels
         return None if not fits else compiled_acting(self.tensors(), rollout, noise)
 
@@ -106,6 +106,27 @@ class NetworkPolicy:
             clip=math.inf if normaliser is None else normaliser.clip,
             std=model.head.log_std.detach().exp() if isinstance(model.head, GaussianHead) else None,
         )
+
+
+class ActingByNoisyLayers:
+    """Implements Acting with a model whose layers take noise: greedily, each environment with a sample of the weights."""
+
+    def __init__(self, policy: NetworkPolicy, rollout: Rollout, noise: Tensor) -> None:
+        self._policy = policy
+        self._steps = list(zip(rollout.steps(), noise.unbind(0), strict=True))
+
+    @torch.inference_mode()
+    def __call__(self, t: int, obs: Tensor) -> Tensor:
+        """Fill step ``t``; returns the environment's actions on the host."""
+        row, noise = self._steps[t]
+        row.raw_obs.copy_(obs)
+        observed = self._policy.observe(obs)
+        with flushed_denormals():
+            outputs = self._policy.model.noisy_outputs(observed, noise)
+        row.obs.copy_(observed)
+        row.outputs.copy_(outputs)
+        row.actions.copy_(self._policy.mode(outputs))
+        return self._policy.environment_actions(row.actions).cpu()
 
 
 def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:

@@ -14,6 +14,8 @@ from rayagi.models.encoders import PartsEncoder
 from rayagi.models.networks import ACTIVATIONS, orthogonal_linear
 from rayagi.models.noisy import NoisyLinear
 
+_HIDDEN_GAIN = 2**0.5
+
 
 class QNetwork(nn.Module):
     """Q(s, a) of all actions, or for each the logits of a distribution of the return.
@@ -43,29 +45,26 @@ class QNetwork(nn.Module):
             noisy_sigma: initial noise of the layers behind the encoder (sigma_0); None: layers without noise
         """
         super().__init__()
-        self._generator, self._sigma = generator, noisy_sigma
+
+        def layers(sizes: Sequence[int], output_gain: float = _HIDDEN_GAIN) -> nn.ModuleList:
+            gains = [*[_HIDDEN_GAIN] * (len(sizes) - 2), output_gain]
+            return nn.ModuleList(
+                orthogonal_linear(*pair, gain, generator)
+                if noisy_sigma is None
+                else NoisyLinear(*pair, generator, sigma=noisy_sigma)
+                for pair, gain in zip(pairwise(sizes), gains, strict=False)
+            )
+
         self.num_actions, self.num_atoms = info.action.num_choices, num_atoms
         self.encoder = PartsEncoder(info.obs_parts, spec.cnn, generator) if info.obs_parts else None
         features = info.obs_dim if self.encoder is None else self.encoder.num_features
         sizes = (features, *spec.hidden)
         self.activation = ACTIVATIONS[spec.activation]()
-        self.trunk = self._layers(sizes[:-1])
-        self.advantage = self._layers((*sizes[-2:], self.num_actions * num_atoms), has_output=True)
-        self.value = self._layers((*sizes[-2:], num_atoms), has_output=True) if dueling else None
+        self.trunk = layers(sizes[:-1])
+        self.advantage = layers((*sizes[-2:], self.num_actions * num_atoms), 1.0)
+        self.value = layers((*sizes[-2:], num_atoms), 1.0) if dueling else None
         self.noise_dims = [layer.noise_dim for layer in self.modules() if isinstance(layer, NoisyLinear)]
         """Numbers of noise that each layer takes, in the order of evaluation."""
-
-    def _layers(self, sizes: Sequence[int], *, has_output: bool = False) -> nn.ModuleList:
-        pairs = list(pairwise(sizes))
-        return nn.ModuleList(
-            self._linear(*pair, 1.0 if has_output and i == len(pairs) - 1 else 2**0.5)
-            for i, pair in enumerate(pairs)
-        )
-
-    def _linear(self, fan_in: int, fan_out: int, gain: float) -> nn.Module:
-        if self._sigma is not None:
-            return NoisyLinear(fan_in, fan_out, self._generator, sigma=self._sigma)
-        return orthogonal_linear(fan_in, fan_out, gain, self._generator)
 
     def forward(self, observed: Tensor, noise: Tensor | None = None) -> Tensor:
         """(B, obs_dim) -> (B, num_actions, num_atoms).

@@ -64,9 +64,11 @@ class ServingAgent:
         self._agent.reset(ids)
 
     def _noise(self) -> Tensor:
-        """Noise of a block of steps, (T, N, output_dim) float32, on the policy's device."""
+        """Noise of a block of steps, (T, N, noise_dim) float32, on the policy's device."""
         if self._greedy:
-            return torch.full_like(self._rollout.outputs, self._policy.model.head.mode_noise)
+            policy = self._policy
+            shape = (_STEPS, self._num_envs, policy.noise_dim)
+            return torch.full(shape, policy.model.head.mode_noise, device=policy.device)
         return self._policy.noise(
             _STEPS, self._num_envs, seed=self._seed, first_env_index=self._first_env_index, number=self._block
         )

@@ -1,0 +1,127 @@
+"""DQN's update: one step on the temporal difference error of sampled transitions (Mnih et al. 2015; Hessel et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import huber_loss
+
+from actors.replay import Prioritized, ReplayStore, select
+from actors.rollout import Rollout
+from rayagi.algorithms.categorical import cross_entropy, divergence
+from rayagi.algorithms.dqn import DQNSpec
+from rayagi.algorithms.dqn.model import QModel
+from rayagi.algorithms.off_policy import OffPolicyLearner, OffPolicyUpdater
+from rayagi.algorithms.transitions import Transitions
+
+LEAST_PRIORITY = 1e-6
+"""Added to errors, so that no transition is lost to selection (Schaul et al. 2016, §3.3)."""
+
+
+class DQNUpdater(OffPolicyUpdater[DQNSpec]):
+    """Steps the network, and copies it to the target network every ``target_interval`` steps."""
+
+    measured = ("value_loss", "grad_norm", "q_mean")
+    model: QModel
+
+    def __init__(self, model: QModel, *given: Any, **weight: Any) -> None:
+        super().__init__(model, *given, **weight)
+        self.online = self._group("network", model.network, self.spec.learning_rate)
+        self.target = self._target("network", model.network, self.online)
+        self.priorities = torch.empty(0)
+        """Of the transitions of the last step: absolute errors, or divergences of distributions, (B,)."""
+
+    def step(self, batch: Transitions) -> Tensor:
+        """One gradient step on the mean error, weighted by importance."""
+        found = self.model.network(batch.obs, self._layer_noise())
+        rows = torch.arange(len(found), device=self.device)
+        # Q(s, a), or the logits of Z(s, a), of the actions that were taken.
+        taken = found[rows, batch.actions]
+        errors, self.priorities = self._errors(batch, taken, rows)
+        loss = (errors if batch.weights is None else batch.weights * errors).mean()
+        norm = self.descend(self.online, loss)
+        if (self.steps + 1) % self.spec.target_interval == 0:
+            self.follow()
+        q_mean = self.model.means(found.detach())[rows, batch.actions].mean()
+        return torch.stack((loss.detach(), norm, q_mean))
+
+    def _errors(self, batch: Transitions, taken: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of each transition, and its priority, (B,) each; ``taken``: outputs of the actions, (B, num_atoms)."""
+        with torch.no_grad():
+            following = self.target.module(batch.next_obs, self._layer_noise())
+            # a* = argmax_a Q_target(s', a); double: argmax_a Q(s', a) (van Hasselt et al. 2016, eq. 4).
+            chooser = (
+                self.model.network(batch.next_obs, self._layer_noise()) if self.spec.double else following
+            )
+            best = following[rows, self.model.means(chooser).argmax(1)]
+        support = self.model.support
+        if support is None:
+            # y = r + discount Q_target(s', a*); the error is clipped to [-1, 1] in the gradient: Huber's loss.
+            y = torch.addcmul(batch.rewards, batch.discounts, best.squeeze(1))
+            q = taken.squeeze(1)
+            return huber_loss(q, y, reduction="none"), (q.detach() - y).abs()
+        # m = Phi(r + discount Z_target(s', a*)); the loss is the cross entropy -sum_i m_i log p_i(s, a).
+        m = support.project(best.softmax(-1), batch.rewards, batch.discounts)
+        log_p = taken.log_softmax(-1)
+        return cross_entropy(m, log_p), divergence(m, log_p.detach()).clamp(min=0.0)
+
+    def _layer_noise(self) -> Tensor | None:
+        """One sample of noisy layers' weights for a batch; each forward pass of a step has its own."""
+        dim = self.model.layer_noise_dim
+        return torch.randn((1, dim), generator=self.generator, device=self.device) if dim else None
+
+
+class DQNLearner(OffPolicyLearner[DQNSpec]):
+    """Implements actors.roles.Learner for DQN."""
+
+    updater: DQNUpdater
+
+    def _make_updater(self, weight: float) -> DQNUpdater:
+        model = self.policy.model
+        assert isinstance(model, QModel)
+        return DQNUpdater(model, self.spec, self.communicator, self.policy.info, weight=weight)
+
+    def _make_replay(self) -> ReplayStore:
+        if self.spec.prioritized:
+            self.selector = Prioritized(self.spec.priority_exponent, self._importance())
+        return super()._make_replay()
+
+    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
+        """As of OffPolicyLearner."""
+        if self.spec.prioritized:
+            self.selector = Prioritized(self.spec.priority_exponent, self._importance())
+        metrics = super().learn(rollout, iteration)
+        return {**metrics, "epsilon": float(self.updater.model.head.epsilon)}
+
+    def _importance(self) -> float:
+        """beta, from importance_exponent to 1 at total_env_steps (Schaul et al. 2016, §3.4)."""
+        first = self.spec.importance_exponent
+        if not self.total_env_steps:
+            return first
+        return first + (1.0 - first) * min(1.0, self.env_steps / self.total_env_steps)
+
+    def _set_warm_up(self) -> None:
+        """Epsilon: 1 while nothing has been learned, then by the schedule. Noisy layers explore without."""
+        head, spec = self.updater.model.head, self.spec
+        done = min(1.0, self.env_steps / spec.epsilon_steps)
+        epsilon = spec.epsilon_start + done * (spec.epsilon_end - spec.epsilon_start)
+        if self.warms_up and self.updater.steps == 0:
+            epsilon = 1.0
+        head.epsilon.fill_(0.0 if spec.noisy else epsilon)
+
+    def _step(self, seed: int, draw: int) -> Tensor:
+        if not self.spec.prioritized:
+            return super()._step(seed, draw)
+        selection = select(self.replay, self.selector, self._share, seed=seed, draw=draw)
+        weights = torch.from_numpy(selection.weights).to(self.policy.device)
+        measured = self.updater.step(self.batch(selection)._replace(weights=weights))
+        self.updater.steps += 1
+        priorities = self.updater.priorities.double().cpu().numpy() + LEAST_PRIORITY
+        if np.isfinite(priorities).all():  # else the metrics end the run
+            # New transitions get the largest priority so far, so that each is likely to be seen once.
+            self.new_priority = max(self.new_priority, float(priorities.max()))
+            self.replay.update_priorities(selection.keys, priorities)
+        return measured
