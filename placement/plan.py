@@ -14,6 +14,7 @@ from placement.colocation import colocate_on_cores
 from placement.equal_slices import equal_core_slices, equal_gpu_slices, gpu_fractions, max_gmis_on_cores
 from placement.errors import PlanError, counted
 from placement.role_layout import (
+    MOST_COLLECTORS,
     OVERLAPPED_TEMPLATES,
     RoleLayout,
     Roles,
@@ -210,9 +211,12 @@ def make_plan(
         if sizes:
             shares = 2 if min(sizes) < 1 else 1
         name, reason, refused = choose_backend(usable, backend, roles=layout.roles, gmis_per_gpu=shares)
+        fractions = dict[str, tuple[float, ...]]()
+        if not refused and not sizes and name != "cpu":
+            fractions, refused = gpu_fractions(usable, name, shares, gmis_per_gpu, num_gmis)
         if not refused:
             break
-        unused += refused
+        unused += refused  # and count anew: fewer GPUs need more shares each for the template's GMIs
         usable = without_gpus(usable, refused)
     if sizes:
         reject_conflicting_counts(counts, len(sizes), on_cores=name == "cpu")
@@ -226,12 +230,10 @@ def make_plan(
     elif name == "cpu":
         slices, kinds, how = _on_cores(usable, layout, num_gmis, gmis_per_gpu, threads_per_gmi)
     else:
-        fractions, refused = gpu_fractions(usable, name, shares, gmis_per_gpu, num_gmis)
-        unused += refused
-        usable = without_gpus(usable, refused)
         wanted = num_gmis or layout.usable_gmis(sum(map(len, fractions.values())))
         slices, how = equal_gpu_slices(usable, name, fractions, wanted, shares, threads_per_gmi)
         kinds = layout.assign_roles(len(slices))
+    _refuse_many_collectors(kinds)
     sharing = get_backend(name)
     slices = [replace(gmi_slice, environment=sharing.environment(gmi_slice)) for gmi_slice in slices]
     plan = PlacementPlan(
@@ -251,6 +253,16 @@ def make_plan(
     # Raises PlanError for an impossible partition before anything starts.
     predict_limits(machine, plan.slices)
     return plan
+
+
+def _refuse_many_collectors(kinds: Sequence[Roles]) -> None:
+    collectors = sum("agent" in roles and "trainer" not in roles for roles in kinds)
+    if any("trainer" in roles for roles in kinds) and collectors > MOST_COLLECTORS:
+        raise PlanError(
+            f"{collectors} GMIs that collect experience for trainers in others",
+            f"a trainer takes rollouts of at most {MOST_COLLECTORS}",
+            "Use fewer GMIs with more environments each, or the template dp_only",
+        )
 
 
 def _leave_out(plan: PlacementPlan, left_out: Sequence[int]) -> PlacementPlan:

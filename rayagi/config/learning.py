@@ -80,6 +80,8 @@ class LearningSpec:
 
 MOST_LAG = 64
 """Largest bound on the policy lag, in updates."""
+MOST_ROLLOUTS = 1024
+"""Of an update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +108,11 @@ class AsynchronousSpec(LearningSpec):
             reason = f"must be at most {MOST_LAG}: collectors keep memory for as many rollouts"
             yield ConfigError(f"{section}.max_lag", self.max_lag, reason)
         yield from at_least_one(f"{section}.rollouts_per_update", self.rollouts_per_update)
+        if self.rollouts_per_update is not None and self.rollouts_per_update > MOST_ROLLOUTS:
+            reason = (
+                f"must be at most {MOST_ROLLOUTS}: collectors and learners keep memory for as many rollouts"
+            )
+            yield ConfigError(f"{section}.rollouts_per_update", self.rollouts_per_update, reason)
         if (self.on_stale == "wait" or self.max_lag == 0) and self.rollouts_per_update is not None:
             yield ConfigError(
                 f"{section}.rollouts_per_update",

@@ -87,6 +87,8 @@ def with_default_layout(
             reject_insufficient_memory(found, plan, folder)
             if not _holds_contexts(found, plan):
                 continue
+            if plan.backend == "direct" and candidate.gmis_per_gpu > 1 and candidate.source != _HERE:
+                continue  # without MPS and MIG, GMIs take turns on a GPU: neither source measured that
             log(
                 f"Default layout: {candidate.gmis_per_gpu} GMIs per GPU of {num_envs} environments, "
                 f"{_origin(spec, candidate)}."

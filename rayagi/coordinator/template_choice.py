@@ -21,6 +21,8 @@ from rayagi.planning import plan_of, serving_plan_of, uses_gpus
 
 NameT = TypeVar("NameT", bound=str)
 
+_SERVING_TEMPLATES = sorted(SERVING_WORKER_TYPES, key=lambda name: name != "dp_only")
+"""The default first."""
 TIE = 1.05
 """Templates whose predictions differ by less count as equally fast: such pairs are not validated either."""
 
@@ -43,8 +45,7 @@ def training_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:
 
 def serving_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:
     """The plan of each serving template that this machine can hold, dp_only first."""
-    names = sorted(SERVING_WORKER_TYPES, key=lambda name: name != "dp_only")
-    return _possible(lambda name: serving_plan_of(spec.gmi, name, machine), names)
+    return _possible(lambda name: serving_plan_of(spec.gmi, name, machine), _SERVING_TEMPLATES)
 
 
 def _possible(make_plan: Callable[[NameT], PlacementPlan], names: Sequence[NameT]) -> list[PlacementPlan]:
@@ -59,6 +60,18 @@ def _possible(make_plan: Callable[[NameT], PlacementPlan], names: Sequence[NameT
     return plans
 
 
+def _without_ranking(fitting: Sequence[str], offered: Sequence[str]) -> str:
+    """Why the first of the fitting templates is taken where none is ranked."""
+    first, default = fitting[0], offered[0]
+    if len(offered) == 1:
+        return f"{first} is the only template of the algorithm"
+    if len(fitting) == 1:
+        return f"{first} is the only template that fits"
+    if first == default:
+        return f"{first} is the default"
+    return f"{first} is the first that fits, which the default, {default}, does not"
+
+
 def choose(
     found: Sequence[PlanThroughput], spec: RunSpec, machine: Machine, validation: Validation | None
 ) -> tuple[PlanThroughput, str]:
@@ -69,11 +82,10 @@ def choose(
     """
     on_gpu = uses_gpus(spec, machine)
     known = validation_text(validation, machine, on_gpu=on_gpu)
-    default = found[0]
-    if len(found) == 1:
-        return default, f"{default.layout.template} is the only template that fits."
-    if not ranks(validation, machine, on_gpu=on_gpu):
-        return default, f"{default.layout.template} is the default. {known}"
+    if len(found) == 1 or not ranks(validation, machine, on_gpu=on_gpu):
+        offered = DEFINITIONS[spec.algorithm].templates
+        why = _without_ranking([each.layout.template for each in found], offered)
+        return found[0], f"{why}. {known}"
     best = max(found, key=lambda each: each.steps_per_s)
     chosen = next(each for each in found if each.steps_per_s * TIE >= best.steps_per_s)
     others = [each.steps_per_s for each in found if each is not chosen]
@@ -100,11 +112,13 @@ def chosen(
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
     plans = (serving_plans if serving else training_plans)(spec, machine)
+    offered = _SERVING_TEMPLATES if serving else DEFINITIONS[spec.algorithm].templates
     validation = load()
     on_gpu = uses_gpus(spec, machine)
     if len(plans) == 1 or not ranks(validation, machine, on_gpu=on_gpu):
         name = plans[0].template
-        log(f"Template {name}: the default. {validation_text(validation, machine, on_gpu=on_gpu)}")
+        why = _without_ranking([plan.template for plan in plans], offered)
+        log(f"Template {why}. {validation_text(validation, machine, on_gpu=on_gpu)}")
         return name
     # Imported here: most runs measure nothing.
     from rayagi.coordinator.profiling import cached_unit_costs

@@ -17,6 +17,7 @@ from rayagi.config.convert import (
 )
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.former import with_present_names
+from rayagi.config.rules import checked
 from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.config.yaml_text import parse_yaml
 
@@ -246,6 +247,16 @@ def test_a_run_saved_under_a_former_name_is_the_algorithm_that_computes_the_same
     spec = run_spec_from_dict(with_present_names(former(algorithm)))
     assert spec.algorithm == "appo"
     assert spec.learning == AppoSpec(max_lag=3, num_epochs=2, vtrace=vtrace)
+
+
+def test_a_run_saved_with_a_larger_lag_than_is_allowed_now_loads_with_the_largest():
+    appo = run_spec_to_dict(RunSpec(algorithm="appo", learning=AppoSpec()))
+    saved = {**appo, "appo": {**appo["appo"], "max_lag": 1000}}
+    assert checked(run_spec_from_dict(with_present_names(saved))).learning.max_lag == 64
+    assert run_spec_from_dict(with_present_names(former("impala", max_lag=65))).learning.max_lag == 64
+    own = {"algorithm": "appo", "appo": {"max_lag": 1000}}
+    with pytest.raises(ConfigError, match="at most 64"):
+        checked(run_spec_from_dict(with_present_names(own)))
 
 
 def test_a_run_saved_without_the_clip_is_one_that_never_clips():

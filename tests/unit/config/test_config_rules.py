@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.experience import file_layout
+from placement import role_layout
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config import rules
 from rayagi.config.convert import with_settings
@@ -118,6 +119,12 @@ def test_a_broken_rule_names_the_setting_and_the_limit(settings, path, message):
         ),
         ("appo", ["lr_schedule=linear"], "appo.lr_schedule", "total_env_steps"),
         ("appo", ["vtrace=false", "on_stale=correct"], "appo.on_stale", "use 'wait' or 'drop'"),
+        (
+            "appo",
+            ["rollouts_per_update=1025"],
+            "appo.rollouts_per_update",
+            "at most 1024: collectors and learners keep memory",
+        ),
         ("impala", ["max_lag=65"], "impala.max_lag", "at most 64: collectors keep memory"),
         ("impala", ["max_lag=-1"], "impala.max_lag", "0: the synchronous learner"),
         ("impala", ["c_bar=1.1"], "impala.c_bar", "at most impala.rho_bar = 1.0"),
@@ -190,3 +197,4 @@ def test_offered_divisors_divide_and_none_lies_between(number, wanted):
 
 def test_a_collector_sends_to_as_many_learners_as_a_ring_has_queues():
     assert rules.MOST_LEARNERS == file_layout.MAX_CONSUMERS
+    assert role_layout.MOST_COLLECTORS == file_layout.MAX_PRODUCERS

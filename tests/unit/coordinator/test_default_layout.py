@@ -74,6 +74,15 @@ def test_a_small_machine_gets_fewer_gmis(tmp_path):
     assert layout(ANT, small(DGX, cores=16), tmp_path)[:2] == (2, 32)
 
 
+def test_without_mps_a_gpu_has_one_gmi_unless_a_search_here_found_more(tmp_path):
+    (node,) = DGX.nodes
+    without = dataclasses.replace(DGX, nodes=(dataclasses.replace(node, mps_control=False),))
+    assert plan_of(with_gmi(gmis_per_gpu=3), without).backend == "direct"
+    assert layout(ANT, without, tmp_path)[0] == 1
+    record(ANT, without, tmp_path, gmis=2, num_envs=64)
+    assert layout(ANT, without, tmp_path)[:2] == (2, 64)
+
+
 @pytest.mark.parametrize(
     "given",
     [

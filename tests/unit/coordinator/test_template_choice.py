@@ -98,6 +98,23 @@ def test_what_is_not_validated_is_not_ranked_nor_measured(measured, machine, val
     assert why in text
 
 
+def test_the_reason_says_why_the_first_one_is_taken(measured):
+    measured(None, None)
+    assert chosen(preset("Ant-v5"))[1][0].startswith("Template dp_only is the default. The model is not")
+    alone = dataclasses.replace(preset("Ant-v5"), gmi=dataclasses.replace(preset("Ant-v5").gmi, num_gmis=1))
+    assert chosen(alone)[1][0].startswith("Template dp_only is the only template that fits. ")
+    assert chosen(preset("Ant-v5", "a3c"))[1][0].startswith(
+        "Template dp_only is the only template of the algorithm. "
+    )
+    # The default of appo, decoupled, needs two GMIs; and where several others fit, they are not the default either.
+    appo = preset("Ant-v5", "appo")
+    one = dataclasses.replace(appo, gmi=dataclasses.replace(appo.gmi, num_gmis=1))
+    assert chosen(one)[1][0].startswith("Template dp_only is the only template that fits. ")
+    assert template_choice._without_ranking(["e_at", "ea_t"], ["dp_only", "e_at", "ea_t"]) == (
+        "e_at is the first that fits, which the default, dp_only, does not"
+    )
+
+
 def test_of_equally_fast_templates_the_default_is_taken(measured):
     same = dataclasses.replace(
         COSTS, step_spread=0.0, message_s=1e-9, bandwidth=1e15, act=on_cores(1e-9, 0.0)

@@ -191,6 +191,13 @@ def test_a_gpu_whose_instances_are_all_in_use_is_left_out():
     )  # fmt: skip
     plan = make_plan(Machine(nodes=(node,), origin="test"), num_envs=1, gmis_per_gpu=2, backend="mig")
     assert {gmi_slice.gpu_uuid for gmi_slice in plan.slices} == {"GPU-empty"}
+    # Two GMIs of a template would have a GPU each; where one has no room for a whole share, they share the other.
+    taken = replace(gpus[0], mig_instances=busy)
+    apart = make_plan(
+        Machine(nodes=(replace(node, gpus=(taken, empty)),), origin="test"),
+        num_envs=1, template="ea_t", backend="mig",
+    )  # fmt: skip
+    assert [gmi_slice.gpu_uuid for gmi_slice in apart.slices] == ["GPU-empty", "GPU-empty"]
     # Beside 3g and 2g one 1g fits; beside 7g nothing.
     assert {gpu.index: gpu.reason for gpu in plan.unused} == {
         0: "it holds at most 1 MIG instance with memory slices 0-5 taken",

@@ -229,3 +229,13 @@ def test_what_cannot_be_left_out_is_refused(left_out, request_, message):
 def test_more_gmis_per_gpu_than_ray_has_fractions_are_refused(backend):
     with pytest.raises(PlanError, match="smallest fraction of a GPU"):
         make_plan(machine("h100x8"), num_envs=32, gmis_per_gpu=10_001, backend=backend)
+
+
+@pytest.mark.parametrize("template", ["decoupled", "ea_t"])
+def test_more_collectors_than_a_trainer_can_have_are_refused(template):
+    node = Node(name="n", cores=tuple(range(300)), memory_total_bytes=2**40)
+    big = Machine(nodes=(node,), origin="test")
+    assert make_plan(big, num_envs=1, num_gmis=257, template=template, num_learners=1).num_gmis == 257
+    with pytest.raises(PlanError, match=r"257 GMIs that collect .*: a trainer takes rollouts of at most 256"):
+        make_plan(big, num_envs=1, num_gmis=258, template=template, num_learners=1)
+    assert make_plan(big, num_envs=1, num_gmis=258).num_gmis == 258
