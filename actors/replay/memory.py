@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from actors.replay.errors import ReplayError
+from placement.inventory.limits import memory_bytes
 
 PAGE = mmap.PAGESIZE
 _MADV_POPULATE_WRITE = 23
@@ -36,8 +37,8 @@ def create(size: int, folder: Path | None) -> int:
     where = "memory" if folder is None else str(folder)
     try:
         if folder is None:
-            if size > os.sysconf("SC_PHYS_PAGES") * PAGE:  # Linux would try, and kill processes for it
-                raise OSError(0, "more than this host has")
+            if size > memory_bytes():  # Linux would try, and kill processes for it
+                raise OSError(0, "more than this host, or this process's cgroup, has")
             descriptor = os.memfd_create("rayagi-replay", os.MFD_CLOEXEC)
         else:
             with tempfile.TemporaryFile(dir=folder) as file:
