@@ -12,6 +12,7 @@ from actors.protocols import EnvInfo
 from placement.errors import PlanError
 from placement.plan import PlacementPlan
 from placement.search import TrialMeasurement
+from rayagi.config.off_policy import OffPolicySpec
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.envs import env_info
@@ -19,6 +20,8 @@ from rayagi.run.quantities import bytes_text
 
 _REAL, _FLAG, _WHOLE = 4, 1, 8
 """Bytes of float32, bool and int64."""
+_STATUS = 64
+"""Bytes of a row's status in a replay (actors.replay)."""
 
 _CERTAIN_FRACTION = 0.75
 """Certain part of measured memory: a probe of partial iterations also holds a part, and measures up to a third too much."""
@@ -68,6 +71,7 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
     info = env_info(env.id, engine=env.engine, kwargs=dict(env.kwargs))
     for index in owners:
         _reject_large_networks(spec.network, info, plan, index, owners)
+    _reject_large_replay(spec, info, plan)
     hosts = [index for index in plan.hosting("simulator") if "agent" in plan.roles_of(index)]
     if not hosts:
         return
@@ -105,6 +109,34 @@ def _reject_large_networks(
             f"their {parts} alone need {bytes_text(need)}, and its share has {bytes_text(limit)}",
             "Give network.hidden and network.core_size smaller sizes, or use fewer GMIs",
         )
+
+
+def _reject_large_replay(spec: RunSpec, info: EnvInfo, plan: PlacementPlan) -> None:
+    """The trainers of a host share its memory; each has its part of the replay."""
+    if not isinstance(spec.learning, OffPolicySpec):
+        return
+    trainers = plan.hosting("trainer")
+    for node in plan.machine.nodes:
+        here = sum(plan.slices[index].node == node.name for index in trainers)
+        need = replay_bytes(spec.learning, info, spec.total_env_steps) * here // len(trainers)
+        if need > node.memory_total_bytes:
+            fitting = spec.learning.capacity * node.memory_total_bytes // need
+            raise PlanError(
+                f"the replay of {spec.learning.capacity} transitions on {node.name}",
+                f"it needs {bytes_text(need)}, and the host has {bytes_text(node.memory_total_bytes)}",
+                f"Set {spec.learning_section}.capacity to less than {fitting}",
+            )
+
+
+def replay_bytes(settings: OffPolicySpec, info: EnvInfo, total_env_steps: int | None) -> int:
+    """Lower bound of the memory of all replays: transitions (rayagi.algorithms.transitions), and 64 bytes of status each.
+
+    ``total_env_steps``: no more transitions are allocated; None: without a limit.
+    """
+    action = (_WHOLE if info.action.is_discrete else _REAL) * info.action.dim
+    row = _REAL * (2 * info.obs_dim + 2) + action + _STATUS
+    most = settings.capacity if total_env_steps is None else min(settings.capacity, total_env_steps)
+    return most * row
 
 
 def network_bytes(network: NetworkSpec, info: EnvInfo, *, trains: bool) -> int:

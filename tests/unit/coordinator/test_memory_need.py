@@ -1,20 +1,29 @@
 """Plans with too small memory shares are rejected: arithmetic on recorded machines."""
 
+import os
 from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from actors.protocols import ActionSpec, EnvInfo
+from actors.replay import ReplayStore
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.search import TrialMeasurement
 from rayagi.algorithms.collection import new_rollout
+from rayagi.algorithms.transitions import transition_schema
 from rayagi.cli import main
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
-from rayagi.coordinator.memory_need import network_bytes, reject_insufficient_memory, rollout_memory
+from rayagi.coordinator.memory_need import (
+    network_bytes,
+    reject_insufficient_memory,
+    replay_bytes,
+    rollout_memory,
+)
 from rayagi.coordinator.search_store import SearchStore
+from rayagi.envs import env_info
 from rayagi.models.networks import make_model
 from rayagi.models.policy import new_policy
 from rayagi.planning import plan_of
@@ -64,6 +73,25 @@ def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path
     )
     assert caught.value.hint == "Set num_envs to 138654 or less, or use fewer GMIs"
     reject_insufficient_memory(*planned(A100, num_gmis=1, num_envs=200_000), tmp_path)
+
+
+def test_a_replay_that_its_host_cannot_hold_is_refused(tmp_path):
+    spec = preset("Ant-v5", "sac")
+    info = env_info("Ant-v5")
+    store = ReplayStore.create(transition_schema(info), 1000)
+    held = sum(os.fstat(descriptor).st_size for descriptor in store._descriptors)
+    store.close()
+    # 2 x 105 observations, 8 actions, reward and discount, and a status of 64 bytes; trees and pages are left out.
+    need = replay_bytes(replace(spec.learning, capacity=1000), info, None)
+    assert need == 1000 * (4 * (2 * 105 + 8 + 2) + 64)
+    assert need <= held < 1.05 * need
+    spec = replace(spec, learning=replace(spec.learning, capacity=10**9), gmi=replace(spec.gmi, num_gmis=2))
+    plan = plan_of(spec, load_machine(CORES))
+    with pytest.raises(
+        PlanError, match=r"the replay of 1000000000 transitions on .*: it needs 879\.17 GiB.*sac\.capacity"
+    ):
+        reject_insufficient_memory(spec, plan, tmp_path)
+    reject_insufficient_memory(replace(spec, total_env_steps=10**6), plan, tmp_path)
 
 
 def kept(spec, machine, folder, gmis, **memory):
