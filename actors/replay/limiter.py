@@ -253,8 +253,11 @@ def struct_of(state: Mapping[str, Any]) -> LimitStruct:
         exact = all(abs(state[name]) < 2**53 for name in ("offset", "min_size", "inserts", "samples"))
     except (KeyError, TypeError) as error:
         raise ReplayError(f"{state!r} is no state of a rate limiter: {error}") from error
-    if not exact:
-        raise ReplayError(f"{dict(state)} is no state of a rate limiter: its counts are below 2**53")
+    if not (exact and struct.inserts >= -struct.min_size and struct.samples >= 0):
+        raise ReplayError(
+            f"{dict(state)} is no state of a rate limiter: inserts are at least -min_size, samples at least 0, "
+            "both below 2**53"
+        )
     RateLimit.from_struct(struct)
     return struct
 

@@ -461,7 +461,7 @@ def test_reverb_64_a_restored_table_below_min_size_says_so_and_takes_inserts():
 @given(
     ratio=st.sampled_from([0.1, 1.0, 8.0]),
     buffer=st.sampled_from([0.0, 3.0]),
-    inserts=st.integers(-8, 10_000),
+    inserts=st.integers(-4, 10_000),
     samples=st.integers(0, 100_000),
     rows=st.integers(0, 8),
     other=st.booleans(),
@@ -500,9 +500,11 @@ def test_reverb_134_the_limit_is_off_while_offline_data_is_loaded():
         (lambda s: RateLimit(timeout_s=math.nan), "timeout_s is nan"),
         (lambda s: s.limiter.set(RateLimit(min_size=5)), "min_size is 5 where the store has 4 rows"),
         (lambda s: s.limiter.restore({}), "is no state of a rate limiter: 'samples_per_insert'"),
-        (lambda s: s.limiter.restore({**state_of_one(), "inserts": 2**70}), "its counts are below 2"),
+        (lambda s: s.limiter.restore({**state_of_one(), "inserts": 2**70}), "both below 2"),
+        (lambda s: s.limiter.restore({**state_of_one(), "inserts": -2}), "inserts are at least -min_size"),
+        (lambda s: s.limiter.restore({**state_of_one(), "samples": -1}), "samples at least 0"),
         (lambda s: s.limiter.restore({**state_of_one(), "offset": None}), "is no state of a rate limiter"),
-        (lambda s: s.limiter.restore({**state_of_one(), "offset": math.nan}), "its counts are below 2"),
+        (lambda s: s.limiter.restore({**state_of_one(), "offset": math.nan}), "both below 2"),
         (lambda s: s.limiter.restore({**state_of_one(), "below": -3.0}), "error_buffer is"),
     ],
 )
