@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from replay_tables import LENGTH, SCHEMA, content, spilling
 from test_kills import forked, kill
 
-from actors.replay import Keys, ReplayStore, Sequences, Subscription, Uniform, gather, select
+from actors.replay import (
+    Column,
+    Gatherer,
+    Keys,
+    ReplaySchema,
+    ReplayStore,
+    Sequences,
+    Subscription,
+    Uniform,
+    gather,
+    select,
+)
 from actors.replay.kernel import COMMITTED
 from actors.replay.selection import Selection
 
@@ -183,6 +194,36 @@ def test_readers_and_writers_that_are_killed_leave_every_row_whole(tmp_path):
         store.edges(store.tree(Sequences(1).spec)).children[-1, 0].sum()
         == store.status()["length"][held].sum()
     )
+
+
+def test_a_row_that_loses_its_slot_during_the_copy_is_read_from_the_file(tmp_path):
+    """A batch of one row again and again: it is spilled, and others are written over it, before the copy ends."""
+    size, n = 2**15, 128
+    schema = ReplaySchema((Column(name="x", dtype="uint8", shape=(size,)),))
+    store = ReplayStore.create(schema, 400, memory_bytes=100_000, folder=tmp_path)
+    assert store.slots == 1
+    store.insert({"x": np.zeros((1, size), np.uint8)})
+
+    def write(pipe):
+        for number in range(1, 10**6):
+            store.insert({"x": np.full((1, size), number % 256, np.uint8)})
+
+    gatherer = Gatherer(store, [Subscription(column="x")], n, threads=1)
+    others = np.zeros(n, np.int64), np.ones(n), np.ones(n, np.float32)
+    child, pipe = forked(write)
+    try:
+        spilled, current = store.counters()["spilled"], 0
+        while current < 150:
+            status = store.status()
+            newest = np.full(n, np.argmax(status["sequence"]))
+            batch = gatherer(Selection(Keys(newest, status["generation"][newest]), *others))
+            if batch.current.all():
+                assert (batch.values["x"] == batch.values["x"][0, 0]).all()
+                current += 1
+        assert store.counters()["spilled"] > spilled
+    finally:
+        kill(child)
+        os.close(pipe)
 
 
 def test_a_store_without_a_budget_counts_no_reads():
