@@ -81,7 +81,7 @@ class Sources(NamedTuple):
     """Where the rows of a batch are.
 
     Attributes:
-        order: positions of all rows, those of one shard together
+        order: positions of all rows, those of one shard together; None: as they are, of one shard
         local: a store of this host, and the part of ``order`` that it has
         remote: what another host was asked for, and its part of ``order``
         lost: parts of ``order`` whose shard is lost
@@ -208,10 +208,12 @@ class Gatherer:
             )
         valid = np.empty(self._n, np.uint8)
         if isinstance(self._store, ReplayStore):
-            sources = Sources(None, [(self._store, 0, self._n)], [], [])
-        else:
-            sources = self._store.sources(indices, generations, steps, self._subscriptions)
-        order = np.arange(0) if sources.order is None else sources.order
+            whole = Sources(None, [(self._store, 0, self._n)], [], [])
+            self._copy_local(whole, indices, generations, steps, valid)
+            return valid
+        sources = self._store.sources(indices, generations, steps, self._subscriptions)
+        order = sources.order
+        assert order is not None
         failures: list[Exception] = []
         try:
             self._copy_local(sources, indices, generations, steps, valid)
@@ -237,22 +239,26 @@ class Gatherer:
         valid: NDArray[np.uint8],
     ) -> None:
         """Copy the rows of this host, with all threads."""
-        addresses = map(address, (indices, generations, steps))
         where = None if sources.order is None else address(sources.order)
-        arguments = (*addresses, *self._part_arguments, address(valid), where)
+        arguments = (
+            *map(address, (indices, generations, steps)),
+            *self._part_arguments,
+            address(valid),
+            where,
+        )
+        if self._workers == 1:
+            for store, begin, end in sources.local:
+                store.gather(begin, end, *arguments)
+            return
         most = -(-self._n // self._workers)
         tasks = [
             (store, first, min(first + most, end))
             for store, begin, end in sources.local
             for first in range(begin, end, most)
         ]
-        others = [
-            _pool().submit(store.gather, begin, end, *arguments)
-            for store, begin, end in tasks[1:]
-            if self._workers > 1
-        ]
+        others = [_pool().submit(store.gather, begin, end, *arguments) for store, begin, end in tasks[1:]]
         try:
-            for store, begin, end in tasks[:1] if self._workers > 1 else tasks:
+            for store, begin, end in tasks[:1]:
                 store.gather(begin, end, *arguments)
         finally:
             for other in others:
