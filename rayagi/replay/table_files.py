@@ -25,6 +25,7 @@ _ROWS_PER_FILE, _BYTES_PER_FILE = 2**20, 256 * 2**20
 _FPS = 30
 """LeRobot needs a rate, which replays do not have."""
 _TASK = "replay"
+_FINAL = pa.list_(pa.float32())
 _GROUP_ROWS = 8192
 
 
@@ -107,7 +108,9 @@ def _served_rows(trajectory: Trajectory, number: int, layout: ColumnLayout) -> p
         "terminated": trajectory["terminated"],
         "truncated": trajectory["truncated"],
         "log_prob": trajectory.get("log_prob", pa.nulls(steps, pa.float32())),
-        "final_obs": pa.array([None] * (steps - 1) + [obs[-1]], pa.list_(pa.float32())),
+        "final_obs": pa.concat_arrays(
+            [pa.nulls(steps - 1, _FINAL), pa.ListArray.from_arrays([0, obs.shape[1]], pa.array(obs[-1]))]
+        ),
     }
     columns = [
         found[field.name]

@@ -85,16 +85,12 @@ def open_lerobot(path: Path, columns: Sequence[str]) -> Source:
         if theirs in shapes and info["features"][theirs]["dtype"].startswith("float"):
             shapes[theirs] = tuple(info["features"][theirs]["shape"])
     others = {name: name for name in shapes if name not in (*names.values(), *LEROBOT_INDEX)}
-    return _row_source(
-        path,
-        "lerobot",
-        parquet_files(path / "data"),
-        "episode_index",
-        names | others,
-        columns,
-        shapes,
-        images,
-    )
+    files = parquet_files(path / "data")
+    frames = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)
+    if frames != (announced := info.get("total_frames", frames)):
+        reason = f"has {frames:,} frames where info.json says {announced:,}: is a file missing?"
+        raise DatasetError(str(path), reason)
+    return _row_source(path, "lerobot", files, "episode_index", names | others, columns, shapes, images)
 
 
 def open_steps(path: Path, columns: Sequence[str]) -> Source:
