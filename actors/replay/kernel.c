@@ -37,7 +37,7 @@ enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EM
 enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8 };
 /* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
    least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
-enum { EPOCH_READS = 8, MOST_HEAT = 255, EXAMINED = 8, MARGIN = 4, MOST_PROMOTED = 16 };
+enum { EPOCH_READS = 8, MOST_HEAT = 255, EXAMINED = 8, MARGIN = 4, MOST_PROMOTED = 2 };
 
 /* Status of one index: a cache line. */
 typedef struct {
@@ -108,10 +108,10 @@ typedef struct {
     double exponent;
 } Tree;
 
-/* One field. The block in slot s begins at offset + s * block_bytes of the memory, where block_bytes is the size of a whole row:
-   a row's blocks are neighbours. A spilled row's, of index i, is at file_offset + i * block_bytes of the file. It has
-   ``extra`` steps more than the trajectory: 1 for observations that include the last one. */
-typedef struct { int64_t offset, file_offset, step_bytes, block_bytes, extra; } Column;
+/* One field. A row's blocks are neighbours: this one begins at offset + s * row_bytes of the memory for slot s, and at
+   offset + i * row_bytes of the file for a spilled row of index i. It has ``extra`` steps more than the trajectory: 1 for
+   observations that include the last one. */
+typedef struct { int64_t offset, step_bytes, row_bytes, extra; } Column;
 
 /* What a process needs to use a store. */
 typedef struct {
@@ -695,8 +695,8 @@ static void set_slot(Store *s, int64_t i, int64_t slot) {
 static int64_t spill_row(Store *s, const Row *r) {
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
-        if (write_all(s->spill, s->data + column->offset + r->slot * column->block_bytes,
-                      (r->length + column->extra) * column->step_bytes, column->file_offset + (r - s->rows) * column->block_bytes)) return IO_ERROR;
+        if (write_all(s->spill, s->data + column->offset + r->slot * column->row_bytes,
+                      (r->length + column->extra) * column->step_bytes, column->offset + (r - s->rows) * column->row_bytes)) return IO_ERROR;
     }
     return 0;
 }
@@ -889,7 +889,7 @@ int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *source
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
         for (int64_t i = 0; i < n; i++)
-            memcpy(s->data + column->offset + s->rows[indices[i] - s->base].slot * column->block_bytes,
+            memcpy(s->data + column->offset + s->rows[indices[i] - s->base].slot * column->row_bytes,
                    sources[c] + i * (steps + column->extra) * column->step_bytes, (lengths[i] + column->extra) * column->step_bytes);
     }
     return replay_commit(s, n, indices, lengths, priorities, timestamps, clock_ns);
@@ -961,8 +961,8 @@ static int64_t copy_row(const Store *s, int64_t row, int64_t slot, int64_t lengt
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
         const int64_t size = (length + column->extra) * column->step_bytes;
-        if (slot != NONE) memcpy(out + bytes, s->data + column->offset + slot * column->block_bytes, size);
-        else if (read_all(s->spill, out + bytes, size, column->file_offset + row * column->block_bytes)) return IO_ERROR;
+        if (slot != NONE) memcpy(out + bytes, s->data + column->offset + slot * column->row_bytes, size);
+        else if (read_all(s->spill, out + bytes, size, column->offset + row * column->row_bytes)) return IO_ERROR;
         bytes += size;
     }
     return bytes;
@@ -1005,8 +1005,8 @@ int64_t replay_unpack(Store *s, int64_t n, const int64_t *indices, const int64_t
         for (int64_t c = 0; c < s->num_columns; c++) {
             const Column *column = &s->columns[c];
             const int64_t size = (lengths[i] + column->extra) * column->step_bytes;
-            if (slots[i] != NONE) memcpy(s->data + column->offset + slots[i] * column->block_bytes, from, size);
-            else if (write_all(s->spill, from, size, column->file_offset + (indices[i] - s->base) * column->block_bytes)) return IO_ERROR;
+            if (slots[i] != NONE) memcpy(s->data + column->offset + slots[i] * column->row_bytes, from, size);
+            else if (write_all(s->spill, from, size, column->offset + (indices[i] - s->base) * column->row_bytes)) return IO_ERROR;
             from += size;
         }
     }
@@ -1264,9 +1264,9 @@ static int64_t collect(const Store *s, const Part *p, int64_t row, int64_t slot,
     }
     memset(p->mask + i * p->length, 0, p->length);
     memset(p->mask + i * p->length + at, 1, size);
-    if (slot != NONE) memcpy(out + at * step, s->data + column->offset + slot * column->block_bytes + begin * step, size * step);
+    if (slot != NONE) memcpy(out + at * step, s->data + column->offset + slot * column->row_bytes + begin * step, size * step);
     else if (size) return read_all(s->spill, out + at * step, size * step,
-                                   column->file_offset + row * column->block_bytes + begin * step);
+                                   column->offset + row * column->row_bytes + begin * step);
     return 0;
 }
 
@@ -1277,7 +1277,7 @@ __attribute__((always_inline)) static inline int64_t collect_chunk(
     const int64_t *step, const int64_t *at, const int64_t bytes) {
     const Column *column = &s->columns[p->column];
     const uint8_t *base = s->data + column->offset;
-    const int64_t block = column->block_bytes, step_bytes = column->step_bytes, offset = p->offset, length = p->length;
+    const int64_t block = column->row_bytes, step_bytes = column->step_bytes, offset = p->offset, length = p->length;
     uint8_t *out = p->out, *mask = p->mask;
     int64_t failed = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -1307,7 +1307,7 @@ static void promote(Store *s, int64_t i, uint64_t generation, int64_t epoch, con
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
         const int64_t size = (r->length + column->extra) * column->step_bytes;
-        memcpy(s->data + column->offset + slot * column->block_bytes, blocks, size);
+        memcpy(s->data + column->offset + slot * column->row_bytes, blocks, size);
         blocks += size;
     }
     s->slot_rows[slot] = i;
@@ -1320,7 +1320,7 @@ static void promote(Store *s, int64_t i, uint64_t generation, int64_t epoch, con
 static void promote_read(Store *s, int64_t n, const int64_t *rows, const int64_t *slots, const int64_t *at,
                          const uint64_t *generations, const uint8_t *valid) {
     const int64_t epoch = epoch_of(s);
-    int64_t read = 0, from_file = 0, tried = 0, size = 0;
+    int64_t read = 0, from_file = 0, tried = 0;
     uint8_t *blocks = 0;
     for (int64_t i = 0; i < n; i++) {
         if (valid[at[i]] != VALID) continue;
@@ -1328,8 +1328,7 @@ static void promote_read(Store *s, int64_t n, const int64_t *rows, const int64_t
         warm(s, rows[i], epoch);
         if (slots[i] != NONE || tried == MOST_PROMOTED || heat_of(s, rows[i], epoch) < MARGIN) continue;
         const Row *r = &s->rows[rows[i]];
-        for (int64_t c = size ? s->num_columns : 0; c < s->num_columns; c++) size += s->columns[c].block_bytes;
-        if (!blocks && !(blocks = malloc(size))) break;
+        if (!blocks && !(blocks = malloc(s->columns[0].row_bytes))) break; /* of a whole row */
         tried++;
         const int64_t length = r->length;
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
@@ -1412,7 +1411,7 @@ int64_t replay_prefetch(const Store *s, int64_t n, const int64_t *indices) {
         spilled++;
         for (int64_t c = 0; c < s->num_columns; c++) {
             const Column *column = &s->columns[c];
-            posix_fadvise(s->spill, column->file_offset + local * column->block_bytes,
+            posix_fadvise(s->spill, column->offset + local * column->row_bytes,
                           (r->length + column->extra) * column->step_bytes, POSIX_FADV_WILLNEED);
         }
     }

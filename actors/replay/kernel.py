@@ -147,7 +147,7 @@ class TreeStruct(ctypes.Structure):
 class ColumnStruct(ctypes.Structure):
     """Column of kernel.c."""
 
-    _fields_ = tuple((name, _I64) for name in ("offset", "file_offset", "step_bytes", "block_bytes", "extra"))
+    _fields_ = tuple((name, _I64) for name in ("offset", "step_bytes", "row_bytes", "extra"))
 
 
 class StoreStruct(ctypes.Structure):

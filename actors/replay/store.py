@@ -695,8 +695,8 @@ class ReplayStore(ClosesOnExit):
         at, columns = address(control), (ColumnStruct * len(schema.columns))()
         slots = int(meta["slots"])
         for struct, column, offset in zip(columns, schema.columns, schema.offsets, strict=True):
-            struct.offset, struct.file_offset, struct.extra = offset, offset, column.extra
-            struct.step_bytes, struct.block_bytes = column.step_bytes, schema.row_bytes
+            struct.offset, struct.extra = offset, column.extra
+            struct.step_bytes, struct.row_bytes = column.step_bytes, schema.row_bytes
         self._tree_structs = trees = (TreeStruct * len(self.specs))()
         place = layout["trees"]
         for struct, spec in zip(trees, self.specs, strict=True):
