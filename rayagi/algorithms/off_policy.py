@@ -11,6 +11,7 @@ One update, in order (``learn``):
 from __future__ import annotations
 
 import copy
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -178,7 +179,9 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self._assembler = TransitionAssembler(self.spec.gamma, self.spec.n_step)
         self._gatherer = self._make_gatherer()
         self.inserted = 0
-        """Steps of all environments that were put into the replays."""
+        """Steps of all environments that were put into the replays, since this process began or before the restored state."""
+        self.filled = 0
+        """The same of the trainer that has the fewest: all of them begin to learn with the same rollout."""
         self._owed = 0.0
         """Gradient steps that the steps so far allow and that have not been made: less than one between rollouts."""
         self.updater = self._make_updater(weight)
@@ -235,7 +238,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     @property
     def warms_up(self) -> bool:
         """Whether the replay still has too few transitions to learn from."""
-        return self.inserted < self.spec.learning_starts
+        return self.filled < self.spec.learning_starts
 
     def _set_warm_up(self) -> None:
         """Act uniformly at random while nothing has been learned."""
@@ -255,6 +258,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             self._insert(rollout)
             steps = rollout.num_steps * self.total_envs
             self.inserted += steps
+            self.filled = self._least_inserted()
             # 2. Gradient steps.
             rows = [] if self.warms_up else self._steps_for(steps, iteration)
             self.sync_s += self.updater.sync_s if rows else 0.0
@@ -263,6 +267,15 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             # 3. Statistics.
             self._merge_observed(rollout)
         return self._metrics(rows, iteration + 1)
+
+    def _least_inserted(self) -> int:
+        """Of all trainers: one that replaces a lost one has an empty replay, and all or none reduce gradients."""
+        if self.communicator.world_size == 1:
+            return self.inserted
+        started = time.perf_counter()
+        found = self.communicator.all_gather(torch.tensor([self.inserted]))
+        self.sync_s += time.perf_counter() - started
+        return int(found.min())
 
     def _insert(self, rollout: Rollout) -> None:
         rows = self._assembler.rows(rollout)
@@ -335,10 +348,10 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         """
         super().load_state(shared, local)
         self.updater.load_state_dict(shared["learner"])
-        self._owed = float(shared["owed"])
+        self._owed, self.inserted, self.filled = float(shared["owed"]), 0, 0
         self._assembler.forget()
         if local is not None and local.get("replay") is not None:
             self._checkpointer.read(local["replay"])
-            self.inserted = int(local["inserted"])
+            self.inserted = self.filled = int(local["inserted"])
             self._assembler.load(local["waiting"])
         self._set_warm_up()

@@ -273,6 +273,17 @@ def test_a_resumed_run_refills_its_replay_and_goes_on_with_everything_else():
     ]  # the policy acts meanwhile
 
 
+def test_trainers_begin_to_learn_together_where_one_has_an_empty_replay():
+    def work(program):
+        program.iterate()
+        if program.context.identity.index == 1:
+            program.learner.load_state(program.learner.shared_state(), None)  # as of a successor
+        return [program.iterate().metrics["gradient_steps"] for _ in range(2)]
+
+    spec = replace(SPEC, learning=replace(SETTINGS, learning_starts=128))
+    assert run_gmis(spec, 2, work) == [[0, 16], [0, 16]]
+
+
 def test_a_reward_that_is_not_finite_ends_the_run():
     program = build(SPEC, make_env=make_poisoned_point)
     program.iterate()
