@@ -179,11 +179,11 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self._assembler = TransitionAssembler(self.spec.gamma, self.spec.n_step)
         self._gatherer = self._make_gatherer()
         self.inserted = 0
-        """Steps of all environments that were put into the replays, since this process began or before the restored state."""
-        self.filled = 0
-        """The same of the trainer that has the fewest: all of them begin to learn with the same rollout."""
+        """Steps of all environments that were put into the replays, those before a restored state included."""
         self._owed = 0.0
         """Gradient steps that the steps so far allow and that have not been made: less than one between rollouts."""
+        self.filled = 0
+        """``inserted`` of the trainer that has the fewest: all of them begin to learn with the same rollout."""
         self.updater = self._make_updater(weight)
         self._set_warm_up()
 
