@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     PPO: type[GmiAlgorithm]
     SAC: type[GmiAlgorithm]
     TD3: type[GmiAlgorithm]
+    TD3BC: type[GmiAlgorithm]
     TRPO: type[GmiAlgorithm]
     A3CConfig: type[GmiConfig]
     AppoConfig: type[GmiConfig]
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     ImpalaConfig: type[GmiConfig]
     PPOConfig: type[GmiConfig]
     SACConfig: type[GmiConfig]
+    TD3BCConfig: type[GmiConfig]
     TD3Config: type[GmiConfig]
     TRPOConfig: type[GmiConfig]
 

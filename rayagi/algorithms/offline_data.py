@@ -95,7 +95,8 @@ class OfflineData:
     def batch(self, batch_size: int, draw: int) -> dict[str, Tensor]:
         """What this GMI has of ``select``: (n, ...) of each subscription, in the list's order within each shard. Collective.
 
-        The mask of a window is named ``NAME mask``; ``step`` has the selected timesteps. Valid until the next call.
+        The mask of a window is named ``NAME mask``; ``step`` has the selected timesteps, ``position`` their places in the
+        list. Valid until the next call.
         """
         chosen = self.select(batch_size, draw)
         owners = self.stores[0].owner(chosen.keys.indices)
@@ -106,7 +107,13 @@ class OfflineData:
             own = Selection(keys, chosen.steps[mine], chosen.probabilities[mine], chosen.weights[mine])
             gatherer, tensors = self._gatherer(number, len(own))
             gatherer(own)
-            parts.append({**tensors, "step": torch.from_numpy(own.steps)})
+            parts.append(
+                {
+                    **tensors,
+                    "step": torch.from_numpy(own.steps),
+                    "position": torch.from_numpy(np.flatnonzero(mine)),
+                }
+            )
         if len(parts) == 1:
             return parts[0]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

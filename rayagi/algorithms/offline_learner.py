@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,11 +33,27 @@ Batch = Mapping[str, Tensor]
 OfflineSpecT = TypeVar("OfflineSpecT", bound=OfflineSpec)
 
 
+class Updater(Protocol):
+    """Networks and their optimisers."""
+
+    sync_s: float
+    """Seconds in gradient reduction since ``begin_update``."""
+
+    def begin_update(self, env_steps_total: int, /) -> None:
+        """Begin an iteration."""
+
+    def state_dict(self) -> StateDict:
+        """The policy's model as ``model``, and what else a resumed run needs; equal on all GMIs."""
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Restore in place."""
+
+
 class OfflineLearner(ABC, Generic[OfflineSpecT]):
     """Trains the policy's own model, and other networks beside it. Equal on all GMIs after every step."""
 
     measured: ClassVar[tuple[str, ...]]
-    """Metrics of ``losses``, as named in rayagi.monitoring.catalogue; means over timesteps."""
+    """Metrics of a step, as named in rayagi.monitoring.catalogue; means over timesteps."""
     subscriptions: ClassVar[tuple[Subscription, ...]]
     """What a batch has, of the columns of rayagi.algorithms.offline_data."""
 
@@ -57,15 +73,18 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
         self.sync_s = 0.0
         """Seconds in collectives during the last ``learn``, drawing not included."""
 
-    def _make_updater(self) -> GradientUpdater[OfflineSpecT]:
-        return GradientUpdater(self.policy.model, self.spec, self.communicator)
+    @abstractmethod
+    def _make_updater(self) -> Updater:
+        """Make what holds the networks and their optimisers. Collective."""
+
+    @property
+    def _share(self) -> float:
+        """Weight of a timestep in the mean over the batch of all GMIs."""
+        return 1.0 / self.spec.batch_size
 
     @abstractmethod
-    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of each timestep: the loss (n,), whose gradient is stepped along, and the metrics of ``measured`` (n, metrics)."""
-
-    def after_step(self) -> None:
-        """Called after every step of the optimiser."""
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One gradient step. Returns this GMI's part of the means of ``measured`` (metrics,), and the gradient's norm ()."""
 
     def learn(self, batches: Iterator[Batch], number: int) -> dict[str, float]:
         """Step on each batch. Denormals are flushed to zero meanwhile.
@@ -83,7 +102,7 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
         self.sync_s = 0.0
         self.updater.begin_update(0)
         with flushed_denormals():
-            rows = [self._step(batch) for batch in batches]
+            rows = [torch.cat((parts, norm.reshape(1))) for parts, norm in map(self.step, batches)]
         totals = torch.stack(rows).double().mean(0).cpu()
         norm = float(totals[-1])  # of the reduced gradient: equal on all GMIs
         started = time.perf_counter()
@@ -99,15 +118,6 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
             "action_std": self.policy.model.head.spread(),
         }
 
-    def _step(self, batch: Batch) -> Tensor:
-        """One gradient step. Returns this GMI's part of the means of ``measured``, and the gradient's norm."""
-        loss, metrics = self.losses(batch)
-        # The updater takes the mean over GMIs: sum_g (G / B sum_g loss) / G = the sum over all timesteps / B.
-        share = 1.0 / self.spec.batch_size
-        norm = self.updater.step(self.communicator.world_size * share * loss.sum())
-        self.after_step()
-        return torch.cat((share * metrics.sum(0), norm.reshape(1).to(metrics)))
-
     def shared_state(self) -> StateDict:
         """Updater state, and the statistics of the dataset's observations."""
         state: StateDict = {"learner": self.updater.state_dict()}
@@ -120,3 +130,27 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
         self.updater.load_state_dict(shared["learner"])
         if self.policy.normaliser is not None:
             self.policy.normaliser.load_state_dict(shared["obs_normaliser"])
+
+
+class OneLossLearner(OfflineLearner[OfflineSpecT]):
+    """A learner whose networks are stepped along the gradient of one loss."""
+
+    updater: GradientUpdater[OfflineSpecT]
+
+    def _make_updater(self) -> GradientUpdater[OfflineSpecT]:
+        return GradientUpdater(self.policy.model, self.spec, self.communicator)
+
+    @abstractmethod
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Of each timestep: the loss (n,), and the metrics of ``measured`` (n, metrics)."""
+
+    def after_step(self) -> None:
+        """Called after every step of the optimiser."""
+
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """As of ``OfflineLearner``."""
+        loss, metrics = self.losses(batch)
+        # The updater takes the mean over GMIs: sum_g (G / B sum_g loss) / G = the sum over all timesteps / B.
+        norm = self.updater.step(self.communicator.world_size * self._share * loss.sum())
+        self.after_step()
+        return self._share * metrics.sum(0), norm.to(metrics)

@@ -12,10 +12,12 @@ from rayagi.algorithms.iql import IQL
 from rayagi.algorithms.ppo import PPO
 from rayagi.algorithms.sac import SAC
 from rayagi.algorithms.td3 import TD3
+from rayagi.algorithms.td3_bc import TD3_BC
 from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
-    definition.name: definition for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, BC, IQL)
+    definition.name: definition
+    for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, BC, IQL, TD3_BC)
 }
 """Definitions by name; the first is the default."""
 

@@ -54,6 +54,10 @@ class BoxHead(ExploringHead):
         """centre + scale a, of normalised actions a."""
         return torch.addcmul(self.centre, self.scale, self.normalised(actions))
 
+    def from_environment(self, actions: Tensor) -> Tensor:
+        """Inverse of ``environment_actions``; actions at a bound count as slightly within it."""
+        return self._denormalised(((actions - self.centre) / self.scale).clamp(-_ALMOST_ONE, _ALMOST_ONE))
+
     def _or_uniform(self, actions: Tensor, noise: Tensor) -> Tensor:
         """Uniform actions instead, as the policy samples before it has learned. P(noise < z) = (1 + erf(z / sqrt 2)) / 2."""
         uniform = torch.erf(noise / math.sqrt(2)).clamp(-_ALMOST_ONE, _ALMOST_ONE)

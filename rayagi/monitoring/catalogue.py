@@ -96,8 +96,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
     ),
     *(
         metric
-        for definition in DEFINITIONS.values()
-        for each in definition.metrics
+        for each in dict.fromkeys(each for definition in DEFINITIONS.values() for each in definition.metrics)
         for metric in _of_gmis("learning", each.unit, "mean", **{each.name: each.help})
     ),
     *_of_gmis("replay", "rows", "sum",

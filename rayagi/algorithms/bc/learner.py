@@ -7,10 +7,10 @@ from torch import Tensor
 
 from actors.replay import Subscription
 from rayagi.algorithms.bc import BCSpec
-from rayagi.algorithms.offline_learner import Batch, OfflineLearner
+from rayagi.algorithms.offline_learner import Batch, OneLossLearner
 
 
-class BCLearner(OfflineLearner[BCSpec]):
+class BCLearner(OneLossLearner[BCSpec]):
     """Steps the policy alone: the value network keeps its initial weights."""
 
     measured = ("policy_loss", "entropy", "action_error")

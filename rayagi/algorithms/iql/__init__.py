@@ -59,7 +59,7 @@ IQL = AlgorithmDefinition(
         LearningMetric(
             name="q_loss", unit="", help="squared temporal-difference error, summed over both critics"
         ),
-        LearningMetric(name="q_mean", unit="", help="least target critic of the dataset's actions"),
+        LearningMetric(name="target_q", unit="", help="least target critic of the dataset's actions"),
         LearningMetric(name="advantage_weight", unit="", help="weight with which an action is cloned"),
     ),
     rllib=RllibFace(

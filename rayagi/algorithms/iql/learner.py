@@ -18,7 +18,7 @@ from actors.replay import Subscription
 from collectives.communicator import Communicator
 from rayagi.algorithms.gradient_updater import GradientUpdater
 from rayagi.algorithms.iql import IQLSpec
-from rayagi.algorithms.offline_learner import Batch, OfflineLearner
+from rayagi.algorithms.offline_learner import Batch, OneLossLearner
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import Model, mlp
 
@@ -96,11 +96,11 @@ class IQLUpdater(GradientUpdater[IQLSpec]):
         self.target.load_state_dict(state["target"])
 
 
-class IQLLearner(OfflineLearner[IQLSpec]):
+class IQLLearner(OneLossLearner[IQLSpec]):
     """Learns a policy without ever evaluating an action that is not in the dataset."""
 
     updater: IQLUpdater
-    measured = ("policy_loss", "value_loss", "q_loss", "q_mean", "advantage_weight")
+    measured = ("policy_loss", "value_loss", "q_loss", "target_q", "advantage_weight")
     subscriptions = (
         Subscription(column="obs"),
         Subscription(column="action"),

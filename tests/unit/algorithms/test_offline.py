@@ -20,6 +20,7 @@ from rayagi.algorithms.bc import BCSpec
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.iql import IQLSpec
 from rayagi.algorithms.offline_data import OfflineData, scan, source_of
+from rayagi.algorithms.td3_bc import TD3BCSpec
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
@@ -135,7 +136,7 @@ def test_a_shard_holds_the_transitions_of_the_dataset(tmp_path, row_steps):
     found = set()
     for draw in range(20):
         batch = {name: values.numpy() for name, values in data.batch(512, draw).items()}
-        for obs, action, reward, after, over, _ in zip(*batch.values(), strict=True):
+        for obs, action, reward, after, over, *_ in zip(*batch.values(), strict=True):
             found.add((obs.tobytes(), action.tobytes(), float(reward), after.tobytes(), bool(over)))
     assert found == transitions  # 10,240 draws of 320: one is missed with probability 4e-12
     assert any(over for *_, over in found)
@@ -408,7 +409,7 @@ def test_iql_steps_each_network_along_its_own_loss(dataset):
     updater = program.learner.updater
     batch = program._prepared(program.data.batch(32, 0))
     before = [each.clone() for each in updater.target.parameters()]
-    program.learner._step(batch)
+    program.learner.step(batch)
     for target, old, source in zip(
         updater.target.parameters(), before, updater.critic.parameters(), strict=True
     ):
@@ -424,7 +425,7 @@ def test_several_gmis_learn_iql_as_one(dataset):
 
     whole, weights = curve(SoloCommunicator())
     for found, theirs in on_gmis(2, curve):
-        for name in ("policy_loss", "value_loss", "q_loss", "q_mean", "grad_norm"):
+        for name in ("policy_loss", "value_loss", "q_loss", "target_q", "grad_norm"):
             assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-3)
         torch.testing.assert_close(theirs, weights, rtol=1e-2, atol=1e-4)
 
@@ -509,3 +510,79 @@ def test_choices_are_learned_too(tmp_path, algorithm):
     assert found.tolist() == [1, 0]
     if algorithm == "bc":
         assert metrics["action_error"] < 0.1  # share of other choices
+
+
+def td3_bc(path, **learning):
+    given = {"batch_size": 32, "num_updates": 20, "learning_rate": 3e-3, **learning}
+    return replace(
+        spec_of(path),
+        algorithm="td3_bc",
+        learning=TD3BCSpec(**given),
+        network=NetworkSpec(hidden=(16,), activation="relu", head="auto"),
+    )
+
+
+def test_td3_bc_by_hand(dataset):
+    spec = td3_bc(dataset, gamma=0.9, target_noise=0.0, alpha=2.0, policy_delay=1)
+    program = build(spec)
+    learner, model = program.learner, program.policy.model
+    batch = program._prepared(program.data.batch(32, 0))
+    batch["terminated"] = torch.arange(32) % 4 == 0
+    targets = learner.updater.targets
+    with torch.no_grad():
+        after = targets["policy"].module(batch["next_obs"]).tanh()
+        q = targets["critics"].module(batch["next_obs"], after).squeeze(-1).amin(0)
+        y = batch["reward"] + 0.9 * torch.where(batch["terminated"], 0.0, q)
+        expected = sum(
+            (each.squeeze(-1) - y).square() for each in model.critics(batch["obs"], batch["action"])
+        )
+    torch.testing.assert_close(learner._critic_losses(batch).detach(), expected)
+    before = model.policy[0].weight.clone()
+    _, (loss, cloning, q_mean) = learner._critic_losses(batch), learner._step_policy(batch)
+    # lambda |Q| averages to alpha: -lambda mean Q is alpha times the mean of Q over that of |Q|.
+    assert abs(float(loss - cloning)) <= 2.0 + 1e-5
+    assert float(loss - cloning) * float(q_mean) <= 0
+    assert not torch.equal(model.policy[0].weight, before)
+
+
+def test_several_gmis_learn_td3_bc_as_one(dataset):
+    def curve(communicator):
+        program = build(td3_bc(dataset), communicator)
+        return [program.iterate().metrics for _ in range(2)], parameters(program)
+
+    whole, weights = curve(SoloCommunicator())
+    for found, theirs in on_gmis(2, curve):
+        for name in ("policy_loss", "value_loss", "cloning_loss", "q_of_policy"):
+            assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-3)
+        torch.testing.assert_close(theirs, weights, rtol=1e-2, atol=1e-4)
+
+
+def test_td3_bc_is_better_than_what_it_was_shown(tmp_path):
+    """As of IQL: half of the recorded actions push outwards."""
+
+    def mixed(obs):
+        side = torch.where(torch.rand(len(obs), 1, generator=noise) < 0.5, 1.0, -1.0)
+        return side * teacher(obs)
+
+    noise = torch.Generator().manual_seed(1)
+    path = record_point(tmp_path / "mixed", num_envs=16, num_steps=60, policy=mixed)
+    program = build(td3_bc(path, num_updates=300, batch_size=64, gamma=0.9, alpha=10.0, target_rate=0.05))
+    for _ in range(3):
+        program.iterate()
+    obs = torch.tensor([[0.5, 0.0, 0.3], [0.0, -0.5, 0.3]])
+    with torch.no_grad():
+        policy = program.policy
+        found = policy.environment_actions(policy.mode(policy.outputs(policy.observe(obs)))).diagonal()
+    assert (found * torch.tensor([-1.0, 1.0])).min() > 0.5
+
+
+def test_a_resumed_td3_bc_run_continues_alike(dataset):
+    program = build(td3_bc(dataset, num_updates=7))
+    program.iterate()
+    buffer = io.BytesIO()
+    torch.save(program.state_dict(), buffer)
+    wanted = program.iterate().metrics["value_loss"]
+    resumed = build(td3_bc(dataset, num_updates=7))
+    resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
+    assert resumed.iterate().metrics["value_loss"] == wanted
+    load_policy(program.state_dict()["shared"], td3_bc(dataset), INFO)

@@ -210,6 +210,7 @@ def test_an_algorithm_and_its_config_name_each_other():
         "td3": rayagi.TD3,
         "bc": rayagi.BC,
         "iql": rayagi.IQL,
+        "td3_bc": rayagi.TD3BC,
     }
     for algorithm, cls in ALGORITHMS.items():
         config = cls.get_default_config()

@@ -1,0 +1,149 @@
+"""TD3+BC's step: TD3's critics, and a policy that also clones the dataset's actions (Fujimoto and Gu 2021)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actors.protocols import EnvInfo, StateDict
+from actors.replay import Subscription
+from collectives.communicator import Communicator
+from rayagi.algorithms.gradient_updater import on_host
+from rayagi.algorithms.offline_learner import Batch, OfflineLearner
+from rayagi.algorithms.parameter_group import ParameterGroup, TargetNetwork
+from rayagi.algorithms.td3_bc import TD3BCSpec
+from rayagi.config.spec import NetworkSpec
+from rayagi.models.actor_q import ActorQ
+from rayagi.models.exploring_heads import DeterministicHead
+
+_EXPLORATION = 0.1
+"""Standard deviation of the noise with which a saved policy is sampled: TD3's."""
+
+
+def make_model(info: EnvInfo, network: NetworkSpec, spec: TD3BCSpec, seed: int) -> ActorQ:
+    """A deterministic policy, and twin critics: TD3's."""
+    head = DeterministicHead(info.action.low, info.action.high, _EXPLORATION)
+    return ActorQ(info, network, head, seed=seed)
+
+
+class TD3BCUpdater:
+    """Critics and policy with an optimiser each, and their targets."""
+
+    def __init__(self, model: ActorQ, spec: TD3BCSpec, communicator: Communicator) -> None:
+        """Collective."""
+        self.model = model
+        self.groups, self.targets = {}, {}
+        for name, module in (("critics", model.critics), ("policy", model.policy)):
+            self.groups[name] = ParameterGroup(
+                module,
+                communicator,
+                learning_rate=spec.learning_rate,
+                eps=spec.adam_eps,
+                max_grad_norm=spec.max_grad_norm,
+            )
+            self.targets[name] = TargetNetwork(copy.deepcopy(module), self.groups[name].flat)
+        self.steps = 0
+        """Of the critics, so far."""
+        self.sync_s = 0.0
+        """Seconds in gradient reduction since ``begin_update``."""
+
+    def begin_update(self, _env_steps_total: int) -> None:
+        """Begin an iteration."""
+        self.sync_s = 0.0
+
+    def descend(self, name: str, loss: Tensor) -> Tensor:
+        """One step of a network on the mean over GMIs of this loss. Returns the gradient's norm, ()."""
+        group = self.groups[name]
+        group.flat.gradients.zero_()
+        loss.backward()
+        group.sync_s = 0.0
+        norm = group.step()
+        self.sync_s += group.sync_s
+        return norm
+
+    def state_dict(self) -> StateDict:
+        """Model, targets, optimisers and the number of steps; equal on every GMI."""
+        return {
+            "model": on_host(self.model.state_dict()),
+            "steps": self.steps,
+            "optimisers": on_host({name: group.adam.state_dict() for name, group in self.groups.items()}),
+            "targets": on_host({name: target.module.state_dict() for name, target in self.targets.items()}),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore in place."""
+        self.model.load_state_dict(state["model"])
+        self.steps = int(state["steps"])
+        for name, group in self.groups.items():
+            group.adam.load_state_dict(state["optimisers"][name])
+            self.targets[name].module.load_state_dict(state["targets"][name])
+
+
+class TD3BCLearner(OfflineLearner[TD3BCSpec]):
+    """Steps the critics, and with every ``policy_delay``-th step the policy and all targets."""
+
+    updater: TD3BCUpdater
+    measured = ("policy_loss", "value_loss", "cloning_loss", "q_of_policy")
+    subscriptions = (
+        Subscription(column="obs"),
+        Subscription(column="action"),
+        Subscription(column="reward"),
+        Subscription(column="obs", offset=1, name="next_obs"),
+        Subscription(column="terminated"),
+    )
+
+    def _make_updater(self) -> TD3BCUpdater:
+        model = self.policy.model
+        assert isinstance(model, ActorQ)
+        self._policy_part = torch.zeros(3, device=self.policy.device)
+        """This GMI's part of the policy's loss, of cloning and of Q, at its last step."""
+        return TD3BCUpdater(model, self.spec, self.communicator)
+
+    def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One step of the critics, and perhaps of the policy. As of ``OfflineLearner.step``."""
+        value_loss = self._share * self._critic_losses(batch).sum()
+        norm = self.updater.descend("critics", self.communicator.world_size * value_loss)
+        self.updater.steps += 1
+        if self.updater.steps % self.spec.policy_delay == 0:
+            self._policy_part = self._step_policy(batch)
+            for target in self.updater.targets.values():
+                target.follow(self.spec.target_rate)
+        parts = torch.cat((self._policy_part[:1], value_loss.detach().reshape(1), self._policy_part[1:]))
+        return parts, norm
+
+    def _critic_losses(self, batch: Batch) -> Tensor:
+        """sum_i (Q_i(s, a) - y)^2 of each timestep, (n,)."""
+        spec, updater = self.spec, self.updater
+        with torch.no_grad():
+            # a' = clip(pi'(s') + clip(noise, -c, c), -1, 1); y = r + gamma (1 - d) min_i Q'_i(s', a').
+            noise = (spec.target_noise * self._noise(batch)).clamp(
+                -spec.target_noise_clip, spec.target_noise_clip
+            )
+            actions = (updater.targets["policy"].module(batch["next_obs"]).tanh() + noise).clamp(-1, 1)
+            q = updater.targets["critics"].module(batch["next_obs"], actions).squeeze(-1).amin(0)
+            y = batch["reward"] + spec.gamma * (1.0 - batch["terminated"].to(q)) * q
+        return (updater.model.critics(batch["obs"], batch["action"]).squeeze(-1) - y).square().sum(0)
+
+    def _noise(self, batch: Batch) -> Tensor:
+        """Standard normal noise of this GMI's timesteps, (n, dim): that of the whole batch does not depend on the GMIs."""
+        generator = torch.Generator().manual_seed((self.seed << 32) + self.updater.steps)
+        whole = torch.randn((self.spec.batch_size, batch["action"].shape[-1]), generator=generator)
+        return whole[batch["position"].cpu()].to(batch["action"])
+
+    def _step_policy(self, batch: Batch) -> Tensor:
+        """One step on -lambda Q_1(s, pi(s)) + |pi(s) - a|^2 / dim (eq. 5). Returns this GMI's part of its means, (3,)."""
+        model = self.updater.model
+        actions = model.policy(batch["obs"]).tanh()
+        q = model.critics(batch["obs"], actions, constant=True)[0].squeeze(-1)
+        # lambda = alpha / mean |Q_1(s, pi(s))| over the batch of all GMIs (eq. 6).
+        size = (self._share * q.detach().abs().sum()).reshape(1).cpu()
+        self.communicator.all_reduce(size, "sum")
+        factor = self.spec.alpha / size.clamp(min=1e-8).to(q)
+        cloning = (actions - batch["action"]).square().mean(-1)
+        loss = self._share * (cloning - factor * q).sum()
+        self.updater.descend("policy", self.communicator.world_size * loss)
+        return torch.stack((loss, self._share * cloning.sum(), self._share * q.sum())).detach()
