@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Stream = Literal["reset", "exploration", "order"]
-_NUMBER: dict[Stream, int] = {"reset": 0, "exploration": 1, "order": 2}
+Stream = Literal["reset", "exploration", "order", "noise_level"]
+_NUMBER: dict[Stream, int] = {"reset": 0, "exploration": 1, "order": 2, "noise_level": 3}
 
 
 def environment_generator(seed: int, env_index: int, stream: Stream, position: int) -> np.random.Generator:

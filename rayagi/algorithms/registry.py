@@ -7,6 +7,7 @@ from rayagi.algorithms.appo import APPO
 from rayagi.algorithms.bc import BC
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.dqn import DQN
+from rayagi.algorithms.fast_td3 import FAST_TD3
 from rayagi.algorithms.impala import IMPALA
 from rayagi.algorithms.iql import IQL
 from rayagi.algorithms.ppo import PPO
@@ -17,7 +18,7 @@ from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
     definition.name: definition
-    for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, BC, IQL, TD3_BC)
+    for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, FAST_TD3, BC, IQL, TD3_BC)
 }
 """Definitions by name; the first is the default."""
 

@@ -99,13 +99,19 @@ class ActorQ(Model):
         *,
         seed: int,
         critics: int = 2,
+        critic_hidden: Sequence[int] | None = None,
         critic_outputs: int = 1,
     ) -> None:
+        """``critic_hidden``: hidden layers of the critics; None: those of the policy."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.policy = make_network(info, network, head.num_outputs, 0.01, generator)
         self.critics = Critics(
-            critics, info.obs_dim + info.action.dim, network.hidden, critic_outputs, generator
+            critics,
+            info.obs_dim + info.action.dim,
+            critic_hidden or network.hidden,
+            critic_outputs,
+            generator,
         )
         self.head = head
 

@@ -1,0 +1,168 @@
+"""FastTD3's step against hand arithmetic, its noise levels, and what it refuses."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actors.protocols import ActionSpec, EnvInfo
+from collectives.solo import SoloCommunicator
+from rayagi.algorithms.fast_td3 import FAST_TD3, FastTD3Spec
+from rayagi.algorithms.fast_td3.learner import FastTD3Updater
+from rayagi.algorithms.fast_td3.model import FastTD3Model
+from rayagi.algorithms.transitions import Transitions
+from rayagi.config.errors import ConfigError
+from rayagi.config.presets import preset
+from rayagi.config.rules import refuse_unfit_env
+from rayagi.config.spec import NetworkSpec
+
+BOX = ActionSpec(kind="continuous", dim=2, low=(-1.0, 0.0), high=(1.0, 4.0))
+INFO = EnvInfo(env_id="x", engine="x", obs_dim=3, action=BOX, max_episode_steps=None)
+NETWORK = NetworkSpec(hidden=(16, 8), activation="relu")
+THREE = {"num_atoms": 3, "v_min": -1.0, "v_max": 1.0}  # atoms -1, 0, 1
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks of this size only wait for their threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def model(spec, info=INFO, seed=0, network=NETWORK):
+    return FastTD3Model(info, network, spec, seed)
+
+
+def updater(network=NETWORK, **settings):
+    spec = FastTD3Spec(**settings)
+    made = FastTD3Updater(model(spec, network=network), spec, SoloCommunicator(), INFO, weight=1.0)
+    made.begin(seed=0, learning_rate_factor=1.0)
+    return made
+
+
+def constant(critics, *logits):
+    """Give each critic these logits, whatever it sees."""
+    with torch.no_grad():
+        critics.weights[-1].zero_()
+        critics.biases[-1].copy_(torch.tensor(logits).unsqueeze(1))
+
+
+def transitions(rewards, discounts):
+    generator = torch.Generator().manual_seed(0)
+    obs, actions = torch.randn(2, len(rewards), 3, generator=generator), torch.zeros(len(rewards), 2)
+    return Transitions(obs[0], obs[1], actions, torch.tensor(rewards), torch.tensor(discounts))
+
+
+def targets(**settings):
+    made = updater(**THREE, **settings)
+    # The first target critic is sure of 1, the second of 0
+    constant(made.target.module, [-40.0, -40.0, 40.0], [-40.0, 40.0, -40.0])
+    return made._targets(transitions([0.25], [0.5]))
+
+
+def test_both_critics_learn_from_the_distribution_of_the_lower_mean():
+    # 0.25 + 0.5 * 0 = 0.25: a quarter to 1, the rest to 0
+    assert targets()[:, 0].tolist() == [pytest.approx([0.0, 0.75, 0.25])]
+
+
+def test_without_the_clip_each_critic_has_its_own_target():
+    # 0.25 + 0.5 * 1 = 0.75
+    found = targets(clipped_double=False)[:, 0].tolist()
+    assert found == [pytest.approx([0.0, 0.25, 0.75]), pytest.approx([0.0, 0.75, 0.25])]
+
+
+def test_the_loss_is_the_sum_of_both_critics_cross_entropies():
+    made = updater(**THREE)
+    constant(made.target.module, [-40.0, -40.0, 40.0], [-40.0, 40.0, -40.0])
+    constant(made.model.critics, [0.0] * 3, [0.0, math.log(2.0), 0.0])  # p: thirds; 1/4, 1/2, 1/4
+    # m = (0, 0.75, 0.25): log 3, and 0.75 log 2 + 0.25 log 4 = 1.25 log 2
+    assert made.step(transitions([0.25], [0.5]))[0].item() == pytest.approx(math.log(3) + 1.25 * math.log(2))
+
+
+def test_the_policy_is_stepped_with_every_second_step_of_the_critics():
+    made = updater()
+    moved = []
+    for _ in range(4):
+        before = made.policy.flat.parameters.detach().clone()
+        made.step(transitions([1.0, 0.0], [0.9, 0.0]))
+        made.steps += 1
+        moved.append(not torch.equal(made.policy.flat.parameters, before))
+    assert moved == [False, True, False, True]
+
+
+def test_weights_decay_beside_adams_step():
+    made = updater(weight_decay=0.5, learning_rate=0.1, max_grad_norm=0.0)
+    before = made.policy.flat.parameters.detach().clone()
+    made._decayed(made.policy, 0.0 * sum(p.sum() for p in made.model.policy.parameters()))
+    # No gradient: p (1 - 0.1 * 0.5)
+    assert torch.allclose(made.policy.flat.parameters, 0.95 * before)
+
+
+def test_values_of_a_small_task_become_right_and_the_policy_finds_the_better_action():
+    # One step: reward 1 - 4 (a - 0.5)^2 of the first number of the action
+    wider = NetworkSpec(hidden=(32, 32), activation="relu")
+    made = updater(wider, learning_rate=3e-3, weight_decay=0.0, v_min=-8.5, v_max=1.5, num_atoms=21)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(400):
+        obs, actions = torch.randn(64, 3, generator=generator), torch.rand(64, 2, generator=generator) * 2 - 1
+        rewards = 1 - 4 * (actions[:, 0] - 0.5).square()
+        made.step(Transitions(obs, obs, actions, rewards, torch.zeros(64)))
+        made.steps += 1
+    obs = torch.randn(32, 3, generator=generator)
+    assert made.model.head.mode(made.model.outputs(obs))[:, 0].mean().item() == pytest.approx(0.5, abs=0.2)
+    assert made.model.values(obs).mean().item() == pytest.approx(1.0, abs=0.3)
+
+
+def noise(number=0, first=0, envs=3, steps=2000, **settings):
+    spec = FastTD3Spec(noise_min=0.1, noise_max=0.9, rollout_length=500, **settings)
+    return model(spec).noise(steps, envs, seed=1, first_env_index=first, number=number)
+
+
+def test_each_environment_has_a_noise_level_of_its_own_for_a_thousand_steps():
+    levels = noise().std((0, 2))
+    assert levels.min() > 0.09
+    assert levels.max() < 0.95
+    assert len(set(levels.mul(10).round().tolist())) > 1
+    # Rollouts 0 and 1 are steps 0 to 999, rollout 2 begins at 1000
+    assert torch.allclose(noise(1).std((0, 2)), levels, rtol=0.1)
+    assert not torch.allclose(noise(2).std((0, 2)), levels, rtol=0.1)
+    assert torch.equal(noise(first=1, envs=2), noise()[:, 1:])
+
+
+def test_actions_are_clipped_and_reach_the_environment_in_its_box():
+    head = model(FastTD3Spec()).head
+    outputs = torch.tensor([[0.0, 100.0]])
+    assert head.mode(outputs).tolist() == [[0.0, 1.0]]
+    sampled = head.sample(outputs, torch.tensor([[0.3, 5.0]]))
+    assert sampled.tolist() == [[pytest.approx(0.3), 1.0]]
+    assert head.environment_actions(sampled).tolist() == [[pytest.approx(0.3), 4.0]]
+
+
+def test_the_density_is_the_mean_over_the_levels():
+    head = model(FastTD3Spec(noise_min=0.5, noise_max=0.5)).head
+    # One level: N(0; 0, 0.5)^2, and the second action's box is twice as wide
+    density = (0.5 * math.sqrt(2 * math.pi)) ** -2 / 2
+    assert head.log_prob(torch.zeros(1, 2), torch.zeros(1, 2)).item() == pytest.approx(math.log(density))
+
+
+def test_spaces_and_settings_that_do_not_fit_are_refused_with_what_does():
+    spec = replace(preset("HalfCheetah-v5", "fast_td3"), network=NETWORK)
+    refuse_unfit_env(spec, INFO)
+    choice = replace(INFO, action=ActionSpec(kind="discrete", dim=1, num_choices=2))
+    endless = replace(INFO, action=replace(BOX, high=(1.0, math.inf)))
+    with pytest.raises(ConfigError, match=r"needs a box of reals as actions.*'dqn'"):
+        refuse_unfit_env(spec, choice)
+    with pytest.raises(ConfigError, match="finite bounds"):
+        refuse_unfit_env(spec, endless)
+    assert not list(FAST_TD3.settings().broken_rules("fast_td3"))
+    for settings, said in (
+        ({"num_atoms": 1}, "use algorithm 'td3'"),
+        ({"noise_min": 0.5}, "at most fast_td3.noise_max = 0.4"),
+        ({"v_min": 250.0}, "less than fast_td3.v_max"),
+        ({"policy_delay": 0}, "at least 1"),
+        ({"weight_decay": -0.1}, "at least 0"),
+    ):
+        assert said in " ".join(map(str, FastTD3Spec(**settings).broken_rules("fast_td3")))
