@@ -208,6 +208,8 @@ def test_an_algorithm_and_its_config_name_each_other():
         "a3c": rayagi.A3C,
         "sac": rayagi.SAC,
         "td3": rayagi.TD3,
+        "dqn": rayagi.DQN,
+        "fast_td3": rayagi.FastTD3,
         "bc": rayagi.BC,
         "iql": rayagi.IQL,
         "td3_bc": rayagi.TD3BC,
