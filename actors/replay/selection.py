@@ -79,7 +79,7 @@ class Uniform:
 
 
 @dataclass(frozen=True, slots=True)
-class Sequences:
+class SubSequences:
     """All sub-sequences of this length with equal probability: starts 0, stride, 2 stride, ... of every trajectory.
 
     Length 1 selects timesteps uniformly. For burn-in, subscribe to a window that begins before the selected step.
@@ -352,7 +352,7 @@ def _finish(table: Table, selector: Selector, parts: list[_Found]) -> Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class MixturePart:
     """One table of a mixture: its shards, how rows are selected, and its part of every batch."""
 
     store: ReplayStore | Sequence[ReplayStore] | ShardedTable
@@ -360,7 +360,7 @@ class Share:
     share: float
 
 
-def select_mixture(shares: Sequence[Share], k: int, *, seed: int, draw: int) -> list[Selection]:
+def select_mixture(shares: Sequence[MixturePart], k: int, *, seed: int, draw: int) -> list[Selection]:
     """Select k rows from several tables in fixed shares: one selection for each, of ``mixture_counts`` rows.
 
     Raises:

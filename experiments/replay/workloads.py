@@ -19,8 +19,8 @@ from actors.replay import (
     Prioritized,
     ReplaySchema,
     ReplayStore,
-    Sequences,
     Subscription,
+    SubSequences,
     Uniform,
     select,
 )
@@ -69,7 +69,7 @@ def in_trajectories(rows: int) -> ReplayStore:
     columns = tuple(
         Column(name=name, dtype="float32", shape=(width,), extra=name == "obs") for name, width in ANT.items()
     )
-    store = ReplayStore.create(ReplaySchema(columns, 1000), rows, selectors=(Sequences(1),))
+    store = ReplayStore.create(ReplaySchema(columns, 1000), rows, selectors=(SubSequences(1),))
     data = random_rows(ANT, 1, 1001)
     for _ in range(rows):
         store.insert({name: values if name == "obs" else values[:, :-1] for name, values in data.items()})
@@ -215,7 +215,7 @@ def _transitions(scale: float, wanted: Callable[[str], bool]) -> Iterator[Case]:
     if wanted("W1t"):  # the same transitions in trajectories: no copy of next_obs is stored
         store = in_trajectories(max(1, int(1e3 * scale)))
         for batch in (256, 4096):
-            replay = ours(store, Sequences(1), batch, None, next_obs=True)
+            replay = ours(store, SubSequences(1), batch, None, next_obs=True)
             yield Case("W1t", batch, 880, {"loop": take(plain, batch), "replay": replay})
 
 
@@ -233,13 +233,13 @@ def _insertions(plain: dict[str, np.ndarray], store: ReplayStore) -> Iterator[Ca
 def _trajectories(scale: float, wanted: Callable[[str], bool]) -> Iterator[Case]:
     """W3, W4."""
     plain = random_rows(LONG, int(4e3 * scale), 1000)
-    store = filled(plain, (Sequences(SLICE),))
+    store = filled(plain, (SubSequences(SLICE),))
     if wanted("W3"):
         others = {"loop": take(plain, 32), **peers.uniform(plain, 32)}
         yield Case("W3", 32, 480_000, {**others, "replay": ours(store, Uniform(), 32, 1000)})
     if wanted("W4"):
         others = {"loop": slices(plain, 256), **peers.slices(plain, 256)}
-        yield Case("W4", 256, 30_720, {**others, "replay": ours(store, Sequences(SLICE), 256, SLICE)})
+        yield Case("W4", 256, 30_720, {**others, "replay": ours(store, SubSequences(SLICE), 256, SLICE)})
 
 
 class WeightTree:

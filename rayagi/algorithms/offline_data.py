@@ -17,8 +17,8 @@ from actors.replay import (
     ReplaySchema,
     ReplayStore,
     Selection,
-    Sequences,
     Subscription,
+    SubSequences,
     select,
 )
 from collectives.communicator import Communicator
@@ -30,7 +30,7 @@ from rayagi.serving.errors import DatasetError
 
 ROW_STEPS = 64
 """Longest row of single timesteps. Rows are blocks of equal size: longer ones waste memory with short episodes."""
-_TIMESTEPS = Sequences(1)
+_TIMESTEPS = SubSequences(1)
 """All timesteps with equal probability."""
 _MOST_GATHERERS = 128
 """Of different batch sizes; beyond, they are made anew."""

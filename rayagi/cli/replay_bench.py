@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from actors.replay import Column, Gatherer, ReplaySchema, ReplayStore, Sequences, Subscription, select
+from actors.replay import Column, Gatherer, ReplaySchema, ReplayStore, Subscription, SubSequences, select
 from rayagi.cli.replay_progress import loaded
 
 _ROWS = 100_000
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         DatasetError: the dataset cannot be read.
         ReplayError: it does not fit into --memory, or no trajectory has --length steps.
     """
-    selector = Sequences(arguments.length)
+    selector = SubSequences(arguments.length)
     with loaded(arguments, (selector,)) if arguments.path else _synthetic(selector) as store:
         found = _measured(store, selector, arguments)
     if arguments.json:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _synthetic(selector: Sequences) -> ReplayStore:
+def _synthetic(selector: SubSequences) -> ReplayStore:
     """Random steps of Ant's size."""
     shapes = {"obs": (105,), "action": (8,), "reward": ()}
     columns = [
@@ -67,7 +67,7 @@ def _synthetic(selector: Sequences) -> ReplayStore:
     return store
 
 
-def _measured(store: ReplayStore, selector: Sequences, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measured(store: ReplayStore, selector: SubSequences, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rates by turns, so that what else the machine does strikes both alike."""
     windows = [
         Subscription(column=column.name, length=arguments.length + column.extra)

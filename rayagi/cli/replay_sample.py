@@ -14,8 +14,8 @@ from actors.replay import (
     Lifo,
     Prioritized,
     ReplayStore,
-    Sequences,
     Subscription,
+    SubSequences,
     TopK,
     Uniform,
     WithoutReplacement,
@@ -29,7 +29,7 @@ from rayagi.replay.summary import column_statistics
 
 _MADE: dict[str, Callable[[int], Any]] = {
     "uniform": lambda length: Uniform(),
-    "sequences": Sequences,
+    "sequences": SubSequences,
     "prioritized": lambda length: Prioritized(1.0, 0.4, length),
     "fifo": lambda length: Fifo(),
     "lifo": lambda length: Lifo(),

@@ -13,7 +13,7 @@ from actors.replay import (
     ReplayError,
     ReplaySchema,
     ReplayStore,
-    Sequences,
+    SubSequences,
     TopK,
     Uniform,
     WithoutReplacement,
@@ -21,8 +21,8 @@ from actors.replay import (
 
 SELECTORS = (
     Uniform(),
-    Sequences(3, 2),
-    Sequences(1),
+    SubSequences(3, 2),
+    SubSequences(1),
     Prioritized(0.6, 0.4),
     Prioritized(1.0, length=2),
     Fifo(),

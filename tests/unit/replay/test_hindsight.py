@@ -19,8 +19,8 @@ from actors.replay import (
     ReplayShards,
     ReplayStore,
     Selection,
-    Sequences,
     Subscription,
+    SubSequences,
     TopK,
     WithoutReplacement,
     select,
@@ -36,7 +36,7 @@ GOALS = ReplaySchema(
     ),
     LENGTH,
 )
-SELECTORS = (Sequences(1), Sequences(3), WithoutReplacement())
+SELECTORS = (SubSequences(1), SubSequences(3), WithoutReplacement())
 TRANSITION = [
     Subscription(column="achieved_goal", offset=1),
     Subscription(column="desired_goal"),
@@ -143,7 +143,7 @@ def test_offsets_are_uniform_and_goals_are_replaced_with_probability_k_of_k_plus
 
 def test_goals_follow_the_seed_and_the_draw():
     store, _ = store_of([6] * 4)
-    selection = select(store, Sequences(1), 64, seed=5, draw=9)
+    selection = select(store, SubSequences(1), 64, seed=5, draw=9)
     hindsight = Hindsight(reward=reward)
 
     def goals(**numbers):
@@ -176,7 +176,7 @@ def test_the_batch_is_the_same_for_any_shards(hosts):
         shards.append(ReplayShard(store, host_id=host))
     table = ReplayShards([shard.address for shard in shards], host_id="here", timeout_s=20)
     try:
-        for draw, selector in enumerate((Sequences(1), Sequences(3), WithoutReplacement())):
+        for draw, selector in enumerate((SubSequences(1), SubSequences(3), WithoutReplacement())):
             one, other = hindsight_batch(whole, selector, draw), hindsight_batch(table, selector, draw)
             for name, values in one.values.items():
                 np.testing.assert_array_equal(values, other.values[name])
@@ -207,9 +207,9 @@ def test_overwritten_rows_are_reported_and_tensors_are_filled():
 def test_a_stream_relabels_as_by_hand():
     store, _ = store_of(LENGTHS)
     hindsight = Hindsight(reward=reward)
-    with BatchStream(store, Sequences(1), TRANSITION, 8, seed=4, hindsight=hindsight) as stream:
+    with BatchStream(store, SubSequences(1), TRANSITION, 8, seed=4, hindsight=hindsight) as stream:
         for draw, (_, batch) in zip(range(5), stream, strict=False):
-            chosen = select(store, Sequences(1), 8, seed=4, draw=draw)
+            chosen = select(store, SubSequences(1), 8, seed=4, draw=draw)
             expected = HindsightGatherer(store, TRANSITION, 8, hindsight)(chosen, seed=4, draw=draw)
             np.testing.assert_array_equal(batch.values["desired_goal"], expected.values["desired_goal"])
             np.testing.assert_array_equal(batch.values["reward"], expected.values["reward"])
@@ -268,6 +268,6 @@ def test_k_is_a_number_that_is_at_least_zero(k):
 
 def test_every_selector_says_the_lengths():
     store, _ = store_of(LENGTHS)
-    for selector in (Sequences(1), TopK(), WithoutReplacement()):
+    for selector in (SubSequences(1), TopK(), WithoutReplacement()):
         chosen = select(store, selector, 5, seed=0, draw=0)
         assert chosen.lengths.tolist() == [LENGTHS[index] for index in chosen.keys.indices]

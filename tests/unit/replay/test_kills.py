@@ -14,8 +14,8 @@ from actors.replay import (
     Prioritized,
     ReplayBusyError,
     ReplayStore,
-    Sequences,
     Subscription,
+    SubSequences,
     Uniform,
     gather,
     select,
@@ -143,7 +143,7 @@ def test_a_forked_reader_has_threads_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize("harm", ["lists", "trees", "queue"])
 def test_a_process_that_dies_with_the_lock_leaves_a_usable_store(harm):
-    store = ReplayStore.create(SCHEMA, 6, selectors=(Uniform(), Prioritized(0.5), Sequences(2)))
+    store = ReplayStore.create(SCHEMA, 6, selectors=(Uniform(), Prioritized(0.5), SubSequences(2)))
     keys = store.insert(content(range(5)), priorities=[1, 2, 3, 4, 5])
     store.delete(type(keys)(keys.indices[1:2], keys.generations[1:2]))
     before, reserved = store.status(), store.allocate()

@@ -10,12 +10,12 @@ from scipy.stats import chisquare
 from actors.replay import (
     Fifo,
     Lifo,
+    MixturePart,
     Prioritized,
     ReplayError,
     ReplayStore,
     Selection,
-    Sequences,
-    Share,
+    SubSequences,
     TopK,
     Uniform,
     WithoutReplacement,
@@ -92,7 +92,7 @@ def expected_shares(selector):
     """Probability of each (row, start), from the definition."""
     if isinstance(selector, Uniform):
         return {(row, 0): 1 / ROWS for row in range(ROWS)}
-    if isinstance(selector, Sequences):
+    if isinstance(selector, SubSequences):
         windows = {
             (row, start): 1.0
             for row in range(ROWS)
@@ -111,8 +111,8 @@ def expected_shares(selector):
     "selector",
     [
         Uniform(),
-        Sequences(1),
-        Sequences(3, 2),
+        SubSequences(1),
+        SubSequences(3, 2),
         Prioritized(0.6, 0.4),
         Prioritized(1.0, length=2),
         Prioritized(0.0),
@@ -129,7 +129,7 @@ def test_draws_have_the_defined_distribution(selector, num_shards):
     assert chisquare(counts, np.array(list(shares.values())) * draws).pvalue > 1e-3
     for (row, _), probability in zip(pairs[:100], found.probabilities, strict=False):
         per_row = sum(share for key, share in shares.items() if key[0] == row)
-        exact = next(iter(shares.values())) if isinstance(selector, Sequences) else per_row
+        exact = next(iter(shares.values())) if isinstance(selector, SubSequences) else per_row
         assert probability == pytest.approx(exact, rel=1e-12)
 
 
@@ -221,7 +221,7 @@ def test_mixtures_keep_their_shares():
         np.testing.assert_allclose(counts.sum(0) / counts.sum(), np.array(shares) / sum(shares), atol=1e-3)
     online, offline = table(1)[0], table(2)
     first, second = select_mixture(
-        [Share(online, Uniform(), 0.25), Share(offline, TopK(), 0.75)], 8, seed=0, draw=0
+        [MixturePart(online, Uniform(), 0.25), MixturePart(offline, TopK(), 0.75)], 8, seed=0, draw=0
     )
     assert isinstance(first, Selection)
     assert (len(first), len(second)) == (2, 6)
@@ -238,7 +238,7 @@ def test_mixtures_keep_their_shares():
             "31 different rows were requested where 30 can be selected",
         ),
         (lambda s: Prioritized(-1), "exponent -1"),
-        (lambda s: Sequences(0), "length 0 and stride 1"),
+        (lambda s: SubSequences(0), "length 0 and stride 1"),
         (lambda s: mixture_counts([0.0, 0.0], 4, 0), "one of them positive"),
         (lambda s: mixture_counts([1.0, -1.0], 4, 0), "at least 0"),
         (lambda s: select(table(3)[:2], Uniform(), 1, seed=0, draw=0), "2 shards of 3 were given"),
@@ -251,7 +251,7 @@ def test_bad_requests_are_explained(request_, message):
 
 def test_nothing_can_be_selected_from_an_empty_store_or_from_zero_weights():
     store = ReplayStore.create(SCHEMA, 4, selectors=SELECTORS)
-    for selector in (Uniform(), Sequences(1), Prioritized(0.6, 0.4)):
+    for selector in (Uniform(), SubSequences(1), Prioritized(0.6, 0.4)):
         with pytest.raises(ReplayError, match="the store is empty, all weights are zero"):
             select(store, selector, 1, seed=0, draw=0)
     store.insert(content(range(4)), priorities=0.0)

@@ -24,9 +24,9 @@ from actors.replay import (
     ReplayShard,
     ReplayShards,
     ReplayStore,
-    Sequences,
     ShardLostError,
     Subscription,
+    SubSequences,
     TopK,
     Uniform,
     gather,
@@ -277,18 +277,18 @@ def test_a_copy_in_another_process_connects_anew(served):
         assert len(copy) == ROWS
     with ReplayShards(",".join(copy._source)) as copy:
         assert len(copy) == ROWS
-    expected = select(table, Sequences(1), 9, seed=0, draw=0).keys.indices
+    expected = select(table, SubSequences(1), 9, seed=0, draw=0).keys.indices
     read, write = os.pipe()
     child = os.fork()
     if child == 0:  # its requests do not mix with its parent's
         try:
-            found = select(table, Sequences(1), 9, seed=0, draw=0).keys.indices
+            found = select(table, SubSequences(1), 9, seed=0, draw=0).keys.indices
             os.write(write, found.tobytes())
         finally:
             os._exit(0)
     os.close(write)
     for _ in range(20):
-        select(table, Sequences(1), 9, seed=0, draw=1)
+        select(table, SubSequences(1), 9, seed=0, draw=1)
     with os.fdopen(read, "rb") as pipe:
         np.testing.assert_array_equal(np.frombuffer(pipe.read(), np.int64), expected)
     os.waitpid(child, 0)

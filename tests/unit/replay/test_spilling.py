@@ -15,8 +15,8 @@ from actors.replay import (
     Keys,
     ReplaySchema,
     ReplayStore,
-    Sequences,
     Subscription,
+    SubSequences,
     Uniform,
     gather,
     select,
@@ -191,7 +191,7 @@ def test_readers_and_writers_that_are_killed_leave_every_row_whole(tmp_path):
         assert len(set(slots[slots >= 0].tolist())) == (slots >= 0).sum() <= 6
     assert store.counters()["promoted"] > 0
     assert (
-        store.edges(store.tree(Sequences(1).spec)).children[-1, 0].sum()
+        store.edges(store.tree(SubSequences(1).spec)).children[-1, 0].sum()
         == store.status()["length"][held].sum()
     )
 

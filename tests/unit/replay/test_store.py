@@ -19,8 +19,8 @@ from actors.replay import (
     ReplayError,
     ReplaySchema,
     ReplayStore,
-    Sequences,
     Subscription,
+    SubSequences,
     gather,
 )
 from actors.replay.kernel import COMMITTED, DELETED, FREE, REMOVALS, WRITING
@@ -213,7 +213,7 @@ def test_a_deleted_row_is_readable_until_its_index_is_used_again():
 def test_rows_beyond_the_budget_are_spilled_and_read_back(tmp_path, budget):
     rng, rows = np.random.default_rng(0), 200
     store = ReplayStore.create(
-        SCHEMA, rows, selectors=(Sequences(1),), memory_bytes=budget, folder=tmp_path if budget else None
+        SCHEMA, rows, selectors=(SubSequences(1),), memory_bytes=budget, folder=tmp_path if budget else None
     )
     kept, lengths = {}, {}
     for number in range(500):

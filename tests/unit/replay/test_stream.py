@@ -8,23 +8,23 @@ import pytest
 import torch
 from replay_tables import SCHEMA, content
 
-from actors.replay import BatchStream, ReplayError, ReplayStore, Sequences, Subscription, gather, select
+from actors.replay import BatchStream, ReplayError, ReplayStore, Subscription, SubSequences, gather, select
 
 WANTED = [Subscription(column="obs", length=3)]
 
 
 @pytest.fixture
 def store():
-    store = ReplayStore.create(SCHEMA, 10, selectors=(Sequences(3),))
+    store = ReplayStore.create(SCHEMA, 10, selectors=(SubSequences(3),))
     store.insert(content(range(10)))
     return store
 
 
 @pytest.mark.parametrize("ahead", [1, 3])
 def test_batches_are_those_made_by_hand_and_stay_until_the_next(store, ahead):
-    with BatchStream(store, Sequences(3), WANTED, 6, seed=4, first_draw=5, ahead=ahead) as stream:
+    with BatchStream(store, SubSequences(3), WANTED, 6, seed=4, first_draw=5, ahead=ahead) as stream:
         for draw, (selection, batch) in zip(range(5, 25), stream, strict=False):
-            expected = select(store, Sequences(3), 6, seed=4, draw=draw)
+            expected = select(store, SubSequences(3), 6, seed=4, draw=draw)
             np.testing.assert_array_equal(selection.keys.indices, expected.keys.indices)
             np.testing.assert_array_equal(batch.values["obs"], gather(store, expected, WANTED).values["obs"])
             assert batch.current.all()
@@ -37,24 +37,24 @@ def test_the_callers_tensors_are_filled_in_turn(store):
         made.append(torch.empty((6, 3, 3)))
         return {"obs": made[-1]}
 
-    with BatchStream(store, Sequences(3), WANTED, 6, seed=0, ahead=2, make_out=make_out) as stream:
+    with BatchStream(store, SubSequences(3), WANTED, 6, seed=0, ahead=2, make_out=make_out) as stream:
         seen = [next(stream)[1].values["obs"] for _ in range(7)]
     assert {id(tensor) for tensor in seen} == {id(tensor) for tensor in made}
     assert len(made) == 3
 
 
 def test_an_error_reaches_the_trainer_and_ends_the_stream(store):
-    empty = ReplayStore.create(SCHEMA, 4, selectors=(Sequences(3),))
-    stream = BatchStream(empty, Sequences(3), WANTED, 6, seed=0)
+    empty = ReplayStore.create(SCHEMA, 4, selectors=(SubSequences(3),))
+    stream = BatchStream(empty, SubSequences(3), WANTED, 6, seed=0)
     with pytest.raises(ReplayError, match="nothing can be selected"):
         next(stream)
     assert list(stream) == []
     with pytest.raises(ReplayError, match="0 batches ahead"):
-        BatchStream(store, Sequences(3), WANTED, 6, seed=0, ahead=0)
+        BatchStream(store, SubSequences(3), WANTED, 6, seed=0, ahead=0)
 
 
 def test_closing_ends_the_thread(store):
-    stream = BatchStream(store, Sequences(3), WANTED, 6, seed=0)
+    stream = BatchStream(store, SubSequences(3), WANTED, 6, seed=0)
     next(stream)
     stream.close()
     stream.close()
@@ -63,7 +63,7 @@ def test_closing_ends_the_thread(store):
 
 
 def test_a_forked_child_is_told_to_open_its_own(store):
-    stream = BatchStream(store, Sequences(3), WANTED, 6, seed=0)
+    stream = BatchStream(store, SubSequences(3), WANTED, 6, seed=0)
     receiver, sender = multiprocessing.Pipe(duplex=False)
 
     def ask():

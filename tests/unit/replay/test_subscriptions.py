@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_tables import LENGTH, SCHEMA, content
 
-from actors.replay import Keys, ReplayError, ReplayStore, Selection, Sequences, Subscription, gather, select
+from actors.replay import (
+    Keys,
+    ReplayError,
+    ReplayStore,
+    Selection,
+    Subscription,
+    SubSequences,
+    gather,
+    select,
+)
 
 
 def selection_of(keys, steps):
@@ -55,9 +64,9 @@ def test_windows_are_those_of_the_definition(lengths, offset, size, padding, dat
 
 
 def test_a_transition_is_two_windows_of_one_column():
-    store = ReplayStore.create(SCHEMA, 20, selectors=(Sequences(1),))
+    store = ReplayStore.create(SCHEMA, 20, selectors=(SubSequences(1),))
     store.insert(content(range(20)), np.tile([3, 8], 10))
-    chosen = select(store, Sequences(1), 500, seed=0, draw=0)
+    chosen = select(store, SubSequences(1), 500, seed=0, draw=0)
     wanted = [Subscription(column="obs"), Subscription(column="obs", offset=1, name="next_obs")]
     found = gather(store, chosen, wanted)
     assert found.values["obs"].shape == (500, 3)
@@ -69,9 +78,9 @@ def test_a_transition_is_two_windows_of_one_column():
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads_gives_the_same_batch(threads, monkeypatch):
     monkeypatch.setattr("actors.replay.subscriptions._THREAD_BYTES", 100)
-    store = ReplayStore.create(SCHEMA, 20, selectors=(Sequences(2),))
+    store = ReplayStore.create(SCHEMA, 20, selectors=(SubSequences(2),))
     store.insert(content(range(20)))
-    chosen = select(store, Sequences(2), 101, seed=0, draw=0)
+    chosen = select(store, SubSequences(2), 101, seed=0, draw=0)
     found = gather(store, chosen, [Subscription(column="obs", length=2)], threads=threads)
     expected = 100 * chosen.keys.indices[:, None] + chosen.steps[:, None] + np.arange(2)
     np.testing.assert_array_equal(found.values["obs"][:, :, 1], expected)

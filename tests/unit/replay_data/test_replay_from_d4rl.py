@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from trajectories_by_hand import assert_equal, content, trajectories
 
-from actors.replay import ReplayError, Sequences, select
+from actors.replay import ReplayError, SubSequences, select
 from rayagi.replay import load, open_source
 from rayagi.serving.errors import DatasetError
 
@@ -87,10 +87,10 @@ def test_shards_hold_the_rows_of_the_whole_table(tmp_path, num_shards):
 def test_a_dataset_larger_than_the_budget_is_spilled(tmp_path):
     count = 40_000
     path = write(tmp_path / "a.hdf5", columns(np.arange(count) % 100 == 99))
-    with load(path, memory_bytes=300_000, folder=tmp_path, selectors=(Sequences(10),)) as store:
+    with load(path, memory_bytes=300_000, folder=tmp_path, selectors=(SubSequences(10),)) as store:
         assert store.counters()["spilled"] > 100
         assert np.concatenate([each["reward"] for each in content(store)]).tolist() == list(range(count))
-        assert len(select(store, Sequences(10), 64, seed=0, draw=0)) == 64
+        assert len(select(store, SubSequences(10), 64, seed=0, draw=0)) == 64
 
 
 def test_further_columns_are_read_if_they_are_named(tmp_path):
