@@ -78,7 +78,7 @@ INSTEAD_OF_RLLIBS_REPLAY = (
     (r"train_batch_size", "use training(batch_size=), of all GMIs together, or train_batch_size_per_learner"),
     (r"training_intensity", "use training(updates_per_step=)"),
     (r"target_network_update_freq", "targets follow after every gradient step: training(tau=)"),
-    (r"store_buffer_in_checkpoints", "a resumed run refills its replay"),
+    (r"store_buffer_in_checkpoints", "the checkpoints of `rayagi train` have the replay, RLlib's do not"),
     (r"clip_actions|normalize_actions", "actions are within the environment's box"),
     (r"(q|policy)_model_config", "use rl_module(model_config={'fcnet_hiddens': ...})"),
     (r"optimization", "use training(actor_lr=, critic_lr=, alpha_lr=)"),

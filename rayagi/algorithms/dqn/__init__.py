@@ -9,6 +9,7 @@ from actors.protocols import EnvInfo
 from rayagi.algorithms.definition import AlgorithmDefinition, LearningMetric, RllibFace
 from rayagi.algorithms.distributional import support_rules
 from rayagi.algorithms.off_policy_face import (
+    BATCH_CONVERSION,
     INSTEAD_OF_RLLIBS_REPLAY,
     OFF_POLICY_METRICS,
     OFF_POLICY_NAMES,
@@ -93,13 +94,13 @@ def refuse_unfit_choices(algorithm: str, info: EnvInfo) -> Iterator[ConfigError]
 _SMALL_TASKS = {
     **OFF_POLICY_PRESET,
     "rollout_length": 16,
-    "batch_size": 128,
-    "updates_per_step": 0.25,
+    "batch_size": 64,
+    "updates_per_step": 0.5,
     "learning_rate": 1e-3,
     "n_step": 5,
     "double": True,
     "prioritized": True,
-    "target_interval": 50,
+    "target_interval": 100,
     "epsilon_steps": 5_000,
     "epsilon_end": 0.04,
 }
@@ -149,6 +150,7 @@ DQN = AlgorithmDefinition(
                 )
             },
         },
+        converted=BATCH_CONVERSION,
         instead=(
             (r"epsilon", "use training(epsilon_start=, epsilon_end=, epsilon_steps=)"),
             (r"adam_epsilon", "use training(adam_eps=)"),

@@ -9,8 +9,10 @@ from rayagi.algorithms.definition import AlgorithmDefinition, RllibFace
 from rayagi.algorithms.distributional import support_rules
 from rayagi.algorithms.off_policy_face import (
     INSTEAD_OF_RLLIBS_REPLAY,
+    OFF_POLICY_FIXED,
     OFF_POLICY_METRICS,
     OFF_POLICY_NAMES,
+    REPLAY_CONVERSIONS,
     refuse_networks,
     refuse_unfit_box,
 )
@@ -117,6 +119,8 @@ FAST_TD3 = AlgorithmDefinition(
             "critic_lr": "critic_learning_rate",
             **{name: name for name in _OWN},
         },
+        converted=REPLAY_CONVERSIONS,
+        fixed=OFF_POLICY_FIXED,
         instead=INSTEAD_OF_RLLIBS_REPLAY,
     ),
 )

@@ -214,7 +214,7 @@ def test_an_algorithm_and_its_config_name_each_other():
         "iql": rayagi.IQL,
         "td3_bc": rayagi.TD3BC,
     }
-    assert ALGORITHMS == expected
+    assert expected == ALGORITHMS
     for algorithm, cls in ALGORITHMS.items():
         config = cls.get_default_config()
         assert (config.algorithm, config.algo_class) == (algorithm, cls)
