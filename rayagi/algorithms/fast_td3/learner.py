@@ -40,13 +40,13 @@ class FastTD3Updater(OffPolicyUpdater[FastTD3Spec]):
     def _step_critics(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
         """Sum of both critics' cross entropies. Returns it, the gradient norm and the mean of E[Z]."""
         m = self._targets(batch)
-        logits = self.model.critics(batch.obs, batch.actions)  # (2, B, num_atoms)
-        # L = -sum over critics k of E[sum_i m_ki log p_ki(s, a)].
-        loss = cross_entropy(m, logits.log_softmax(-1)).mean(1).sum()
-        norm = self._decayed(self.critics, loss)
-        with torch.no_grad():
-            q_mean = self.model.support.expectation(logits.softmax(-1)).mean()
-        return loss.detach(), norm, q_mean
+        trace = self.model.critics.traced(batch.obs, batch.actions)
+        log_p = trace[-1].log_softmax(-1)  # (2, B, num_atoms)
+        p = log_p.exp()
+        # L = -sum over critics k of E[sum_i m_ki log p_ki(s, a)]; dL/dlogits_k = (p_k - m_k) / B.
+        self.model.critics.backward(trace, self.weight / len(batch.obs) * (p - m))
+        norm = self._step_decayed(self.critics)
+        return cross_entropy(m, log_p).mean(1).sum(), norm, self.model.support.expectation(p).mean()
 
     @torch.no_grad()
     def _targets(self, batch: Transitions) -> Tensor:
@@ -66,17 +66,26 @@ class FastTD3Updater(OffPolicyUpdater[FastTD3Spec]):
 
     def _step_policy(self, obs: Tensor) -> Tensor:
         """J(pi) = -E[min_i E[Z_i(s, pi(s))]]; without the clip the mean over i."""
+        critics, support = self.model.critics, self.model.support
         actions = self.model.head.mode(self.model.policy(obs))
-        logits = self.model.critics(obs, actions, constant=True)
-        q = self.model.support.expectation(logits.softmax(-1))
-        loss = -(q.amin(0) if self.spec.clipped_double else q.mean(0)).mean()
-        self._decayed(self.policy, loss)
-        return loss.detach()
+        trace = critics.traced(obs, actions.detach())
+        p = trace[-1].softmax(-1)
+        q = support.expectation(p)  # (2, B)
+        if self.spec.clipped_double:
+            least, chosen = q.min(0, keepdim=True)
+            share = torch.zeros_like(q).scatter_(0, chosen, 1.0)
+        else:
+            least, share = q.mean(0, keepdim=True), torch.full_like(q, 1 / len(q))
+        # dE[Z]/dlogits_j = p_j (z_j - E[Z]).
+        slopes = p * (support.atoms(p.device) - q.unsqueeze(-1))
+        of_logits = -self.weight / len(obs) * share.unsqueeze(-1) * slopes
+        self.policy.flat.gradients.zero_()
+        actions.backward(critics.action_gradients(trace, of_logits, actions.shape[-1]))
+        self._step_decayed(self.policy)
+        return -least.mean()
 
-    def _decayed(self, group: ParameterGroup, loss: Tensor) -> Tensor:
-        """One step of AdamW: between backward pass and Adam's step, parameters shrink by learning rate times decay."""
-        group.flat.gradients.zero_()
-        (loss if self.weight == 1.0 else self.weight * loss).backward()
+    def _step_decayed(self, group: ParameterGroup) -> Tensor:
+        """One step of AdamW: parameters shrink by learning rate times decay, then Adam's step. Returns the gradient norm."""
         with torch.no_grad():
             group.flat.parameters.mul_(1.0 - float(group.adam.learning_rate) * self.spec.weight_decay)
         return group.step()

@@ -55,11 +55,9 @@ class TD3BCUpdater:
         """Begin an iteration."""
         self.sync_s = 0.0
 
-    def descend(self, name: str, loss: Tensor) -> Tensor:
-        """One step of a network on the mean over GMIs of this loss. Returns the gradient's norm, ()."""
+    def descend(self, name: str) -> Tensor:
+        """One step of a network on the mean over GMIs of its gradients. Returns their norm, ()."""
         group = self.groups[name]
-        group.flat.gradients.zero_()
-        loss.backward()
         group.sync_s = 0.0
         norm = group.step()
         self.sync_s += group.sync_s
@@ -105,18 +103,26 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
 
     def step(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One step of the critics, and perhaps of the policy. As of ``OfflineLearner.step``."""
-        value_loss = self._share * self._critic_losses(batch).sum()
-        norm = self.updater.descend("critics", self.communicator.world_size * value_loss)
+        value_loss, norm = self._step_critics(batch)
         self.updater.steps += 1
         if self.updater.steps % self.spec.policy_delay == 0:
             self._policy_part = self._step_policy(batch)
             for target in self.updater.targets.values():
                 target.follow(self.spec.target_rate)
-        parts = torch.cat((self._policy_part[:1], value_loss.detach().reshape(1), self._policy_part[1:]))
+        parts = torch.cat((self._policy_part[:1], value_loss.reshape(1), self._policy_part[1:]))
         return parts, norm
 
-    def _critic_losses(self, batch: Batch) -> Tensor:
-        """sum_i (Q_i(s, a) - y)^2 of each timestep, (n,)."""
+    def _step_critics(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One step on E[sum_i (Q_i(s, a) - y)^2]. Returns this GMI's part of it, and the gradient's norm."""
+        critics = self.updater.model.critics
+        trace = critics.traced(batch["obs"], batch["action"])
+        errors = trace[-1].squeeze(-1) - self._targets(batch)
+        # The derivative by Q_i is 2 (Q_i - y); its mean over GMIs is to be the sum of all their parts.
+        critics.backward(trace, (2 * self.communicator.world_size * self._share * errors).unsqueeze(-1))
+        return self._share * errors.square().sum(), self.updater.descend("critics")
+
+    def _targets(self, batch: Batch) -> Tensor:
+        """y of each timestep, (n,)."""
         spec, updater = self.spec, self.updater
         with torch.no_grad():
             # a' = clip(pi'(s') + clip(noise, -c, c), -1, 1); y = r + gamma (1 - d) min_i Q'_i(s', a').
@@ -125,8 +131,7 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
             )
             actions = (updater.targets["policy"].module(batch["next_obs"]).tanh() + noise).clamp(-1, 1)
             q = updater.targets["critics"].module(batch["next_obs"], actions).squeeze(-1).amin(0)
-            y = batch["reward"] + spec.gamma * (1.0 - batch["terminated"].to(q)) * q
-        return (updater.model.critics(batch["obs"], batch["action"]).squeeze(-1) - y).square().sum(0)
+        return batch["reward"] + spec.gamma * (1.0 - batch["terminated"].to(q)) * q
 
     def _noise(self, batch: Batch) -> Tensor:
         """Standard normal noise of this GMI's timesteps, (n, dim): that of the whole batch does not depend on the GMIs."""
@@ -136,14 +141,21 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
 
     def _step_policy(self, batch: Batch) -> Tensor:
         """One step on -lambda Q_1(s, pi(s)) + |pi(s) - a|^2 / dim (eq. 5). Returns this GMI's part of its means, (3,)."""
-        model = self.updater.model
+        model, group = self.updater.model, self.updater.groups["policy"]
         actions = model.policy(batch["obs"]).tanh()
-        q = model.critics(batch["obs"], actions, constant=True)[0].squeeze(-1)
+        trace = model.critics.traced(batch["obs"], actions.detach())
+        q = trace[-1][0].squeeze(-1)
         # lambda = alpha / mean |Q_1(s, pi(s))| over the batch of all GMIs (eq. 6).
-        size = (self._share * q.detach().abs().sum()).reshape(1).cpu()
+        size = (self._share * q.abs().sum()).reshape(1).cpu()
         self.communicator.all_reduce(size, "sum")
-        factor = self.spec.alpha / size.clamp(min=1e-8).to(q)
+        factor = (self.spec.alpha / size.clamp(min=1e-8).to(q))[0]
         cloning = (actions - batch["action"]).square().mean(-1)
-        loss = self._share * (cloning - factor * q).sum()
-        self.updater.descend("policy", self.communicator.world_size * loss)
-        return torch.stack((loss, self._share * cloning.sum(), self._share * q.sum())).detach()
+        clone = self._share * cloning.sum()
+        grads = torch.zeros_like(trace[-1])
+        grads[0] = -self.communicator.world_size * self._share * factor
+        of_actions = model.critics.action_gradients(trace, grads, actions.shape[-1])
+        group.flat.gradients.zero_()
+        torch.autograd.backward((actions, self.communicator.world_size * clone), (of_actions, None))
+        self.updater.descend("policy")
+        clone, of_policy = clone.detach(), self._share * q.sum()
+        return torch.stack((clone - factor * of_policy, clone, of_policy))

@@ -305,7 +305,7 @@ def test_a_separate_learner_tells_collectors_how_to_explore(options):
     # It may have read the parameters before the last update
     assert float(collected["learner"]["model"]["head.epsilon"]) == pytest.approx(epsilon)
     assert learned["learner"]["steps"] == sum(u.metrics["gradient_steps"] for u in updates) > 0
-    assert updates[-1].metrics["replay_size"] == 6 * 32
+    assert updates[-1].metrics["replay_rows"] == 6 * 32
 
 
 def test_a_restored_run_goes_on_with_its_epsilon_and_refills_its_replay():

@@ -1,5 +1,6 @@
 """FastTD3's step against hand arithmetic, its noise levels, and what it refuses."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -82,6 +83,39 @@ def test_the_loss_is_the_sum_of_both_critics_cross_entropies():
     assert made.step(transitions([0.25], [0.5]))[0].item() == pytest.approx(math.log(3) + 1.25 * math.log(2))
 
 
+def logits_of(critics, obs, actions):
+    """Each critic's logits, by autograd."""
+    hidden = torch.cat((obs, actions), -1)
+    for layer, (weight, bias) in enumerate(zip(critics.weights, critics.biases, strict=True)):
+        hidden = hidden @ weight + bias
+        hidden = hidden if layer == len(critics.weights) - 1 else hidden.relu()
+    return hidden
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+def test_gradients_by_hand_are_those_of_autograd(clipped):
+    made = updater(**THREE, clipped_double=clipped, max_grad_norm=0.0, learning_rate=1e-12)
+    batch = transitions([0.25, -0.5, 1.0], [0.5, 0.0, 0.9])
+    with torch.no_grad():
+        made.model.critics.weights[-1].normal_(generator=torch.Generator().manual_seed(1))
+    critics, policy = copy.deepcopy(made.model.critics), copy.deepcopy(made.model.policy)
+    state = made.generator.get_state()
+    m = made._targets(batch)
+    made.generator.set_state(state)
+    log_p = logits_of(critics, batch.obs, batch.actions).log_softmax(-1)
+    (-(m * log_p).sum(-1).mean(1).sum()).backward()
+    made._step_critics(batch)
+    for found, expected in zip(made.model.critics.parameters(), critics.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
+    p = logits_of(critics, batch.obs, policy(batch.obs).tanh()).softmax(-1)
+    q = p @ torch.tensor([-1.0, 0.0, 1.0])
+    loss = -(q.amin(0) if clipped else q.mean(0)).mean()
+    loss.backward()
+    torch.testing.assert_close(made._step_policy(batch.obs), loss.detach())
+    for found, expected in zip(made.model.policy.parameters(), policy.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
 def test_the_policy_is_stepped_with_every_second_step_of_the_critics():
     made = updater()
     moved = []
@@ -96,7 +130,8 @@ def test_the_policy_is_stepped_with_every_second_step_of_the_critics():
 def test_weights_decay_beside_adams_step():
     made = updater(weight_decay=0.5, learning_rate=0.1, max_grad_norm=0.0)
     before = made.policy.flat.parameters.detach().clone()
-    made._decayed(made.policy, 0.0 * sum(p.sum() for p in made.model.policy.parameters()))
+    made.policy.flat.gradients.zero_()
+    made._step_decayed(made.policy)
     # No gradient: p (1 - 0.1 * 0.5)
     assert torch.allclose(made.policy.flat.parameters, 0.95 * before)
 

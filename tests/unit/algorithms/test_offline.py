@@ -1,5 +1,6 @@
 """Offline learning: shards of a dataset, common draws, and behaviour cloning, in one GMI and in several (threads)."""
 
+import copy
 import io
 import threading
 from dataclasses import replace
@@ -522,6 +523,15 @@ def td3_bc(path, **learning):
     )
 
 
+def q_of(critics, obs, actions):
+    """Each critic's values, by autograd."""
+    hidden = torch.cat((obs, actions), -1)
+    for layer, (weight, bias) in enumerate(zip(critics.weights, critics.biases, strict=True)):
+        hidden = hidden @ weight + bias
+        hidden = hidden if layer == len(critics.weights) - 1 else hidden.relu()
+    return hidden.squeeze(-1)
+
+
 def test_td3_bc_by_hand(dataset):
     spec = td3_bc(dataset, gamma=0.9, target_noise=0.0, alpha=2.0, policy_delay=1)
     program = build(spec)
@@ -533,12 +543,22 @@ def test_td3_bc_by_hand(dataset):
         after = targets["policy"].module(batch["next_obs"]).tanh()
         q = targets["critics"].module(batch["next_obs"], after).squeeze(-1).amin(0)
         y = batch["reward"] + 0.9 * torch.where(batch["terminated"], 0.0, q)
-        expected = sum(
-            (each.squeeze(-1) - y).square() for each in model.critics(batch["obs"], batch["action"])
-        )
-    torch.testing.assert_close(learner._critic_losses(batch).detach(), expected)
+    torch.testing.assert_close(learner._targets(batch), y)
+    critics = [copy.deepcopy(model.critics) for _ in range(2)]
+    expected = sum((each - y).square().mean() for each in q_of(critics[0], batch["obs"], batch["action"]))
+    expected.backward()
+    value_loss, _ = learner._step_critics(batch)
+    torch.testing.assert_close(value_loss, expected.detach())
+    for found, theirs in zip(model.critics.parameters(), critics[0].parameters(), strict=True):
+        torch.testing.assert_close(found.grad, theirs.grad)
+    policy = copy.deepcopy(model.policy)
+    actions = policy(batch["obs"]).tanh()
+    q = q_of(model.critics, batch["obs"], actions)[0]
+    ((actions - batch["action"]).square().mean() - 2.0 / q.abs().mean().detach() * q.mean()).backward()
     before = model.policy[0].weight.clone()
-    _, (loss, cloning, q_mean) = learner._critic_losses(batch), learner._step_policy(batch)
+    loss, cloning, q_mean = learner._step_policy(batch)
+    for found, theirs in zip(model.policy.parameters(), policy.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, theirs.grad)
     # lambda |Q| averages to alpha: -lambda mean Q is alpha times the mean of Q over that of |Q|.
     assert abs(float(loss - cloning)) <= 2.0 + 1e-5
     assert float(loss - cloning) * float(q_mean) <= 0

@@ -399,7 +399,7 @@ def test_a_run_resumed_with_its_replay_is_the_uninterrupted_one(tmp_path, n_step
     )
     again = [resumed.iterate() for _ in range(5)]
     for one, other in zip(uninterrupted, again, strict=True):
-        for name in (*run.learner.updater.measured, "replay_size", "gradient_steps", "env_steps"):
+        for name in (*run.learner.updater.measured, "replay_rows", "gradient_steps", "env_steps"):
             assert one.metrics[name] == other.metrics[name]
         assert one.episode_returns == other.episode_returns
     assert_same(run.state_dict(), resumed.state_dict())

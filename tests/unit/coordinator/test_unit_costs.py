@@ -164,8 +164,8 @@ def test_a_real_profile_knows_the_sizes_and_times_the_phases(algorithm):
     found = fitted(profiled(spec, 2), profiled(spec, 1))
     # float32 observations and actions; a float32 reward and two flags
     assert (found.state_bytes, found.action_bytes, found.reward_bytes) == (4 * OBS_DIM, 4 * ACTION_DIM, 6)
-    # policy and value 3-8-2 and 3-8-1, two log standard deviations: 32 + 18 + 32 + 9 + 2 = 93, in a row of 512
-    assert found.model_bytes == 4 * 512
+    # policy and value 3-8-2 and 3-8-1, two log standard deviations: 32 + 18 + 32 + 9 + 2 = 93
+    assert found.model_bytes == 4 * 93
     assert found.num_envs == (8, 32)
     assert min(found.message_s, found.reduce_s, found.bandwidth) > 0
     for role in (found.rollout, found.simulate, found.act, found.update):

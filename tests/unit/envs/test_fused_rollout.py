@@ -15,7 +15,7 @@ from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.provider import make_simulator
-from rayagi.models import policy
+from rayagi.models import networks
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -47,7 +47,7 @@ def program_of(spec, engine="auto", threads=1):
 @pytest.fixture
 def kernel_noise(monkeypatch):
     """Makes the unfused loop sample with the kernel's random numbers."""
-    monkeypatch.setattr(policy, "exploration_noise", exploration_noise)
+    monkeypatch.setattr(networks, "exploration_noise", exploration_noise)
 
 
 @pytest.mark.parametrize(
