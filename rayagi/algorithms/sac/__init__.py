@@ -17,7 +17,7 @@ from rayagi.algorithms.off_policy_face import (
 )
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import positive
-from rayagi.config.off_policy import OFF_POLICY_NETWORK, OFF_POLICY_PRESET, OffPolicySpec
+from rayagi.config.off_policy import OFF_POLICY_NETWORK, ROBOT_PRESET, OffPolicySpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +52,9 @@ SAC = AlgorithmDefinition(
     model="rayagi.algorithms.sac.learner:make_model",
     unfit_network=refuse_networks,
     unfit_env=refuse_unfit_box,
-    preset=OFF_POLICY_PRESET,
+    preset={**ROBOT_PRESET, "initial_alpha": 0.1},
     preset_network=OFF_POLICY_NETWORK,
-    preset_num_envs=4,
+    preset_num_envs=8,
     metrics=(
         *OFF_POLICY_METRICS,
         LearningMetric(name="alpha", unit="", help="temperature: weight of the entropy beside rewards"),

@@ -17,7 +17,7 @@ from rayagi.algorithms.off_policy_face import (
 )
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import at_least_one, positive
-from rayagi.config.off_policy import OFF_POLICY_NETWORK, OFF_POLICY_PRESET, OffPolicySpec
+from rayagi.config.off_policy import OFF_POLICY_NETWORK, ROBOT_PRESET, OffPolicySpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +55,9 @@ TD3 = AlgorithmDefinition(
     model="rayagi.algorithms.td3.learner:make_model",
     unfit_network=refuse_networks,
     unfit_env=refuse_unfit_box,
-    preset=OFF_POLICY_PRESET,
+    preset=ROBOT_PRESET,
     preset_network=OFF_POLICY_NETWORK,
-    preset_num_envs=4,
+    preset_num_envs=8,
     metrics=OFF_POLICY_METRICS,
     rllib=RllibFace(
         config="TD3Config",

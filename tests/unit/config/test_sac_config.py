@@ -49,7 +49,7 @@ def test_unset_values_read_as_those_in_effect():
     built = config(batch_size=100, capacity=7000)
     assert built._train_batch_size_per_learner == 50
     assert built.replay_buffer_config == {"type": "EpisodeReplayBuffer", "capacity": 7000}
-    assert (built.actor_lr, built.normalize_actions, built.twin_q) == (3e-4, True, True)
+    assert (built.actor_lr, built.normalize_actions, built.twin_q) == (1e-3, True, True)
 
 
 def test_the_share_of_learners_that_are_not_counted_is_refused():
@@ -63,7 +63,7 @@ def test_the_share_of_learners_that_are_not_counted_is_refused():
         ({"twin_q": False}, "there are always two critics"),
         ({"lr": 1e-3}, "use training(actor_lr=, critic_lr=)"),
         ({"training_intensity": 4.0}, "use training(updates_per_step=)"),
-        ({"store_buffer_in_checkpoints": True}, "a resumed run refills its replay"),
+        ({"store_buffer_in_checkpoints": True}, "the checkpoints of `rayagi train` have the replay"),
         ({"target_network_update_freq": 5}, "training(tau=)"),
         (
             {"replay_buffer_config": {"type": "PrioritizedEpisodeReplayBuffer"}},
