@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
+from actors.protocols import StateDict
 from actors.replay import Prioritized, ReplayStore, select
 from actors.rollout import Rollout
 from rayagi.algorithms.categorical import cross_entropy, divergence
@@ -95,6 +97,17 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
             self.selector = Prioritized(self.spec.priority_exponent, self._importance())
         metrics = super().learn(rollout, iteration)
         return {**metrics, "epsilon": float(self.updater.model.head.epsilon)}
+
+    def local_state(self) -> StateDict:
+        """As of OffPolicyLearner, with the priority of new transitions, which goes with this trainer's replay."""
+        return {**super().local_state(), "new_priority": self.new_priority}
+
+    def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
+        """As of OffPolicyLearner."""
+        super().load_state(shared, local)
+        self.new_priority = type(self).new_priority
+        if local is not None and local.get("replay") is not None:
+            self.new_priority = float(local["new_priority"])
 
     def _importance(self) -> float:
         """beta, from importance_exponent to 1 at total_env_steps (Schaul et al. 2016, §3.4)."""

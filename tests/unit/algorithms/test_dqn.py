@@ -323,3 +323,15 @@ def test_a_restored_run_goes_on_with_its_epsilon_and_refills_its_replay():
     results = [second.iterate().metrics for _ in range(2)]
     assert [result["gradient_steps"] for result in results] == [8.0, 8.0]  # 32 steps are in at once
     assert second.learner.updater.steps == steps + 16
+
+
+def test_the_largest_priority_so_far_is_restored_with_the_replay(tmp_path):
+    spec = DQNSpec(prioritized=True, learning_starts=8, batch_size=16)
+    run, resumed = learner(spec), learner(spec)
+    run.learn(rollout(5.0), 0)
+    assert run.new_priority > 1.0
+    assert run.save_replay(tmp_path / "replay")
+    resumed.load_state(run.shared_state(), {**run.local_state(), "replay": tmp_path / "replay"})
+    assert resumed.new_priority == run.new_priority
+    resumed.load_state(run.shared_state(), None)  # the replay begins empty, and its priorities anew
+    assert resumed.new_priority == 1.0
