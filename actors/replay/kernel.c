@@ -151,6 +151,7 @@ static int64_t now_ns(void) {
 /* ---- processes -------------------------------------------------------------------------------------------------------- */
 
 static const uint64_t UNKNOWN = UINT64_MAX;
+static const uint64_t NOBODY = 1; /* owner of a row that was given up: no process has id 0 */
 
 /* Process id << 42 | start time in clock ticks; 0 if there is no such process, or it only waits for its parent; UNKNOWN if
    that cannot be read, as without a free descriptor: such a process may be writing. */
@@ -598,8 +599,9 @@ static int64_t reap(Store *s) {
     for (int64_t i = h->writers, next; i != NONE; i = next) {
         Row *r = &s->rows[i];
         next = r->next;
-        if (r->owner != known) {
-            known = r->owner;
+        const uint64_t owner = __atomic_load_n(&r->owner, __ATOMIC_ACQUIRE); /* may be given up at this moment */
+        if (owner != known) {
+            known = owner;
             const uint64_t found = identity(known >> 42);
             alive = found == known || found == UNKNOWN;
         }
@@ -892,7 +894,11 @@ int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *source
             memcpy(s->data + column->offset + s->rows[indices[i] - s->base].slot * column->row_bytes,
                    sources[c] + i * (steps + column->extra) * column->step_bytes, (lengths[i] + column->extra) * column->step_bytes);
     }
-    return replay_commit(s, n, indices, lengths, priorities, timestamps, clock_ns);
+    const int64_t done = replay_commit(s, n, indices, lengths, priorities, timestamps, clock_ns);
+    /* Without the lock they cannot be given back: the next search for dead writers takes them. */
+    for (int64_t i = 0; done < 0 && i < n; i++)
+        __atomic_store_n(&s->rows[indices[i] - s->base].owner, NOBODY, __ATOMIC_RELEASE);
+    return done;
 }
 
 /* Take a row out of selection. Its blocks stay readable until the index is allocated again. */

@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from replay_processes import forked, kill, received
 from replay_tables import LENGTH, SCHEMA, SELECTORS, content
 
 from actors.replay import (
+    Column,
     Prioritized,
     ReplayBusyError,
+    ReplaySchema,
     ReplayStore,
     Subscription,
     SubSequences,
@@ -123,6 +126,29 @@ def test_a_suspended_holder_of_the_lock_is_named_instead_of_awaited_for_ever(mon
         store.insert(content([1]))
     libc.pthread_mutex_unlock(store._native.header + _LOCK_AT)
     store.insert(content([1]))
+
+
+def test_rows_whose_commit_did_not_get_the_lock_are_taken_back(monkeypatch):
+    monkeypatch.setattr("actors.replay.store.LOCK_LIMIT_S", 0.05)
+    rows = {"x": np.zeros((4, 1 << 22), np.float32)}  # copied in milliseconds: time to take the lock
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_lock.argtypes = libc.pthread_mutex_unlock.argtypes = (ctypes.c_void_p,)
+    schema = ReplaySchema((Column(name="x", dtype=np.float32, shape=(1 << 22,)),))
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(20):
+            store = ReplayStore.create(schema, 4)
+            inserted = threads.submit(store.insert, rows)
+            while not store.counters()["writing"] and not inserted.done():
+                pass
+            libc.pthread_mutex_lock(store._native.header + _LOCK_AT)
+            failed = inserted.exception()
+            libc.pthread_mutex_unlock(store._native.header + _LOCK_AT)
+            if failed is not None:
+                break
+    assert isinstance(failed, ReplayBusyError)
+    assert store.counters()["writing"] == 4
+    assert len(store.insert(rows).indices) == 4
+    assert store.counters()["reclaimed"] == 4
 
 
 def test_a_forked_reader_has_threads_of_its_own(monkeypatch):
