@@ -155,9 +155,9 @@ class OffPolicyUpdater(ABC, Generic[OffPolicySpecT]):
 class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     """Implements actors.roles.Learner except the step itself (``_make_updater``).
 
-    Each trainer has a replay of its own, and draws from it in proportion to its environments. So all transitions have the
-    same chance, and several trainers are one learner of the merged batch. On a GPU slice the networks are on the GPU, and
-    replays are in host memory. [unverified on GPU]
+    Each trainer has a replay of its own, and draws from it in proportion to its environments. So with uniform draws all
+    transitions have the same chance, and several trainers are one learner of the merged batch. On a GPU slice the networks
+    are on the GPU, and replays are in host memory. [unverified on GPU]
     """
 
     selector: Selector = Uniform()
@@ -260,7 +260,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             self.inserted += steps
             self.filled = self._least_inserted()
             # 2. Gradient steps.
-            rows = [] if self.warms_up else self._steps_for(steps, iteration)
+            rows = [] if self.warms_up or not self.filled else self._steps_for(steps, iteration)
             self.sync_s += self.updater.sync_s if rows else 0.0
             self.env_steps += steps
             self._set_warm_up()
@@ -269,11 +269,15 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         return self._metrics(rows, iteration + 1)
 
     def _least_inserted(self) -> int:
-        """Of all trainers: one that replaces a lost one has an empty replay, and all or none reduce gradients."""
+        """Of all trainers; 0 without a row, while returns of n steps wait for their ends.
+
+        One that replaces a lost one has an empty replay, and all or none reduce gradients.
+        """
+        own = self.inserted if len(self.replay) else 0
         if self.communicator.world_size == 1:
-            return self.inserted
+            return own
         started = time.perf_counter()
-        found = self.communicator.all_gather(torch.tensor([self.inserted]))
+        found = self.communicator.all_gather(torch.tensor([own]))
         self.sync_s += time.perf_counter() - started
         return int(found.min())
 
@@ -290,7 +294,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self._owed -= count
         words = np.random.SeedSequence([self.seed, self.communicator.rank, iteration]).generate_state(2)
         self.updater.begin(seed=int(words[0]), learning_rate_factor=self._learning_rate_factor())
-        return [self._step(int(words[1]), draw) for draw in range(count)] if len(self.replay) else []
+        return [self._step(int(words[1]), draw) for draw in range(count)]
 
     def _step(self, seed: int, draw: int) -> Tensor:
         selection = select(self.replay, self.selector, self._share, seed=seed, draw=draw)

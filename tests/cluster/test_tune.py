@@ -126,7 +126,8 @@ def test_population_based_training_changes_settings_that_were_not_given(tmp_path
     assert better.config["gamma"] == 0.99
     assert round(worse.config["gamma"] / 0.99, 6) in (0.8, 0.9)
     assert worse.config["lr"] == worse.metrics["rayagi"]["learning_rate"] == 1e-3
-    assert [each.metrics["training_iteration"] for each in results] == [2, 2]
+    # It may have the better one's last iteration to go on from.
+    assert (better.metrics["training_iteration"], worse.metrics["training_iteration"]) in ((2, 2), (2, 3))
 
 
 def test_a_restored_experiment_has_its_trials_and_goes_on(tmp_path):

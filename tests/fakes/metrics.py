@@ -1,6 +1,7 @@
 """Metrics of the catalogue that a synchronous run of PPO on cores has no values of."""
 
 from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.monitoring.catalogue import CATALOGUE
 
 OF_OTHERS = {
     "device_bytes",  # without a GPU
@@ -14,4 +15,5 @@ OF_OTHERS = {
         "importance_truncated",
     ),  # IMPALA, A3C
     *(metric.name for name, each in DEFINITIONS.items() if name != "ppo" for metric in each.metrics),
+    *(metric.name for metric in CATALOGUE if metric.group == "replay"),
 }
