@@ -27,9 +27,9 @@ from actors.replay.checkpoint_files import (
     PASSES,
     PIECE_BYTES,
     STATUS,
+    BlockSegment,
     Manifest,
     RowSizes,
-    Segment,
     SegmentWriter,
     damaged,
     digest,
@@ -93,7 +93,7 @@ class ReplayCheckpointer(ClosesOnExit):
 
     def __init__(self, store: ReplayStore) -> None:
         self._store, self._sizes = store, RowSizes.of(store.schema)
-        self._segments: list[Segment] = []
+        self._segments: list[BlockSegment] = []
         self._thawed = 0
 
     def save(
@@ -175,7 +175,7 @@ class ReplayCheckpointer(ClosesOnExit):
         status = read_array(folder, "status.bin", STATUS, manifest.capacity, manifest.status)
         queue = read_array(folder, "queue.bin", _QUEUE, manifest.free, manifest.queue)
         frozen = self._frozen(folder, manifest, status, queue)
-        segments: list[Segment] = []
+        segments: list[BlockSegment] = []
         try:
             for found in sorted(manifest.segments, key=lambda segment: segment["number"]):
                 opened = open_segment(folder, found, self._sizes, self._store.schema.max_length)
@@ -198,7 +198,7 @@ class ReplayCheckpointer(ClosesOnExit):
 
     # ---- saving
 
-    def _link(self, folder: Path, frozen: Frozen) -> list[Segment]:
+    def _link(self, folder: Path, frozen: Frozen) -> list[BlockSegment]:
         """Link segments that are worth it: at least half of their bytes are needed, and they are the largest."""
         known, holder = self._known(self._segments)
         needed = _committed(frozen.rows) & (known == _generations(frozen.rows))
@@ -216,7 +216,7 @@ class ReplayCheckpointer(ClosesOnExit):
             os.close(descriptor)
 
     def _copy(
-        self, writer: SegmentWriter, linked: Sequence[Segment], frozen: Frozen
+        self, writer: SegmentWriter, linked: Sequence[BlockSegment], frozen: Frozen
     ) -> tuple[Frozen, Integers]:
         """Write all rows that no linked segment has. Returns the store's status, and the rows that are left out.
 
@@ -256,7 +256,7 @@ class ReplayCheckpointer(ClosesOnExit):
         folder: Path,
         frozen: Frozen,
         left_out: Integers,
-        segments: Sequence[Segment],
+        segments: Sequence[BlockSegment],
         state: Mapping[str, Any],
     ) -> None:
         rows, header = frozen.rows, frozen.header
@@ -338,7 +338,9 @@ class ReplayCheckpointer(ClosesOnExit):
         slots[newest] = np.arange(len(newest))
         return slots
 
-    def _load(self, folder: Path, frozen: Frozen, status: NDArray[Any], segments: Sequence[Segment]) -> None:
+    def _load(
+        self, folder: Path, frozen: Frozen, status: NDArray[Any], segments: Sequence[BlockSegment]
+    ) -> None:
         """Fill the store. It is empty until all blocks are in their places."""
         for segment in segments:
             if segment.entries["index"].max() >= len(status):
@@ -357,7 +359,7 @@ class ReplayCheckpointer(ClosesOnExit):
         self._store.thaw(frozen)
 
     def _load_segment(
-        self, folder: Path, segment: Segment, rows: NDArray[Any], wanted: NDArray[np.bool_]
+        self, folder: Path, segment: BlockSegment, rows: NDArray[Any], wanted: NDArray[np.bool_]
     ) -> None:
         indices, lengths = segment.entries["index"].astype(np.int64), segment.entries["length"]
         # The generation again: an index may occur in a segment twice, once for each row that it had.
@@ -386,7 +388,7 @@ class ReplayCheckpointer(ClosesOnExit):
 
     # ---- segments
 
-    def _known(self, segments: Sequence[Segment]) -> tuple[NDArray[np.uint64], Integers]:
+    def _known(self, segments: Sequence[BlockSegment]) -> tuple[NDArray[np.uint64], Integers]:
         """Generation of the newest row of each index in these segments, 0 if there is none; and which segment has it."""
         known = np.zeros(self._store.capacity, np.uint64)
         holder = np.zeros(self._store.capacity, np.int64)
@@ -397,7 +399,7 @@ class ReplayCheckpointer(ClosesOnExit):
             holder[segment.entries["index"]] = position
         return known, holder
 
-    def _num_bytes(self, segment: Segment) -> int:
+    def _num_bytes(self, segment: BlockSegment) -> int:
         return int(self._sizes(segment.entries["length"]).sum())
 
     def _buffer(self, lengths: NDArray[Any]) -> NDArray[np.uint8]:
@@ -405,7 +407,7 @@ class ReplayCheckpointer(ClosesOnExit):
         largest = int(self._sizes(lengths).max(initial=0))
         return np.empty(max(PIECE_BYTES, largest), np.uint8)
 
-    def _hold(self, segments: list[Segment], thawed: int = 0) -> None:
+    def _hold(self, segments: list[BlockSegment], thawed: int = 0) -> None:
         """Keep what the next checkpoint may link, while the store is not restored again."""
         _close([segment for segment in self._segments if segment not in segments])
         self._segments, self._thawed = segments, thawed
@@ -518,6 +520,6 @@ def _disk_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _close(segments: Sequence[Segment]) -> None:
+def _close(segments: Sequence[BlockSegment]) -> None:
     for segment in segments:
         os.close(segment.descriptor)

@@ -86,7 +86,7 @@ class RowSizes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class BlockSegment:
     """A finished file of blocks.
 
     Attributes:
@@ -160,7 +160,7 @@ class SegmentWriter:
         if self._unflushed >= _FLUSH_BYTES:
             self._flush()
 
-    def finish(self) -> list[Segment]:
+    def finish(self) -> list[BlockSegment]:
         """Append the entries, and flush the file. Returns the segment, if there is one.
 
         Raises:
@@ -171,7 +171,7 @@ class SegmentWriter:
         entries = np.concatenate(self._entries)
         write_all(self._file, entries)
         self._flush()
-        return [Segment(self._number, entries, tuple(self._pieces), self._file)]
+        return [BlockSegment(self._number, entries, tuple(self._pieces), self._file)]
 
     def discard(self) -> None:
         """Close the file."""
@@ -197,7 +197,7 @@ class Manifest:
         state: the caller's
         status, queue: SHA-256
         free: entries of the queue
-        segments: as of ``Segment.to_json``
+        segments: as of ``BlockSegment.to_json``
     """
 
     schema: Mapping[str, Any]
@@ -279,7 +279,7 @@ class Manifest:
         return self
 
 
-def open_segment(folder: Path, found: Mapping[str, Any], sizes: RowSizes, max_length: int) -> Segment:
+def open_segment(folder: Path, found: Mapping[str, Any], sizes: RowSizes, max_length: int) -> BlockSegment:
     """Open a segment of a manifest, and check its entries; not yet its blocks.
 
     Raises:
@@ -300,11 +300,13 @@ def open_segment(folder: Path, found: Mapping[str, Any], sizes: RowSizes, max_le
         if not 0 < lengths.min() <= lengths.max() <= max_length or sizes(lengths).sum() != begin:
             raise damaged(folder, f"{name} has {size} bytes, which do not match its rows")
         undo.pop_all()
-    return Segment(found["number"], entries, tuple((rows, sha) for rows, sha in found["pieces"]), descriptor)
+    return BlockSegment(
+        found["number"], entries, tuple((rows, sha) for rows, sha in found["pieces"]), descriptor
+    )
 
 
 def read_piece(
-    folder: Path, segment: Segment, number: int, at: int, size: int, buffer: NDArray[np.uint8]
+    folder: Path, segment: BlockSegment, number: int, at: int, size: int, buffer: NDArray[np.uint8]
 ) -> NDArray[np.uint8]:
     """The blocks of one piece, which begins at byte ``at``.
 

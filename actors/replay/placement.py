@@ -32,7 +32,7 @@ _CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class RowPlacement:
     """Shard of each row to be imported, and why.
 
     Attributes:
@@ -53,7 +53,7 @@ def place_offline(
     num_shards: int,
     input_shards: Sequence[int],
     exponent: float = 1.0,
-) -> Placement:
+) -> RowPlacement:
     """Place rows of a data set: those of the highest priorities beside the stage that reads inputs, the rest elsewhere.
 
     Args:
@@ -89,7 +89,7 @@ def place_offline(
         f"inputs: {share:.0%} of reads by priority**{exponent:g} are local there"
     )
     _logger.info("replay placement: %s", reason)
-    return Placement(shards, share, reason)
+    return RowPlacement(shards, share, reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Subscription:
         return cls(column=column, offset=offset, length=length, padding=padding, name=name)
 
 
-class Answer(Protocol):
+class RemoteWindows(Protocol):
     """Windows that another host is asked for."""
 
     def result(self) -> tuple[NDArray[np.uint8], list[Any], list[Any]]:
@@ -89,7 +89,7 @@ class Sources(NamedTuple):
 
     order: NDArray[np.int64] | None
     local: list[tuple[ReplayStore, int, int]]
-    remote: list[tuple[Answer, int, int]]
+    remote: list[tuple[RemoteWindows, int, int]]
     lost: list[tuple[int, int]]
 
 
@@ -266,7 +266,7 @@ class Gatherer:
         for other in others:
             other.result()
 
-    def _place(self, answer: Answer, at: NDArray[np.int64], valid: NDArray[np.uint8]) -> None:
+    def _place(self, answer: RemoteWindows, at: NDArray[np.int64], valid: NDArray[np.uint8]) -> None:
         """Put the rows of another host at their places."""
         try:
             valid[at], values, masks = answer.result()
