@@ -185,8 +185,12 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _environment(folder: Path) -> Mapping[str, str]:
-    """Variables for commands ``rayagi`` and ``python`` of this checkout, without a cluster that happens to run."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_JOB_ID")}
+    """Variables for commands ``rayagi`` and ``python`` of this checkout.
+
+    ``ray.init()`` without an address joins any cluster that runs on the machine, such as another test's, which ends when
+    that test does. ``local`` starts one of the page's own.
+    """
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_JOB_ID"} | {"RAY_ADDRESS": "local"}
     tools = folder / ".bin"
     tools.mkdir(exist_ok=True)
     for name, words in (("rayagi", "-m rayagi "), ("python", "")):
