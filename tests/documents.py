@@ -190,7 +190,9 @@ def _environment(folder: Path) -> Mapping[str, str]:
     ``ray.init()`` without an address joins any cluster that runs on the machine, such as another test's, which ends when
     that test does. ``local`` starts one of the page's own.
     """
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_JOB_ID"} | {"RAY_ADDRESS": "local"}
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_JOB_ID"} | {
+        "RAY_ADDRESS": "local"
+    }
     tools = folder / ".bin"
     tools.mkdir(exist_ok=True)
     for name, words in (("rayagi", "-m rayagi "), ("python", "")):
