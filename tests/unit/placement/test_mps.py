@@ -193,7 +193,7 @@ def test_an_attached_process_must_have_no_more_sms_than_its_share(
     ("behave", "text"),
     [
         ("refuse", "ended with exit code 1: Failed to start: permission denied"),
-        ("hang", "did not start within"),
+        ("hang", "did not (start within|return)"),  # on a busy machine the program itself takes as long
         ("busy", "did not have an active server within"),
         ("fault", "is in FAULT"),
     ],
