@@ -57,6 +57,9 @@ def _sampled(store: ReplayStore, selector: Any, arguments: argparse.Namespace) -
         raise UsageError(
             f"--batch {arguments.batch}: {arguments.select} selects each trajectory once, and there are {len(store):,}"
         )
+    longest = int(store.status()["length"].max())
+    if arguments.select in ("sequences", "prioritized") and arguments.length > longest:
+        raise UsageError(f"--length {arguments.length}: the longest trajectory has {longest} steps")
     chosen = select(store, selector, arguments.batch, seed=arguments.seed, draw=0)
     windows = [
         Subscription(column=column.name, length=arguments.length + column.extra)

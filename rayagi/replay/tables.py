@@ -7,6 +7,7 @@ Rows of a trajectory follow each other, and have its number in one column. Where
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,11 @@ _BATCH_ROWS = 8192
 
 def parquet_files(path: Path) -> list[Path]:
     """Parquet files of a folder and its folders, in the order of their names, without hidden ones."""
-    return sorted(
-        file for file in path.rglob("*.parquet") if not any(part[0] in "._" for part in file.parts[-2:])
-    )
+    found = list[Path]()
+    for folder, folders, names in os.walk(path):  # passes over folders that vanish or cannot be read
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        found += [Path(folder, name) for name in names if name.endswith(".parquet") and name[0] not in "._"]
+    return sorted(found)
 
 
 def open_lerobot(path: Path, columns: Sequence[str]) -> Source:

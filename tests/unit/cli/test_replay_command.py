@@ -105,7 +105,7 @@ def test_a_bench_compares_with_memcpy(dataset, capsys):
         (["import", "d.pt", "x", "--memory", "1kB"], "memory_bytes is 1,000 where this table needs"),
         (["export", "d.pt", "d.pt", "--to", "torch"], "d.pt: exists already"),
         (["sample", "d.pt", "--select", "fifo"], "there are 3"),
-        (["sample", "d.pt", "--length", "9"], "nothing can be selected"),
+        (["sample", "d.pt", "--length", "9"], "--length 9: the longest trajectory has 4 steps"),
     ],
 )
 def test_bad_input_is_one_sentence(dataset, capsys, arguments, message):

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import pickle
 
 import lz4.frame
@@ -18,6 +19,7 @@ from ray.rllib.utils.compression import pack
 from trajectories_by_hand import assert_equal, content, trajectories
 
 from rayagi.replay import load, open_source
+from rayagi.replay.tables import parquet_files
 from rayagi.serving.errors import DatasetError
 
 
@@ -247,3 +249,21 @@ def test_damaged_parquet_and_lists_of_different_lengths(tmp_path):
     (tmp_path / "0.parquet").write_bytes(whole[:-100])
     with pytest.raises(DatasetError, match="cannot be read as Parquet"):
         open_source(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_passed_over(tmp_path, monkeypatch):
+    """As one that vanishes while a large folder is searched."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.parquet").write_bytes(b"")
+    (tmp_path / "gone").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "1.parquet").write_bytes(b"")
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("gone"):
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert parquet_files(tmp_path) == [tmp_path / "a" / "0.parquet"]
