@@ -12,6 +12,7 @@ from actors.replay.errors import (
 from actors.replay.hindsight import Hindsight, HindsightGatherer
 from actors.replay.limiter import LimiterStatus, RateLimit, WaitingRequest
 from actors.replay.metrics import Histogram, ReplayMeter, ReplayMetrics
+from actors.replay.rows import Keys, Selection
 from actors.replay.schema import Column, ReplaySchema
 from actors.replay.selection import (
     Fifo,
@@ -28,7 +29,7 @@ from actors.replay.selection import (
 )
 from actors.replay.shard import ReplayShard
 from actors.replay.shards import LostShard, ReplayShards
-from actors.replay.store import Keys, ReplayStore, ReservedRow, Selection
+from actors.replay.store import ReplayStore, ReservedRow
 from actors.replay.stream import BatchStream
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription, gather
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from actors.replay.candidates import Numbers, Order
 from actors.replay.errors import ReplayError
-from actors.replay.store import Keys, ReplayStore
+from actors.replay.rows import Keys
+from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Gatherer, Subscription
 from actors.replay.tree import Floats, Integers
 

@@ -41,8 +41,9 @@ from actors.replay.checkpoint_files import (
 from actors.replay.errors import ReplayCheckpointError
 from actors.replay.kernel import HeaderStruct
 from actors.replay.limiter import state_of
+from actors.replay.rows import Frozen, Keys
 from actors.replay.schema import ReplaySchema
-from actors.replay.store import MAX_TIMESTAMP, Frozen, Keys, ReplayStore
+from actors.replay.store import MAX_TIMESTAMP, ReplayStore
 from actors.replay.tree import Integers
 from collectives.closing import ClosesOnExit
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from actors.replay.candidates import Numbers
 from actors.replay.errors import ReplayError
+from actors.replay.rows import Selection
 from actors.replay.schema import ReplaySchema
-from actors.replay.store import ReplayStore, Selection
+from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Gathered, Gatherer, ReadableShards, Subscription
 from actors.replay.tree import Integers
 

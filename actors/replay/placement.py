@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from actors.replay.errors import ReplayError
 from actors.replay.kernel import COMMITTED
+from actors.replay.rows import Keys, Selection
 from actors.replay.shards import ReplayShards
-from actors.replay.store import Keys, Selection
 from actors.replay.subscriptions import Subscription, gather
 from actors.replay.tree import Integers
 

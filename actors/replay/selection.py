@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from actors.replay import kernel
 from actors.replay.candidates import Numbers, Order
 from actors.replay.errors import ReplayError
-from actors.replay.store import Drawn, Keys, ReplayStore, Selection, TreeSpec
+from actors.replay.rows import Drawn, Keys, Selection, TreeSpec
+from actors.replay.store import ReplayStore
 from actors.replay.table import Exchange, ExchangedShards, GatheredTable, LocalShards, ShardedTable, Table
 from actors.replay.tree import Floats, Integers
 

@@ -19,8 +19,9 @@ from actors.replay import kernel
 from actors.replay.calls import CALLS
 from actors.replay.errors import RateLimitedError, ReplayError, ShardLostError
 from actors.replay.remote_shard import RemoteShard
+from actors.replay.rows import STATUS, Keys, TreeSpec, checked, status_of
 from actors.replay.schema import ReplaySchema
-from actors.replay.store import STATUS, Keys, ReplayStore, TreeSpec, checked, status_of
+from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Sources, Subscription
 from actors.replay.table import ShardedTable
 from actors.replay.tree import Integers

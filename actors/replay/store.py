@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import json
-import mmap
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,15 +21,26 @@ from actors.replay.candidates import Candidates, Numbers, Order
 from actors.replay.errors import RateLimitedError, ReplayBusyError, ReplayError
 from actors.replay.kernel import (
     ColumnStruct,
-    DrawnStruct,
     HeaderStruct,
     StoreStruct,
     TreeStruct,
-    WarmthStruct,
     address,
 )
+from actors.replay.layout import META_AT, check_sizes, lay_out_tree, layout_of, slots_in_memory, tree_specs
 from actors.replay.limiter import Limiter, RateLimit, Waits
 from actors.replay.metrics import EXAMINED_ROWS, ReplayMetrics, histogram_of
+from actors.replay.rows import (
+    Drawn,
+    Frozen,
+    Keys,
+    Statistics,
+    TreeSpec,
+    brief,
+    checked,
+    default_statistics,
+    non_negative,
+    status_of,
+)
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Edges, Floats, Integers, total
 from collectives.closing import ClosesOnExit
@@ -45,110 +54,8 @@ _MOST_FORMS = 64
 """Sets of shapes that are known to fit."""
 _INCARNATION_BITS = 40
 """Generations of an index in one incarnation: 2**40."""
-_LOCK_AT, _META_BYTES_AT, _META_AT = kernel.LOCK_AT, 3584, 4096
-STATUS = np.dtype(
-    [
-        ("index", np.int64),
-        ("generation", np.uint64),
-        ("state", np.uint8),
-        ("priority", np.float64),
-        ("timestamp", np.int64),
-        ("length", np.int64),
-        ("sampled", np.int64),
-        ("sequence", np.int64),
-    ]
-)
-"""A row of ``ReplayStore.status``: states are FREE, WRITING, COMMITTED and DELETED of ``kernel``."""
+_LOCK_AT, _META_BYTES_AT = kernel.LOCK_AT, 3584
 Removal = str | Callable[[NDArray[Any]], ArrayLike]
-
-
-class TreeSpec(NamedTuple):
-    """What the leaves of a tree are: a kind of ``kernel``, for PRIORITIES the exponent, for WINDOWS length and stride."""
-
-    kind: int
-    exponent: float = 1.0
-    length: int = 1
-    stride: int = 1
-
-
-class Keys(NamedTuple):
-    """Rows by global index and generation, (n,) each. A row that was overwritten has another generation."""
-
-    indices: Integers
-    generations: NDArray[np.uint64]
-
-
-class Selection(NamedTuple):
-    """Selected rows in their order, (n,) each.
-
-    Attributes:
-        keys: global indices and generations
-        steps: timestep of the trajectory that was selected; for sequences, their first
-        probabilities: of each, in one draw; 1 for selectors without chance
-        weights: importance weights, float32, at most 1; 1 without importance sampling
-        lengths: of the rows' trajectories; None if whoever made the selection did not say
-    """
-
-    keys: Keys
-    steps: Integers
-    probabilities: Floats
-    weights: NDArray[np.float32]
-    lengths: Integers | None = None
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
-class Drawn(NamedTuple):
-    """Rows drawn from a tree.
-
-    Attributes:
-        indices, generations, lengths, weights: of the rows, (n,)
-        rest: of the target within the row's leaf, (n,)
-        total: of the tree, (1,)
-        accepted: False where a row was selected too often within the draw, (n,); None: all are good
-    """
-
-    indices: Integers
-    generations: NDArray[np.uint64]
-    lengths: Integers
-    weights: Floats
-    rest: Floats
-    total: Floats
-    accepted: NDArray[np.bool_] | None
-
-    @classmethod
-    def of(cls, n: int) -> tuple[Self, DrawnStruct]:
-        """Space for n rows, in one piece of memory, and its addresses for the kernel."""
-        words = np.empty(7 * max(1, n), np.int64)
-        at, reals, size = address(words), words.view(np.float64), 8 * n
-        struct = DrawnStruct(
-            at + 4 * size, at, at + size, at + 2 * size, at + 3 * size, at + 5 * size, at + 6 * size
-        )
-        drawn = cls(
-            words[:n],
-            words[n : 2 * n].view(np.uint64),
-            words[2 * n : 3 * n],
-            reals[3 * n : 4 * n],
-            reals[4 * n : 5 * n],
-            reals[5 * n : 5 * n + 1],
-            words[6 * n :].view(bool)[:n],
-        )
-        return drawn, struct
-
-
-class Frozen(NamedTuple):
-    """A store without its blocks.
-
-    Attributes:
-        header: of kernel.c, with all counters
-        rows: of kernel.c, (capacity,)
-        queue: free local indices in the order of their use
-    """
-
-    header: HeaderStruct
-    rows: NDArray[Any]
-    queue: NDArray[np.int32]
 
 
 class ReservedRow:
@@ -228,7 +135,7 @@ class ReplayStore(ClosesOnExit):
         """Address of kernel.c's Store."""
         self._header = HeaderStruct.from_buffer(self._control)
         self._views = self._columns()
-        self._rows = np.frombuffer(self._control, kernel.ROW, self.capacity, _layout(meta)["rows"])
+        self._rows = np.frombuffer(self._control, kernel.ROW, self.capacity, layout_of(meta)["rows"])
         self._dtypes = {column.name: column.dtype for column in self.schema.columns}
         self._forms: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
         self._closed = False
@@ -269,7 +176,7 @@ class ReplayStore(ClosesOnExit):
         Raises:
             ReplayError: an argument is outside its range, the store does not fit, or there is no C compiler.
         """
-        _check_sizes(capacity, max_times_sampled, shard, num_shards, incarnation)
+        check_sizes(capacity, max_times_sampled, shard, num_shards, incarnation)
         name = removal if isinstance(removal, str) else "user"
         if name not in kernel.REMOVALS or removal == "user":
             choices = ", ".join(kernel.REMOVALS[:-1])
@@ -285,14 +192,14 @@ class ReplayStore(ClosesOnExit):
             "num_shards": num_shards,
             "incarnation": incarnation,
             "removal": name,
-            "trees": _trees(selectors, name),
+            "trees": tree_specs(selectors, name),
             "spills": False,
             "on_disk": folder is not None and memory_bytes is None,
         }
-        meta["slots"] = _slots(meta, schema, memory_bytes, folder)
+        meta["slots"] = slots_in_memory(meta, schema, memory_bytes, folder)
         meta["spills"] = meta["slots"] < capacity
         where = None if folder is None else Path(folder)
-        descriptors = [memory.create(_layout(meta)["size"], None)]
+        descriptors = [memory.create(layout_of(meta)["size"], None)]
         try:
             size = meta["slots"] * schema.row_bytes
             descriptors.append(memory.create(size, where if meta["on_disk"] else None))
@@ -323,11 +230,11 @@ class ReplayStore(ClosesOnExit):
         try:
             for found in endpoint.split("|"):
                 descriptors.append(memory.open_endpoint(found))  # noqa: PERF401 - those that were opened are closed below
-            head = os.pread(descriptors[0], _META_AT, 0)
-            if len(head) < _META_AT or int.from_bytes(head[:8], "little") != MAGIC:
+            head = os.pread(descriptors[0], META_AT, 0)
+            if len(head) < META_AT or int.from_bytes(head[:8], "little") != MAGIC:
                 raise ReplayError(f"{endpoint} is not a replay store of this version of rayagi")
             size = int.from_bytes(head[_META_BYTES_AT : _META_BYTES_AT + 8], "little")
-            meta = json.loads(os.pread(descriptors[0], size, _META_AT))
+            meta = json.loads(os.pread(descriptors[0], size, META_AT))
             if (meta["removal"] == "user") != (removal is not None):
                 raise ReplayError(
                     f"the store's removal is {meta['removal']}: give its function, if it is one, and only then"
@@ -466,7 +373,7 @@ class ReplayStore(ClosesOnExit):
             ReplayError: an index is not of this shard, or a priority is negative or not finite.
         """
         indices, generations = checked(keys)
-        values = _values("priorities", priorities, len(indices))
+        values = non_negative("priorities", priorities, len(indices))
         return self._call(
             self._library.replay_update, len(indices), *map(address, (indices, generations, values))
         )
@@ -690,7 +597,7 @@ class ReplayStore(ClosesOnExit):
     # ---- internals
 
     def _structs(self) -> tuple[StoreStruct, tuple[object, ...]]:
-        layout, meta, schema = _layout(self._meta), self._meta, self.schema
+        layout, meta, schema = layout_of(self._meta), self._meta, self.schema
         control, data = (np.frombuffer(found, np.uint8) for found in (self._control, self._data))
         at, columns = address(control), (ColumnStruct * len(schema.columns))()
         slots = int(meta["slots"])
@@ -700,7 +607,7 @@ class ReplayStore(ClosesOnExit):
         self._tree_structs = trees = (TreeStruct * len(self.specs))()
         place = layout["trees"]
         for struct, spec in zip(trees, self.specs, strict=True):
-            place += _lay_out(struct, at + place, meta)
+            place += lay_out_tree(struct, at + place, meta)
             struct.kind, struct.exponent, struct.window, struct.stride = (
                 spec.kind,
                 spec.exponent,
@@ -745,7 +652,7 @@ class ReplayStore(ClosesOnExit):
 
     def _initialise(self, max_times_sampled: int, seed: int) -> None:
         text = json.dumps(self._meta).encode()
-        self._control[_META_AT : _META_AT + len(text)] = text
+        self._control[META_AT : META_AT + len(text)] = text
         self._control[_META_BYTES_AT : _META_BYTES_AT + 8] = len(text).to_bytes(8, "little")
         header = self._header
         header.removal = kernel.REMOVALS.index(self._meta["removal"])
@@ -793,22 +700,22 @@ class ReplayStore(ClosesOnExit):
 
     def _statistics(
         self, count: int, steps: int, lengths: Any, priorities: Any, timestamps: Any
-    ) -> _Statistics:
+    ) -> Statistics:
         """Checked lengths, priorities and timestamps of ``count`` rows."""
         if lengths is None and priorities is None and timestamps is None:
-            return _default_statistics(count, steps)
+            return default_statistics(count, steps)
         sizes, weights, times = np.full(count, steps, np.int64), np.ones(count), None
         if lengths is not None:
             sizes = np.ascontiguousarray(lengths, np.int64)
             if sizes.shape != (count,) or not 0 < sizes.min() <= sizes.max() <= steps:
-                raise ReplayError(f"lengths are {_brief(lengths)}: give {count} of 1 to {steps}")
+                raise ReplayError(f"lengths are {brief(lengths)}: give {count} of 1 to {steps}")
         if priorities is not None:
-            weights = _values("priorities", priorities, count)
+            weights = non_negative("priorities", priorities, count)
         if timestamps is not None:
             times = np.ascontiguousarray(np.broadcast_to(np.asarray(timestamps, np.int64), (count,)))
             if not 0 <= times.min() <= times.max() < MAX_TIMESTAMP:
-                raise ReplayError(f"timestamps are {_brief(timestamps)}: use 0 to {MAX_TIMESTAMP - 1}")
-        return _Statistics.of(sizes, weights, times)
+                raise ReplayError(f"timestamps are {brief(timestamps)}: use 0 to {MAX_TIMESTAMP - 1}")
+        return Statistics.of(sizes, weights, times)
 
     def _allocating(
         self, request: Callable[[], int], count: int, keep_waiting: Callable[[], bool] = lambda: True
@@ -845,7 +752,7 @@ class ReplayStore(ClosesOnExit):
         )
         if not evicted:
             raise ReplayError(
-                f"the removal function returned {_brief(chosen)}: it must name rows in state COMMITTED"
+                f"the removal function returned {brief(chosen)}: it must name rows in state COMMITTED"
             )
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> int:
@@ -878,48 +785,6 @@ class ReplayStore(ClosesOnExit):
         raise ReplayError(_REASONS[result])
 
 
-def status_of(rows: NDArray[Any], base: int) -> NDArray[Any]:
-    """Status of a shard's rows, whose first has the global index ``base``: (capacity,) of ``STATUS``."""
-    found = np.empty(len(rows), STATUS)
-    found["index"] = np.arange(base, base + len(rows))
-    found["generation"], found["state"] = rows["tag"] >> np.uint64(2), rows["tag"] & np.uint64(3)
-    for name in ("priority", "timestamp", "length", "sampled", "sequence"):
-        found[name] = rows[name]
-    return found
-
-
-class _Statistics(NamedTuple):
-    """Lengths, priorities and timestamps of rows, and their addresses for the kernel."""
-
-    arrays: tuple[NDArray[Any] | None, ...]
-    addresses: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, *arrays: NDArray[Any] | None) -> Self:
-        """With the addresses of the arrays."""
-        return cls(arrays, tuple(None if array is None else address(array) for array in arrays))
-
-
-@lru_cache(maxsize=64)
-def _default_statistics(count: int, steps: int) -> _Statistics:
-    return _Statistics.of(np.full(count, steps, np.int64), np.ones(count), None)
-
-
-def checked(keys: Keys) -> Keys:
-    """Keys as contiguous arrays of the kernel's types.
-
-    Raises:
-        ReplayError: they are not (n,) each.
-    """
-    indices = np.ascontiguousarray(keys.indices, np.int64)
-    generations = np.ascontiguousarray(keys.generations, np.uint64)
-    if indices.shape != generations.shape or indices.ndim != 1:
-        raise ReplayError(
-            f"keys have indices {list(indices.shape)} and generations {list(generations.shape)}: give (n,) of each"
-        )
-    return Keys(indices, generations)
-
-
 _REASONS = {
     kernel.NOT_OWNED: "only the process that allocated a row commits or cancels it, once",
     kernel.EMPTY: "nothing can be selected: the store is empty, all weights are zero, or their sum is not finite",
@@ -927,103 +792,3 @@ _REASONS = {
     kernel.NO_IDENTITY: "this process cannot read its entry in /proc: are its file descriptors used up?",
     kernel.NO_MEMORY: "there is no memory for the bookkeeping of a request of this size",
 }
-
-
-def _brief(values: Any) -> str:
-    found = np.asarray(values).ravel()
-    return f"{found[:4].tolist()}{'...' if len(found) > 4 else ''}"
-
-
-def _values(name: str, values: ArrayLike, count: int) -> Floats:
-    """(count,) finite values that are not negative."""
-    try:
-        found = np.ascontiguousarray(np.broadcast_to(np.asarray(values, np.float64), (count,)))
-    except (ValueError, TypeError) as error:
-        raise ReplayError(f"{name} are {_brief(values)}: give one, or {count}") from error
-    if count and not (found.min() >= 0 and np.isfinite(found.max())):
-        raise ReplayError(
-            f"{name} are {_brief(found[~((found >= 0) & np.isfinite(found))])}: use finite ones, at least 0"
-        )
-    return found
-
-
-def _check_sizes(
-    capacity: int, max_times_sampled: int, shard: int, num_shards: int, incarnation: int
-) -> None:
-    if not 0 < capacity < 2**31:
-        raise ReplayError(f"capacity is {capacity}: use 1 to {2**31 - 1} rows")
-    if max_times_sampled < 0:
-        raise ReplayError(
-            f"max_times_sampled is {max_times_sampled}: use 0 for no limit, or a positive number"
-        )
-    if not 0 <= shard < num_shards:
-        raise ReplayError(f"shard {shard} of {num_shards} shards: use 0 to num_shards - 1")
-    if not 0 <= incarnation < 2**20:
-        raise ReplayError(f"incarnation is {incarnation}: use 0 to {2**20 - 1}")
-
-
-def _trees(selectors: Sequence[Any], removal: str) -> list[TreeSpec]:
-    """Trees that selectors and removal need; that of rows is always there."""
-    specs = [TreeSpec(kernel.ROWS), *(selector.spec for selector in selectors if selector.spec is not None)]
-    if removal == "oldest":
-        specs.append(TreeSpec(kernel.TIMESTAMPS))
-    if removal == "lowest_priority":
-        specs.append(TreeSpec(kernel.LEAST_PRIORITIES))
-    return list(dict.fromkeys(specs))
-
-
-def _lay_out(struct: TreeStruct, at: int | None, meta: Mapping[str, Any]) -> int:
-    """Set a tree's levels. Returns its bytes."""
-    capacity = int(meta["capacity"])
-    found: int = kernel.library().replay_tree_layout(
-        ctypes.addressof(struct), at, capacity * meta["shard"], capacity, capacity * meta["num_shards"]
-    )
-    return found
-
-
-def _layout(meta: Mapping[str, Any]) -> dict[str, int]:
-    """Byte at which each part of the first file begins, and its size."""
-    capacity, parts = int(meta["capacity"]), dict[str, int]()
-    at = memory.page_aligned(_META_AT + len(json.dumps(meta)) + 64)
-    sizes = {
-        "rows": capacity * kernel.ROW.itemsize,
-        "queue": 4 * capacity,
-        "slot_rows": 4 * int(meta.get("slots", 0)) if meta["spills"] else 0,
-        "warmth": capacity * ctypes.sizeof(WarmthStruct) if meta["spills"] else 0,
-        "trees": _lay_out(TreeStruct(), None, meta) * len(meta["trees"]),
-    }
-    for name, size in sizes.items():
-        parts[name], at = at, _lines(at + size)
-    return {**parts, "size": memory.page_aligned(at)}
-
-
-def _slots(
-    meta: Mapping[str, Any],
-    schema: ReplaySchema,
-    memory_bytes: int | None,
-    folder: str | os.PathLike[str] | None,
-) -> int:
-    """Rows that are in memory at a time."""
-    capacity = int(meta["capacity"])
-    if memory_bytes is None:
-        return capacity
-    status = _layout({**meta, "spills": True, "slots": capacity})["size"]
-    slots = (memory_bytes - status - mmap.PAGESIZE) // schema.row_bytes
-    if slots >= capacity:
-        return capacity
-    if folder is None or slots < 1:
-        needed = status + schema.row_bytes * (capacity if folder is None else 1) + mmap.PAGESIZE
-        raise ReplayError(
-            f"memory_bytes is {memory_bytes:,} where this table needs {needed:,}: "
-            + (
-                "give a folder for the rows beyond it"
-                if folder is None
-                else "its status table must be in memory"
-            )
-        )
-    return int(slots)
-
-
-def _lines(size: int) -> int:
-    """In whole cache lines."""
-    return -(-size // 64) * 64

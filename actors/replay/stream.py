@@ -12,9 +12,10 @@ from typing import Any, Self
 
 from actors.replay.errors import ReplayError
 from actors.replay.hindsight import Hindsight, HindsightGatherer
+from actors.replay.rows import Selection
 from actors.replay.selection import Selector, select
 from actors.replay.shards import ReplayShards
-from actors.replay.store import ReplayStore, Selection
+from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription
 from collectives.closing import ClosesOnExit
 

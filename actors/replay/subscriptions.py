@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from actors.replay import kernel
 from actors.replay.errors import ReplayError, ShardLostError
 from actors.replay.kernel import PartStruct, address
+from actors.replay.rows import Keys, Selection, checked
 from actors.replay.schema import ReplaySchema
-from actors.replay.store import Keys, ReplayStore, Selection, checked
+from actors.replay.store import ReplayStore
 
 Padding = Literal["in_place", "head", "tail"]
 _THREAD_BYTES = 2**19

@@ -20,7 +20,8 @@ from actors.replay.calls import CALLS
 from actors.replay.candidates import Candidates, Numbers, Order
 from actors.replay.errors import ReplayError
 from actors.replay.kernel import TreeStruct, address
-from actors.replay.store import Drawn, Keys, ReplayStore, TreeSpec, checked
+from actors.replay.rows import Drawn, Keys, TreeSpec, checked
+from actors.replay.store import ReplayStore
 from actors.replay.tree import Edges, Floats, Integers, descend, merge, total
 
 Exchange = Callable[[Any], list[Any]]

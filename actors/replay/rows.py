@@ -1,0 +1,178 @@
+"""Rows as a store names and describes them: keys, selections, status; and checks of what callers give for rows."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from actors.replay.errors import ReplayError
+from actors.replay.kernel import DrawnStruct, HeaderStruct, address
+from actors.replay.tree import Floats, Integers
+
+STATUS = np.dtype(
+    [
+        ("index", np.int64),
+        ("generation", np.uint64),
+        ("state", np.uint8),
+        ("priority", np.float64),
+        ("timestamp", np.int64),
+        ("length", np.int64),
+        ("sampled", np.int64),
+        ("sequence", np.int64),
+    ]
+)
+"""A row of ``ReplayStore.status``: states are FREE, WRITING, COMMITTED and DELETED of ``kernel``."""
+
+
+class TreeSpec(NamedTuple):
+    """What the leaves of a tree are: a kind of ``kernel``, for PRIORITIES the exponent, for WINDOWS length and stride."""
+
+    kind: int
+    exponent: float = 1.0
+    length: int = 1
+    stride: int = 1
+
+
+class Keys(NamedTuple):
+    """Rows by global index and generation, (n,) each. A row that was overwritten has another generation."""
+
+    indices: Integers
+    generations: NDArray[np.uint64]
+
+
+class Selection(NamedTuple):
+    """Selected rows in their order, (n,) each.
+
+    Attributes:
+        keys: global indices and generations
+        steps: timestep of the trajectory that was selected; for sequences, their first
+        probabilities: of each, in one draw; 1 for selectors without chance
+        weights: importance weights, float32, at most 1; 1 without importance sampling
+        lengths: of the rows' trajectories; None if whoever made the selection did not say
+    """
+
+    keys: Keys
+    steps: Integers
+    probabilities: Floats
+    weights: NDArray[np.float32]
+    lengths: Integers | None = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+class Drawn(NamedTuple):
+    """Rows drawn from a tree.
+
+    Attributes:
+        indices, generations, lengths, weights: of the rows, (n,)
+        rest: of the target within the row's leaf, (n,)
+        total: of the tree, (1,)
+        accepted: False where a row was selected too often within the draw, (n,); None: all are good
+    """
+
+    indices: Integers
+    generations: NDArray[np.uint64]
+    lengths: Integers
+    weights: Floats
+    rest: Floats
+    total: Floats
+    accepted: NDArray[np.bool_] | None
+
+    @classmethod
+    def of(cls, n: int) -> tuple[Self, DrawnStruct]:
+        """Space for n rows, in one piece of memory, and its addresses for the kernel."""
+        words = np.empty(7 * max(1, n), np.int64)
+        at, reals, size = address(words), words.view(np.float64), 8 * n
+        struct = DrawnStruct(
+            at + 4 * size, at, at + size, at + 2 * size, at + 3 * size, at + 5 * size, at + 6 * size
+        )
+        drawn = cls(
+            words[:n],
+            words[n : 2 * n].view(np.uint64),
+            words[2 * n : 3 * n],
+            reals[3 * n : 4 * n],
+            reals[4 * n : 5 * n],
+            reals[5 * n : 5 * n + 1],
+            words[6 * n :].view(bool)[:n],
+        )
+        return drawn, struct
+
+
+class Frozen(NamedTuple):
+    """A store without its blocks.
+
+    Attributes:
+        header: of kernel.c, with all counters
+        rows: of kernel.c, (capacity,)
+        queue: free local indices in the order of their use
+    """
+
+    header: HeaderStruct
+    rows: NDArray[Any]
+    queue: NDArray[np.int32]
+
+
+def status_of(rows: NDArray[Any], base: int) -> NDArray[Any]:
+    """Status of a shard's rows, whose first has the global index ``base``: (capacity,) of ``STATUS``."""
+    found = np.empty(len(rows), STATUS)
+    found["index"] = np.arange(base, base + len(rows))
+    found["generation"], found["state"] = rows["tag"] >> np.uint64(2), rows["tag"] & np.uint64(3)
+    for name in ("priority", "timestamp", "length", "sampled", "sequence"):
+        found[name] = rows[name]
+    return found
+
+
+class Statistics(NamedTuple):
+    """Lengths, priorities and timestamps of rows, and their addresses for the kernel."""
+
+    arrays: tuple[NDArray[Any] | None, ...]
+    addresses: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, *arrays: NDArray[Any] | None) -> Self:
+        """With the addresses of the arrays."""
+        return cls(arrays, tuple(None if array is None else address(array) for array in arrays))
+
+
+@lru_cache(maxsize=64)
+def default_statistics(count: int, steps: int) -> Statistics:
+    """Of rows of ``steps`` timesteps, priority 1, and no timestamp yet."""
+    return Statistics.of(np.full(count, steps, np.int64), np.ones(count), None)
+
+
+def checked(keys: Keys) -> Keys:
+    """Keys as contiguous arrays of the kernel's types.
+
+    Raises:
+        ReplayError: they are not (n,) each.
+    """
+    indices = np.ascontiguousarray(keys.indices, np.int64)
+    generations = np.ascontiguousarray(keys.generations, np.uint64)
+    if indices.shape != generations.shape or indices.ndim != 1:
+        raise ReplayError(
+            f"keys have indices {list(indices.shape)} and generations {list(generations.shape)}: give (n,) of each"
+        )
+    return Keys(indices, generations)
+
+
+def brief(values: Any) -> str:
+    """The first values, for an error message."""
+    found = np.asarray(values).ravel()
+    return f"{found[:4].tolist()}{'...' if len(found) > 4 else ''}"
+
+
+def non_negative(name: str, values: ArrayLike, count: int) -> Floats:
+    """(count,) finite values that are not negative."""
+    try:
+        found = np.ascontiguousarray(np.broadcast_to(np.asarray(values, np.float64), (count,)))
+    except (ValueError, TypeError) as error:
+        raise ReplayError(f"{name} are {brief(values)}: give one, or {count}") from error
+    if count and not (found.min() >= 0 and np.isfinite(found.max())):
+        raise ReplayError(
+            f"{name} are {brief(found[~((found >= 0) & np.isfinite(found))])}: use finite ones, at least 0"
+        )
+    return found
