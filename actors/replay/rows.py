@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
 
@@ -43,8 +44,9 @@ class Keys(NamedTuple):
     generations: NDArray[np.uint64]
 
 
-class Selection(NamedTuple):
-    """Selected rows in their order, (n,) each.
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Selected rows in their order, (n,) each. Its length is their number.
 
     Attributes:
         keys: global indices and generations

@@ -40,6 +40,17 @@ class _Found(NamedTuple):
     accepted: NDArray[np.bool_] | None
     """Which of them could still be selected, and were counted; None: all."""
 
+    def only(self, accepted: NDArray[np.bool_]) -> _Found:
+        """Those of them that count."""
+        return _Found(
+            self.indices[accepted],
+            self.generations[accepted],
+            self.steps[accepted],
+            self.probabilities[accepted],
+            self.lengths[accepted],
+            None,
+        )
+
 
 class Selector(Protocol):
     """Chooses rows."""
@@ -325,8 +336,7 @@ def _select(table: Table, selector: Selector, k: int, seed: int, draw: int) -> S
         found = selector.choose(table, _Draw(missing, Numbers(seed, draw, round_), taken))
         accepted = found.accepted
         if accepted is not None and not accepted.all():
-            indices, generations, steps, probabilities, lengths = (column[accepted] for column in found[:5])
-            found = _Found(indices, generations, steps, probabilities, lengths, None)  # type: ignore[arg-type]
+            found = found.only(accepted)
         parts.append(found)
         missing -= len(found.indices)
         if not missing:

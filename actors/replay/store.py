@@ -87,8 +87,8 @@ class ReservedRow:
     def cancel(self) -> None:
         """Give the row back. Safe to call twice, and after ``commit``."""
         if self._open:
+            self._store.cancel(self._index)  # if it raises, the row is still this process's
             self._open = False
-            self._store.cancel(self._index)
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ import struct
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -194,7 +194,7 @@ def read(folder: Path, seed: int) -> Callable[[int], None]:
             draw += 1
             try:
                 chosen = select(table, SELECTOR, 16, seed=seed, draw=draw)
-                batch = gather(table, Selection(chosen.keys, 0 * chosen.steps, *chosen[2:]), WINDOWS)
+                batch = gather(table, replace(chosen, steps=0 * chosen.steps), WINDOWS)
                 table.update_priorities(chosen.keys, 1.0 + np.arange(16) % 3)
             except (ReplayError, ReplayBusyError):  # nothing is held, or all shards are lost
                 continue

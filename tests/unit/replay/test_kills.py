@@ -128,6 +128,22 @@ def test_a_suspended_holder_of_the_lock_is_named_instead_of_awaited_for_ever(mon
     store.insert(content([1]))
 
 
+def test_a_row_whose_cancel_did_not_get_the_lock_can_be_cancelled_again(monkeypatch):
+    monkeypatch.setattr("actors.replay.store.LOCK_LIMIT_S", 0.05)
+    store = ReplayStore.create(SCHEMA, 1)
+    libc = ctypes.CDLL(None)
+    libc.pthread_mutex_lock.argtypes = libc.pthread_mutex_unlock.argtypes = (ctypes.c_void_p,)
+    row = store.allocate()
+    libc.pthread_mutex_lock(store._native.header + _LOCK_AT)
+    with pytest.raises(ReplayBusyError, match="another process has held the store's lock"):
+        row.cancel()
+    libc.pthread_mutex_unlock(store._native.header + _LOCK_AT)
+    assert store.counters()["writing"] == 1
+    row.cancel()
+    row.cancel()
+    assert store.counters()["writing"] == 0
+
+
 def test_rows_whose_commit_did_not_get_the_lock_are_taken_back(monkeypatch):
     monkeypatch.setattr("actors.replay.store.LOCK_LIMIT_S", 0.05)
     rows = {"x": np.zeros((4, 1 << 22), np.float32)}  # copied in milliseconds: time to take the lock

@@ -27,7 +27,13 @@ def on_ranks(world_size, work):
 
 
 def columns(selection):
-    return (*selection.keys, *selection[1:])
+    return (
+        *selection.keys,
+        selection.steps,
+        selection.probabilities,
+        selection.weights,
+        selection.lengths,
+    )
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5])

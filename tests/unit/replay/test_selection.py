@@ -1,5 +1,7 @@
 """Selectors: distributions by chi-squared, the same list for any number of shards, rows that are never selected."""
 
+import pickle
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -37,7 +39,13 @@ def table(num_shards, selectors=SELECTORS):
 
 
 def columns(selection):
-    return (*selection.keys, *selection[1:])
+    return (
+        *selection.keys,
+        selection.steps,
+        selection.probabilities,
+        selection.weights,
+        selection.lengths,
+    )
 
 
 @pytest.mark.parametrize("selector", SELECTORS, ids=str)
@@ -267,3 +275,14 @@ def test_finite_priorities_whose_sum_is_not_are_refused(num_shards, priority, ex
     shards = shards_of(4, num_shards, (selector,), priorities=[priority] * 4)
     with pytest.raises(ReplayError, match="their sum is not finite"):
         select(shards, selector, 2, seed=0, draw=0)
+
+
+def test_a_selection_is_copied_with_changes_and_through_pickle():
+    store = ReplayStore.create(SCHEMA, 4)
+    store.insert(content(range(4)))
+    chosen = select(store, Uniform(), 7, seed=0, draw=0)
+    assert len(chosen) == 7
+    moved = replace(chosen, steps=chosen.steps + 1)
+    assert (len(moved), moved.steps.tolist(), moved.keys) == (7, [1] * 7, chosen.keys)
+    for one, other in zip(columns(pickle.loads(pickle.dumps(chosen))), columns(chosen), strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -71,7 +71,13 @@ def processes(stack, hosts, **options):
 
 
 def columns(selection):
-    return (*selection.keys, *selection[1:])
+    return (
+        *selection.keys,
+        selection.steps,
+        selection.probabilities,
+        selection.weights,
+        selection.lengths,
+    )
 
 
 HOSTS = [["away"], ["here", "away"], ["away", "here", "away"], ["away", "here", "here", "away", "here"]]
