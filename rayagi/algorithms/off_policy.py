@@ -10,7 +10,6 @@ One update, in order (``learn``):
 
 from __future__ import annotations
 
-import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from actors.errors import NonFiniteError
 from actors.protocols import EnvInfo, StateDict
@@ -36,9 +35,8 @@ from actors.replay import (
 from actors.replay.selection import Selector
 from actors.rollout import Rollout
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import on_host
 from rayagi.algorithms.merged_learner import MergedLearner
-from rayagi.algorithms.parameter_group import ParameterGroup, TargetNetwork
+from rayagi.algorithms.parameter_group import ParameterGroups
 from rayagi.algorithms.transitions import (
     ACTION,
     DISCOUNT,
@@ -58,11 +56,8 @@ from rayagi.native.denormals import flushed_denormals
 OffPolicySpecT = TypeVar("OffPolicySpecT", bound=OffPolicySpec)
 
 
-class OffPolicyUpdater(ABC, Generic[OffPolicySpecT]):
-    """Networks, target networks and optimisers of one algorithm: one gradient step on a batch.
-
-    All replicas make the same steps: they start with rank 0's parameters, and reduced gradients are bitwise equal.
-    """
+class OffPolicyUpdater(ParameterGroups, ABC, Generic[OffPolicySpecT]):
+    """Networks, target networks and optimisers of one algorithm: one gradient step on a batch."""
 
     measured: ClassVar[tuple[str, ...]]
     """Metrics of a step, named in the catalogue."""
@@ -71,54 +66,15 @@ class OffPolicyUpdater(ABC, Generic[OffPolicySpecT]):
         self, model: Model, spec: OffPolicySpecT, communicator: Communicator, info: EnvInfo, *, weight: float
     ) -> None:
         """Collective. ``weight``: samples of this trainer in a batch over the mean of all trainers."""
-        self.model, self.spec, self.communicator, self.info = model, spec, communicator, info
-        self.weight = weight
+        super().__init__(model, spec, communicator)
+        self.spec, self.info, self.weight = spec, info, weight
         self.device = next(model.parameters()).device
         self.generator = torch.Generator(self.device)
         """Of the random numbers of a step. Seeded before each rollout's steps."""
-        self.steps = 0
-        """Gradient steps so far."""
-        self.groups: dict[str, ParameterGroup] = {}
-        """Networks that are stepped, by name."""
-        self.targets: dict[str, TargetNetwork] = {}
-        """Networks that follow others, by name."""
-
-    @property
-    def sync_s(self) -> float:
-        """Seconds in gradient reduction during the last rollout's steps."""
-        return sum(group.sync_s for group in self.groups.values())
 
     @abstractmethod
     def step(self, batch: Transitions) -> Tensor:
         """One gradient step. Returns the metrics of ``measured``, without a synchronisation with the device."""
-
-    def _group(self, name: str, module: nn.Module, learning_rate: float) -> ParameterGroup:
-        """Give a network its optimiser. Collective."""
-        spec = self.spec
-        self.groups[name] = ParameterGroup(
-            module,
-            self.communicator,
-            learning_rate=learning_rate,
-            eps=spec.adam_eps,
-            max_grad_norm=spec.max_grad_norm,
-        )
-        return self.groups[name]
-
-    def _target(self, name: str, module: nn.Module, source: ParameterGroup) -> TargetNetwork:
-        """A copy of a network that follows it."""
-        self.targets[name] = TargetNetwork(copy.deepcopy(module), source.flat)
-        return self.targets[name]
-
-    def descend(self, group: ParameterGroup, loss: Tensor) -> Tensor:
-        """One step of a network on the mean of this loss over all trainers' samples. Returns the gradient norm, ()."""
-        group.flat.gradients.zero_()
-        (loss if self.weight == 1.0 else self.weight * loss).backward()
-        return group.step()
-
-    def follow(self) -> None:
-        """Polyak averaging of all target networks."""
-        for target in self.targets.values():
-            target.follow(self.spec.tau)
 
     def begin(self, *, seed: int, learning_rate_factor: float) -> None:
         """Begin the steps of a rollout.
@@ -127,29 +83,10 @@ class OffPolicyUpdater(ABC, Generic[OffPolicySpecT]):
             seed: of the steps' random numbers
             learning_rate_factor: the learning rates are this part of those in the settings
         """
+        self.begin_sync()
         self.generator.manual_seed(seed)
         for group in self.groups.values():
             group.set_learning_rate(learning_rate_factor)
-            group.sync_s = 0.0
-
-    def state_dict(self) -> StateDict:
-        """Model, targets, optimisers and the number of steps; equal on every replica."""
-        return {
-            "model": on_host(self.model.state_dict()),
-            "steps": self.steps,
-            "optimisers": on_host({name: group.adam.state_dict() for name, group in self.groups.items()}),
-            "targets": on_host({name: target.module.state_dict() for name, target in self.targets.items()}),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore in place: parameters stay views of their flat vectors."""
-        self.model.load_state_dict(state["model"])
-        self.steps = int(state["steps"])
-        for name, group in self.groups.items():
-            group.adam.load_state_dict(state["optimisers"][name])
-            group.flat.gradients.zero_()  # padding included: a gradient that was not finite would stay there
-        for name, target in self.targets.items():
-            target.module.load_state_dict(state["targets"][name])
 
 
 class OffPolicyLearner(MergedLearner[OffPolicySpecT]):

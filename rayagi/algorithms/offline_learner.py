@@ -36,8 +36,9 @@ OfflineSpecT = TypeVar("OfflineSpecT", bound=OfflineSpec)
 class Updater(Protocol):
     """Networks and their optimisers."""
 
-    sync_s: float
-    """Seconds in gradient reduction since ``begin_update``."""
+    @property
+    def sync_s(self) -> float:
+        """Seconds in gradient reduction since ``begin_update``."""
 
     def begin_update(self, env_steps_total: int, /) -> None:
         """Begin an iteration."""

@@ -1,15 +1,20 @@
-"""A network with an optimiser of its own, reduced over trainers, for algorithms that step several; target networks."""
+"""Networks with an optimiser each, reduced over trainers, for algorithms that step several; target networks."""
 
 from __future__ import annotations
 
+import copy
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from actors.protocols import StateDict
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import FlatAdam
-from rayagi.models.networks import FlatParameters
+from rayagi.algorithms.gradient_updater import FlatAdam, on_host
+from rayagi.config.learning import LearningSpec
+from rayagi.models.networks import FlatParameters, Model
 
 
 class ParameterGroup:
@@ -67,3 +72,71 @@ class TargetNetwork:
     def follow(self, tau: float) -> None:
         """target += tau (network - target)."""
         self.flat.parameters.lerp_(self._source.parameters, tau)
+
+
+class ParameterGroups:
+    """A model whose networks are stepped one by one, and the target networks that follow some of them.
+
+    All replicas make the same steps: they start with rank 0's parameters, and reduced gradients are bitwise equal.
+    """
+
+    def __init__(self, model: Model, spec: LearningSpec, communicator: Communicator) -> None:
+        """``spec``: epsilon of Adam, and the bound of each network's gradient norm."""
+        self.model, self.communicator = model, communicator
+        self._adam_eps, self._max_grad_norm = spec.adam_eps, spec.max_grad_norm
+        self.steps = 0
+        """Gradient steps so far."""
+        self.groups: dict[str, ParameterGroup] = {}
+        """Networks that are stepped, by name."""
+        self.targets: dict[str, TargetNetwork] = {}
+        """Networks that follow others, by name."""
+
+    @property
+    def sync_s(self) -> float:
+        """Seconds in gradient reduction since ``begin_sync``."""
+        return sum(group.sync_s for group in self.groups.values())
+
+    def begin_sync(self) -> None:
+        """Count the seconds of gradient reduction from 0."""
+        for group in self.groups.values():
+            group.sync_s = 0.0
+
+    def _group(self, name: str, module: nn.Module, learning_rate: float) -> ParameterGroup:
+        """Give a network its optimiser. Collective."""
+        self.groups[name] = ParameterGroup(
+            module,
+            self.communicator,
+            learning_rate=learning_rate,
+            eps=self._adam_eps,
+            max_grad_norm=self._max_grad_norm,
+        )
+        return self.groups[name]
+
+    def _target(self, name: str, module: nn.Module, source: ParameterGroup) -> TargetNetwork:
+        """A copy of a network that follows it."""
+        self.targets[name] = TargetNetwork(copy.deepcopy(module), source.flat)
+        return self.targets[name]
+
+    def follow(self, tau: float) -> None:
+        """Polyak averaging of all target networks."""
+        for target in self.targets.values():
+            target.follow(tau)
+
+    def state_dict(self) -> StateDict:
+        """Model, targets, optimisers and the number of steps; equal on every replica."""
+        return {
+            "model": on_host(self.model.state_dict()),
+            "steps": self.steps,
+            "optimisers": on_host({name: group.adam.state_dict() for name, group in self.groups.items()}),
+            "targets": on_host({name: target.module.state_dict() for name, target in self.targets.items()}),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore in place: parameters stay views of their flat vectors."""
+        self.model.load_state_dict(state["model"])
+        self.steps = int(state["steps"])
+        for name, group in self.groups.items():
+            group.adam.load_state_dict(state["optimisers"][name])
+            group.flat.gradients.zero_()  # padding included: a gradient that was not finite would stay there
+        for name, target in self.targets.items():
+            target.module.load_state_dict(state["targets"][name])

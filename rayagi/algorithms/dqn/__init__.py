@@ -85,7 +85,7 @@ def refuse_unfit_choices(algorithm: str, info: EnvInfo) -> Iterator[ConfigError]
     """Refuse environments whose actions are not one choice."""
     if info.action.kind == "continuous":
         reason = f"needs one choice as action, and {info.env_id}'s is a box of {info.action.dim} reals"
-        yield ConfigError("algorithm", algorithm, reason, "use algorithm 'sac' or 'ppo'")
+        yield ConfigError("algorithm", algorithm, reason, "use algorithm 'sac', 'td3' or 'ppo'")
     elif info.action.kind == "multi_discrete":
         reason = f"needs one choice as action, and {info.env_id}'s are {info.action.dim} at once"
         yield ConfigError("algorithm", algorithm, reason, "use algorithm 'ppo'")

@@ -44,9 +44,11 @@ class DQNUpdater(OffPolicyUpdater[DQNSpec]):
         taken = found[rows, batch.actions]
         errors, self.priorities = self._errors(batch, taken, rows)
         loss = (errors if batch.weights is None else batch.weights * errors).mean()
-        norm = self.descend(self.online, loss)
+        self.online.flat.gradients.zero_()
+        (self.weight * loss).backward()
+        norm = self.online.step()
         if (self.steps + 1) % self.spec.target_interval == 0:
-            self.follow()
+            self.follow(self.spec.tau)
         q_mean = self.model.means(found.detach())[rows, batch.actions].mean()
         return torch.stack((loss.detach(), norm, q_mean))
 

@@ -34,7 +34,7 @@ class FastTD3Updater(OffPolicyUpdater[FastTD3Spec]):
         value_loss, norm, q_mean = self._step_critics(batch)
         if (self.steps + 1) % self.spec.policy_delay == 0:
             self._policy_loss = self._step_policy(batch.obs)
-        self.follow()
+        self.follow(self.spec.tau)
         return torch.stack((value_loss, self._policy_loss, norm, q_mean))
 
     def _step_critics(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,7 +63,7 @@ class SACUpdater(OffPolicyUpdater[SACSpec]):
         value_loss, q_mean, norm = self._step_critics(batch, alpha)
         policy_loss, log_probs = self._step_policy(batch.obs, alpha)
         self._step_temperature(log_probs)
-        self.follow()
+        self.follow(self.spec.tau)
         return torch.stack((policy_loss, value_loss, -log_probs, norm, q_mean, alpha))
 
     def _step_critics(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Tensor]:

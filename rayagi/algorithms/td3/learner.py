@@ -44,7 +44,7 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
         value_loss, q_mean, norm = self._step_critics(batch)
         if (self.steps + 1) % self.spec.policy_delay == 0:
             self._policy_loss = self._step_policy(batch.obs)
-            self.follow()
+            self.follow(self.spec.tau)
         return torch.stack((self._policy_loss, value_loss, norm, q_mean))
 
     def _step_critics(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from actors.protocols import EnvInfo, StateDict
+from actors.protocols import EnvInfo
 from actors.replay import Subscription
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import on_host
 from rayagi.algorithms.offline_learner import Batch, OfflineLearner
-from rayagi.algorithms.parameter_group import ParameterGroup, TargetNetwork
+from rayagi.algorithms.parameter_group import ParameterGroups
 from rayagi.algorithms.td3_bc import TD3BCSpec
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.actor_q import ActorQ
@@ -30,55 +25,22 @@ def make_model(info: EnvInfo, network: NetworkSpec, spec: TD3BCSpec, seed: int) 
     return ActorQ(info, network, head, seed=seed)
 
 
-class TD3BCUpdater:
-    """Critics and policy with an optimiser each, and their targets."""
+class TD3BCUpdater(ParameterGroups):
+    """Critics and policy with an optimiser each, and their targets. ``steps`` are those of the critics."""
+
+    model: ActorQ
 
     def __init__(self, model: ActorQ, spec: TD3BCSpec, communicator: Communicator) -> None:
         """Collective."""
-        self.model = model
-        self.groups, self.targets = {}, {}
-        for name, module in (("critics", model.critics), ("policy", model.policy)):
-            self.groups[name] = ParameterGroup(
-                module,
-                communicator,
-                learning_rate=spec.learning_rate,
-                eps=spec.adam_eps,
-                max_grad_norm=spec.max_grad_norm,
-            )
-            self.targets[name] = TargetNetwork(copy.deepcopy(module), self.groups[name].flat)
-        self.steps = 0
-        """Of the critics, so far."""
-        self.sync_s = 0.0
-        """Seconds in gradient reduction since ``begin_update``."""
+        super().__init__(model, spec, communicator)
+        self.critics = self._group("critics", model.critics, spec.learning_rate)
+        self.policy = self._group("policy", model.policy, spec.learning_rate)
+        self.target_critics = self._target("critics", model.critics, self.critics)
+        self.target_policy = self._target("policy", model.policy, self.policy)
 
     def begin_update(self, _env_steps_total: int) -> None:
         """Begin an iteration."""
-        self.sync_s = 0.0
-
-    def descend(self, name: str) -> Tensor:
-        """One step of a network on the mean over GMIs of its gradients. Returns their norm, ()."""
-        group = self.groups[name]
-        group.sync_s = 0.0
-        norm = group.step()
-        self.sync_s += group.sync_s
-        return norm
-
-    def state_dict(self) -> StateDict:
-        """Model, targets, optimisers and the number of steps; equal on every GMI."""
-        return {
-            "model": on_host(self.model.state_dict()),
-            "steps": self.steps,
-            "optimisers": on_host({name: group.adam.state_dict() for name, group in self.groups.items()}),
-            "targets": on_host({name: target.module.state_dict() for name, target in self.targets.items()}),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore in place."""
-        self.model.load_state_dict(state["model"])
-        self.steps = int(state["steps"])
-        for name, group in self.groups.items():
-            group.adam.load_state_dict(state["optimisers"][name])
-            self.targets[name].module.load_state_dict(state["targets"][name])
+        self.begin_sync()
 
 
 class TD3BCLearner(OfflineLearner[TD3BCSpec]):
@@ -107,8 +69,7 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
         self.updater.steps += 1
         if self.updater.steps % self.spec.policy_delay == 0:
             self._policy_part = self._step_policy(batch)
-            for target in self.updater.targets.values():
-                target.follow(self.spec.target_rate)
+            self.updater.follow(self.spec.target_rate)
         parts = torch.cat((self._policy_part[:1], value_loss.reshape(1), self._policy_part[1:]))
         return parts, norm
 
@@ -119,7 +80,7 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
         errors = trace[-1].squeeze(-1) - self._targets(batch)
         # The derivative by Q_i is 2 (Q_i - y); its mean over GMIs is to be the sum of all their parts.
         critics.backward(trace, (2 * self.communicator.world_size * self._share * errors).unsqueeze(-1))
-        return self._share * errors.square().sum(), self.updater.descend("critics")
+        return self._share * errors.square().sum(), self.updater.critics.step()
 
     def _targets(self, batch: Batch) -> Tensor:
         """y of each timestep, (n,)."""
@@ -129,8 +90,8 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
             noise = (spec.target_noise * self._noise(batch)).clamp(
                 -spec.target_noise_clip, spec.target_noise_clip
             )
-            actions = (updater.targets["policy"].module(batch["next_obs"]).tanh() + noise).clamp(-1, 1)
-            q = updater.targets["critics"].module(batch["next_obs"], actions).squeeze(-1).amin(0)
+            actions = (updater.target_policy.module(batch["next_obs"]).tanh() + noise).clamp(-1, 1)
+            q = updater.target_critics.module(batch["next_obs"], actions).squeeze(-1).amin(0)
         return batch["reward"] + spec.gamma * (1.0 - batch["terminated"].to(q)) * q
 
     def _noise(self, batch: Batch) -> Tensor:
@@ -141,7 +102,7 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
 
     def _step_policy(self, batch: Batch) -> Tensor:
         """One step on -lambda Q_1(s, pi(s)) + |pi(s) - a|^2 / dim (eq. 5). Returns this GMI's part of its means, (3,)."""
-        model, group = self.updater.model, self.updater.groups["policy"]
+        model, group = self.updater.model, self.updater.policy
         actions = model.policy(batch["obs"]).tanh()
         trace = model.critics.traced(batch["obs"], actions.detach())
         q = trace[-1][0].squeeze(-1)
@@ -156,6 +117,6 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
         of_actions = model.critics.action_gradients(trace, grads, actions.shape[-1])
         group.flat.gradients.zero_()
         torch.autograd.backward((actions, self.communicator.world_size * clone), (of_actions, None))
-        self.updater.descend("policy")
+        group.step()
         clone, of_policy = clone.detach(), self._share * q.sum()
         return torch.stack((clone - factor * of_policy, clone, of_policy))

@@ -260,7 +260,9 @@ def test_spaces_and_networks_that_do_not_fit_are_refused_with_what_does():
     box = replace(INFO, action=ActionSpec(kind="continuous", dim=3, low=(-1.0,) * 3, high=(1.0,) * 3))
     several = replace(INFO, action=ActionSpec(kind="multi_discrete", dim=2, choices=(2, 3)))
     refuse_unfit_env(spec, INFO)
-    with pytest.raises(ConfigError, match=r"needs one choice as action, and x's is a box of 3 reals.*'sac'"):
+    with pytest.raises(
+        ConfigError, match=r"needs one choice as action, and x's is a box of 3 reals.*'sac', 'td3' or 'ppo'"
+    ):
         refuse_unfit_env(spec, box)
     with pytest.raises(ConfigError, match=r"needs one choice as action, and x's are 2 at once.*'ppo'"):
         refuse_unfit_env(spec, several)
