@@ -37,9 +37,12 @@ def test_a_restored_updater_makes_the_steps_of_the_saved_one():
     for made in (saved, other):
         step(made)
     assert other.steps == saved.steps == 2
-    for name, group in saved.groups.items():
-        assert torch.equal(other.groups[name].flat.parameters, group.flat.parameters)
-        assert torch.equal(other.targets[name].flat.parameters, saved.targets[name].flat.parameters)
+    wanted, found = saved.state_dict(), other.state_dict()
+    for name, values in wanted["model"].items():
+        assert torch.equal(found["model"][name], values), name
+    for network, module in wanted["targets"].items():
+        for name, values in module.items():
+            assert torch.equal(found["targets"][network][name], values), name
 
 
 def test_restoring_clears_gradients_that_were_not_finite():
