@@ -1,0 +1,213 @@
+"""Reads a profile: processes, their threads, and each thread's events as a mapped array."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayagi.profiler.layout import EVENTS, HEADER, MAGIC, NAMES, PROCESS, PROFILE, RECORD, VERSION, Category
+
+__all__ = [
+    "EVENT",
+    "Category",
+    "Clock",
+    "ProcessTrace",
+    "Profile",
+    "ThreadTrace",
+    "TraceError",
+    "read_profile",
+]
+
+EVENT = np.dtype(
+    [
+        ("start", "<i8"),
+        ("end", "<i8"),
+        ("name", "<u4"),
+        ("category", "u1"),
+        ("depth", "u1"),
+        ("flags", "<u2"),
+    ]
+)
+"""One record: layout.RECORD as a dtype."""
+
+
+class TraceError(Exception):
+    """A folder is not a profile, or one of its files is damaged or of another version."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """One moment on both clocks of a process: ``unix_ns`` is right within ``error_ns``."""
+
+    monotonic_ns: int
+    unix_ns: int
+    error_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class ThreadTrace:
+    """What one thread recorded between two starts of recording.
+
+    Attributes:
+        path: the file
+        thread_id: of the kernel
+        start_ns: start of the file
+        dropped: events that were not kept, because of the limit on disk or a full disk
+        events: dtype EVENT, mapped read-only, shape (committed records,)
+    """
+
+    path: Path
+    thread_id: int
+    start_ns: int
+    dropped: int
+    events: NDArray[np.void]
+
+
+@dataclass(frozen=True)
+class ProcessTrace:
+    """One process: who it was, its names, its threads in the order of their start."""
+
+    path: Path
+    name: str
+    pid: int
+    parent: int
+    argv: tuple[str, ...]
+    metadata: dict[str, Any]
+    python: str
+    clock: Clock
+    names: dict[int, str]
+    threads: tuple[ThreadTrace, ...]
+
+    def name_of(self, name: int) -> str:
+        """The text of a name; a number where the process could not write it, as on a full disk."""
+        return self.names.get(name, f"name {name}")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A whole profile, processes in the order of their folders' names."""
+
+    path: Path
+    command: tuple[str, ...]
+    start_unix_ns: int
+    intercepted: dict[str, Any]
+    processes: tuple[ProcessTrace, ...]
+
+
+def read_profile(folder: Path | str) -> Profile:
+    """Read a profile's small files, and map its events: they are read from disk when they are used.
+
+    Profiles of running processes are fine: what is committed so far is read.
+
+    Raises:
+        TraceError: the folder is not a profile, or a file of it is damaged or of another version.
+    """
+    path = Path(folder)
+    if not (path / PROFILE).is_file():
+        raise TraceError(f"{path} is not a profile: it has no {PROFILE}")
+    about = _read_json(path / PROFILE)
+    if about.get("version") != VERSION:
+        raise TraceError(
+            f"{path / PROFILE} is of version {about.get('version')!r}; this rayagi reads version {VERSION}"
+        )
+    try:
+        # A process that died between making its folder and describing itself has no events.
+        folders = [each for each in sorted(path.iterdir()) if (each / PROCESS).is_file()]
+        return Profile(
+            path=path,
+            command=tuple(map(str, about["command"])),
+            start_unix_ns=int(about["start_unix_ns"]),
+            intercepted=dict(about["intercepted"]),
+            processes=tuple(map(_read_process, folders)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_process(path: Path) -> ProcessTrace:
+    about = _read_json(path / PROCESS)
+    try:
+        return ProcessTrace(
+            path=path,
+            name=str(about["name"]),
+            pid=int(about["pid"]),
+            parent=int(about["parent"]),
+            argv=tuple(map(str, about["argv"])),
+            metadata=dict(about["metadata"]),
+            python=str(about["python"]),
+            clock=Clock(**{key: int(about["clock"][key]) for key in ("monotonic_ns", "unix_ns", "error_ns")}),
+            names=_read_names(path / NAMES),
+            threads=_read_threads(path),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceError(f"{path / PROCESS} is damaged: {_reason(error)}") from error
+
+
+def _read_threads(path: Path) -> tuple[ThreadTrace, ...]:
+    found = [_read_thread(each) for each in sorted(path.glob(f"*{EVENTS}"))]
+    threads = [each for each in found if each is not None]
+    return tuple(sorted(threads, key=lambda each: (each.start_ns, each.path.name)))
+
+
+def _read_thread(path: Path) -> ThreadTrace | None:
+    """None for a file whose header was never written: its process died, or the disk was full."""
+    with path.open("rb") as file:
+        head = file.read(HEADER.size)
+        num_bytes = file.seek(0, 2)
+    if not any(head):
+        return None
+    if len(head) < HEADER.size:
+        raise TraceError(f"{path} is cut off: {len(head)} of the header's {HEADER.size} bytes")
+    magic, version, record_size, thread_id, capacity, committed, dropped, start_ns = HEADER.unpack(head)
+    if magic != MAGIC:
+        raise TraceError(f"{path} does not hold events of rayagi's profiler")
+    if version != VERSION:
+        raise TraceError(f"{path} is of version {version}; this rayagi reads version {VERSION}")
+    room = (num_bytes - HEADER.size) // RECORD.size
+    if record_size != RECORD.size or committed > min(capacity, room):
+        raise TraceError(
+            f"{path} is damaged: {committed} records of {record_size} bytes, but room for {min(capacity, room)}"
+        )
+    events: NDArray[np.void] = np.empty(0, EVENT)  # an empty range cannot be mapped
+    if committed:
+        events = np.memmap(path, EVENT, "r", offset=HEADER.size, shape=(committed,))
+    return ThreadTrace(path, thread_id, start_ns, dropped, events)
+
+
+def _read_names(path: Path) -> dict[int, str]:
+    """By id. A last line without an end is ignored: the process died, or the disk became full, while it was written."""
+    names: dict[int, str] = {}
+    if not path.exists():
+        return names
+    *lines, _ = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = json.loads(line)
+            names[int(entry["id"])] = str(entry["name"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise TraceError(f"{path} is damaged in line {number}: {_reason(error)}") from error
+    return names
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path} is damaged: {_reason(error)}") from error
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not isinstance(content, dict):
+        raise TraceError(f"{path} is damaged: it holds no JSON object")
+    return content
+
+
+def _reason(error: Exception) -> str:
+    """A KeyError's text is only its key."""
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
