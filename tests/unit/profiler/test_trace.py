@@ -3,6 +3,7 @@
 import json
 import struct
 
+import numpy as np
 import pytest
 
 from rayagi.profiler import layout
@@ -65,8 +66,6 @@ def test_the_dtype_is_the_record_s_layout():
     assert EVENT.itemsize == layout.RECORD.size == 24
     packed = layout.RECORD.pack(1, -2, 3, 4, 5, 6)
     assert struct.unpack_from("<q", packed, layout.END_AT) == (-2,)
-    import numpy as np
-
     assert np.frombuffer(packed, EVENT).tolist() == [(1, -2, 3, 4, 5, 6)]
 
 
