@@ -1,4 +1,30 @@
 """Where the time of a reinforcement-learning program goes: RL-Scope (Gleeson et al., MLSys 2021).
 
-Usable without the rest of rayagi, for any Python program.
+Usable without the rest of rayagi, for any Python program::
+
+    from rayagi import profiler
+
+    with profiler.profile("profiles/first"):
+        for _ in range(20):
+            with profiler.iteration():
+                with profiler.operation("simulate"):
+                    ...
+
+Scopes of one thread are strictly nested. Without a profile they do nothing. ``profiler.trace`` reads what was recorded.
 """
+
+from rayagi.profiler.schedule import Schedule
+from rayagi.profiler.scopes import iteration, operation, phase
+from rayagi.profiler.session import ProfilerError, Session, add_metadata, name_process, profile
+
+__all__ = [
+    "ProfilerError",
+    "Schedule",
+    "Session",
+    "add_metadata",
+    "iteration",
+    "name_process",
+    "operation",
+    "phase",
+    "profile",
+]

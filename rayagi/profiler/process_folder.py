@@ -1,0 +1,117 @@
+"""One process's folder in a profile: who it is, its names, and where its events lie."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import re
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rayagi.profiler.layout import NAMES, PROCESS
+
+_logger = logging.getLogger(__name__)
+
+MAX_NAMES = 100_000
+"""Further names are recorded as one, so that names made in a loop do not fill memory and disk."""
+_TOO_MANY, _TOO_MANY_ID = f"more than {MAX_NAMES} names", 1
+
+
+class ProcessFolder:
+    """Made for the calling process. No file stays open."""
+
+    def __init__(self, profile: Path, name: str, metadata: dict[str, Any]) -> None:
+        self.path = _make_folder(profile)
+        self.name, self.metadata = name, metadata
+        self.texts: list[str] = []
+        self._ids: dict[str, int] = {}
+        self._names_are_lost = False
+        self._clock = read_clock()
+        self.add_names(["thread", _TOO_MANY])
+        self.describe()
+
+    def describe(self, **more: Any) -> None:
+        """Write process.json, with more entries at the end of the session. A full disk is logged."""
+        about = {
+            "name": self.name,
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "argv": list(getattr(sys, "orig_argv", sys.argv)),
+            "metadata": self.metadata,
+            "python": platform.python_version(),
+            "clock": self._clock,
+            **more,
+        }
+        temporary = self.path / f"{PROCESS}.tmp"
+        try:
+            temporary.write_text(json.dumps(about), encoding="utf-8")
+            temporary.replace(self.path / PROCESS)
+        except OSError as error:
+            _logger.warning("the profile's %s cannot be written: %s", self.path / PROCESS, error.strerror)
+
+    def name_id(self, text: str) -> int | None:
+        """The id of a name; None for a new one; that of "more than 100000 names" when there are as many."""
+        found = self._ids.get(text)
+        return _TOO_MANY_ID if found is None and len(self.texts) >= MAX_NAMES else found
+
+    def add_names(self, texts: list[str]) -> None:
+        """Give ids to new names, and write them before they are used. The caller holds the session's lock."""
+        lines = []
+        for text in dict.fromkeys(texts):
+            if text in self._ids or len(self.texts) >= MAX_NAMES:
+                continue
+            self._ids[text] = len(self.texts)
+            lines.append(json.dumps({"id": len(self.texts), "name": text}))
+            self.texts.append(text)
+        if lines and not self._names_are_lost:
+            self._append("\n".join([*lines, ""]).encode())
+
+    def _append(self, text: bytes) -> None:
+        """After a failed write the file may end within a line: nothing may follow."""
+        try:
+            descriptor = os.open(
+                self.path / NAMES, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644
+            )
+            try:
+                self._names_are_lost = os.write(descriptor, text) != len(text)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self._names_are_lost = True
+
+
+def read_clock() -> dict[str, int]:
+    """Both clocks at one moment: the closest of several brackets of a Unix time by two monotonic ones."""
+    best: dict[str, int] | None = None
+    for _ in range(5):
+        before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        error = (after - before + 1) // 2
+        if best is None or error < best["error_ns"]:
+            best = {"monotonic_ns": (before + after) // 2, "unix_ns": unix, "error_ns": error}
+    assert best is not None
+    return best
+
+
+def _make_folder(profile: Path) -> Path:
+    """HOST-PID-STARTTICKS; with a number after it for a process that replaced its program by exec."""
+    host = re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname())[:64] or "host"
+    stem = f"{host}-{os.getpid()}-{_start_ticks()}"
+    number = 1
+    while True:
+        path = profile / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _start_ticks() -> int:
+    """When the process started, in clock ticks since the machine did: with the pid it names a process for good."""
+    status = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
+    return int(status.rpartition(")")[2].split()[19])

@@ -1,0 +1,129 @@
+"""Annotations of a program: operations, phases and iterations. Without a profile they cost one comparison."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import ClassVar, ParamSpec, Protocol, Self, TypeVar
+
+from rayagi.profiler.layout import Category
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class ScopeRecorder(Protocol):
+    """What a scope needs of a session."""
+
+    def begin(self, category: Category, name: str) -> None:
+        """Open a scope of the calling thread."""
+
+    def end(self, category: Category, name: str) -> None:
+        """Close it."""
+
+    def begin_iteration(self) -> None:
+        """Before an iteration's scope."""
+
+    def end_iteration(self) -> None:
+        """After it."""
+
+
+session: ScopeRecorder | None = None
+"""The session of this process, if it is profiled."""
+
+
+class _Scope:
+    """Context manager and decorator. One object may be entered any number of times, nested too, by any thread."""
+
+    category: ClassVar[Category]
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of {_kind(self)} is text, not {name!r}")
+        self.name = name
+
+    def __enter__(self) -> Self:
+        if session is not None:
+            session.begin(self.category, self.name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if session is not None:
+            session.end(self.category, self.name)
+
+    def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        """Run every call of a function in the scope.
+
+        Raises:
+            TypeError: a generator or a coroutine: it is suspended with the scope open.
+        """
+        if (
+            inspect.isgeneratorfunction(function)
+            or inspect.iscoroutinefunction(function)
+            or inspect.isasyncgenfunction(function)
+        ):
+            raise TypeError(
+                f"{_kind(self)} {self.name!r} cannot decorate {function.__qualname__}, which is suspended and resumed; "
+                "use it as a context manager around parts without yield and await"
+            )
+
+        @wraps(function)
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            if session is None:
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+
+class operation(_Scope):  # noqa: N801  used like a function
+    """A step of the algorithm, such as "simulate". Time counts for the innermost open operation of its thread."""
+
+    category = Category.OPERATION
+    __slots__ = ()
+
+
+class phase(_Scope):  # noqa: N801
+    """A part of the program, such as "evaluation", which holds operations."""
+
+    category = Category.PHASE
+    __slots__ = ()
+
+
+class iteration(_Scope):  # noqa: N801
+    """One turn of the training loop. The first thread that opens one drives the profile's schedule."""
+
+    category = Category.ITERATION
+    __slots__ = ()
+
+    def __init__(self, name: str = "iteration") -> None:
+        super().__init__(name)
+
+    def __enter__(self) -> Self:
+        if session is not None:
+            session.begin_iteration()
+            session.begin(self.category, self.name)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if session is not None:
+            session.end(self.category, self.name)
+            session.end_iteration()
+
+
+def _kind(scope: _Scope) -> str:
+    return type(scope).__name__

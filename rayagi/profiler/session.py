@@ -1,0 +1,305 @@
+"""A profile while it is recorded: the state of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rayagi.profiler import scopes
+from rayagi.profiler.fallback import PythonRecorder
+from rayagi.profiler.layout import PROFILE, VERSION, Category
+from rayagi.profiler.native import OFF, RECORD, Recorder, load_native
+from rayagi.profiler.process_folder import ProcessFolder
+from rayagi.profiler.schedule import Schedule
+
+DEFAULT_LIMIT_MB = 1024
+
+
+class _Process:
+    """State of this process: a lock, held while a session begins or ends."""
+
+    change = threading.RLock()
+
+
+_process = _Process()
+
+
+class ProfilerError(Exception):
+    """The profiler was used in a way that cannot be recorded."""
+
+
+class Session:
+    """Records this process into a profile. Forked children go on with a session of their own."""
+
+    def __init__(
+        self, profile: Path, name: str, metadata: dict[str, Any], schedule: Schedule | None, limit_bytes: int
+    ) -> None:
+        self.profile = profile
+        self._schedule, self._limit_bytes = schedule, limit_bytes
+        self._recorder: Recorder = load_recorder()
+        self._lock = threading.RLock()
+        self._mode = OFF
+        self._num_iterations = self._open_iterations = 0
+        self._driver: int | None = None  # thread whose iterations count
+        self._open_folder(name, metadata)
+
+    def _open_folder(self, name: str, metadata: dict[str, Any]) -> None:
+        self._folder = ProcessFolder(self.profile, name, metadata)
+        self._recorder.setup(str(self._folder.path), self._limit_bytes)
+        if self._schedule is None:
+            self._switch(RECORD)
+
+    def begin(self, category: Category, name: str) -> None:
+        """Open a scope of the calling thread."""
+        flags = (self._num_iterations - 1) % (1 << 16) if category is Category.ITERATION else 0
+        self._recorder.begin(category, self.intern(name), flags)
+
+    def end(self, category: Category, name: str) -> None:
+        """Close it.
+
+        Raises:
+            ProfilerError: it is not the innermost open scope of the calling thread.
+        """
+        innermost = self._recorder.end(category, self.intern(name))
+        if innermost is not None:
+            raise ProfilerError(
+                f"{category.name.lower()} {name!r} is closed while {self._folder.texts[innermost]!r} is the innermost one "
+                "open in this thread; close them in the reverse order, in the thread that opened them"
+            )
+
+    def begin_iteration(self) -> None:
+        """Switch recording on or off by the schedule. Iterations in iterations, and of other threads, do not count."""
+        with self._lock:
+            if self._driver is None:
+                self._driver = threading.get_ident()
+            if self._driver != threading.get_ident():
+                return
+            self._open_iterations += 1
+            if self._open_iterations > 1:
+                return
+            if self._schedule is not None:
+                self._switch(self._schedule.mode(self._num_iterations))
+            self._num_iterations += 1
+
+    def end_iteration(self) -> None:
+        """What follows the last iteration of a cycle is not recorded."""
+        with self._lock:
+            if self._driver != threading.get_ident() or not self._open_iterations:
+                return
+            self._open_iterations -= 1
+            if self._open_iterations or self._schedule is None:
+                return
+            if self._schedule.mode(self._num_iterations) == OFF:
+                self._switch(OFF)
+
+    def _switch(self, mode: int) -> None:
+        if mode == self._mode:
+            return
+        if self._mode != OFF:
+            self._recorder.stop()
+        self._mode = mode
+        if mode != OFF:
+            self._recorder.start(mode, self.intern(self._folder.name))
+
+    def intern(self, text: str) -> int:
+        """The id of a name."""
+        while (found := self._folder.name_id(text)) is None:
+            self.intern_all([text])
+        return found
+
+    def intern_all(self, texts: list[str]) -> None:
+        """Give ids to many names with one write."""
+        with self._lock:
+            self._folder.add_names(texts)
+
+    def set_name(self, name: str) -> None:
+        """Name the process."""
+        with self._lock:
+            self._folder.name = name
+            self._folder.describe()
+
+    def add_metadata(self, values: dict[str, Any]) -> None:
+        """Add entries to the process's metadata."""
+        with self._lock:
+            self._folder.metadata = {**self._folder.metadata, **_plain(values)}
+            self._folder.describe()
+
+    def finish(self) -> None:
+        """End recording and write how it ended."""
+        with self._lock:
+            self._switch(OFF)
+            self._folder.describe(lost=self._recorder.lost(), end_monotonic_ns=time.monotonic_ns())
+
+    def after_fork(self) -> None:
+        """In the child: a folder of its own, no open scopes, iterations counted from 0."""
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._mode, self._driver = OFF, None
+        self._num_iterations = self._open_iterations = 0
+        texts = self._folder.texts
+        try:
+            self._open_folder(f"{self._folder.name} (forked)", self._folder.metadata)
+        except OSError:  # a full disk: the child runs without a profile
+            scopes.session = None
+            return
+        self.intern_all(texts)
+
+
+@contextmanager
+def profile(
+    folder: Path | str,
+    *,
+    name: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    schedule: Schedule | None = None,
+    limit_mb: int = DEFAULT_LIMIT_MB,
+) -> Iterator[Session]:
+    """Record this process, and the children that it forks, into a new folder.
+
+    Args:
+        folder: new or empty
+        name: of this process; default the program's name
+        metadata: anything of JSON that should be kept with the process
+        schedule: which iterations; default everything
+        limit_mb: disk space for each process's events; what does not fit is dropped and counted
+
+    Raises:
+        ProfilerError: this process is being profiled already; the folder is not empty or cannot be made; a limit below 1 MB;
+            metadata that is not of JSON.
+    """
+    path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)))
+    session = start(path, name, metadata, schedule, limit_mb)
+    try:
+        yield session
+    finally:
+        stop(session)
+
+
+def create_profile(path: Path, command: list[str]) -> Path:
+    """Make the folder of a new profile.
+
+    Raises:
+        ProfilerError: it is not empty, or cannot be made.
+    """
+    path = path.absolute()
+    about = {"version": VERSION, "command": command, "start_unix_ns": time.time_ns(), "intercepted": {}}
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise ProfilerError(f"{path} is not empty; a profile needs a folder of its own")
+        (path / PROFILE).write_text(json.dumps(about), encoding="utf-8")
+    except OSError as error:
+        raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error
+    return path
+
+
+def start(
+    path: Path,
+    name: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    schedule: Schedule | None = None,
+    limit_mb: int = DEFAULT_LIMIT_MB,
+) -> Session:
+    """Begin to record this process into an existing profile; ``profile`` names the arguments and errors."""
+    if limit_mb < 1:
+        raise ProfilerError(f"limit_mb is at least 1, not {limit_mb}")
+    with _process.change:
+        if scopes.session is not None:
+            raise ProfilerError(f"this process is being recorded already, into {_current_folder()}")
+        try:
+            session = Session(
+                path, name or _default_name(), _plain(metadata or {}), schedule, limit_mb * 1_000_000
+            )
+        except OSError as error:
+            raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error
+        scopes.session = session
+        _register_once()
+        os._exit = _finish_and_exit
+    return session
+
+
+def stop(session: Session) -> None:
+    """End it; in a forked child this ends the child's."""
+    with _process.change:
+        if scopes.session is session:
+            scopes.session = None
+            session.finish()
+            os._exit = _exit
+
+
+_exit = os._exit
+
+
+def _finish_and_exit(status: int) -> NoReturn:
+    """In place of os._exit, which runs no exit handlers; children that multiprocessing forks end with it."""
+    if (session := current()) is not None:
+        stop(session)
+    _exit(status)
+
+
+def current() -> Session | None:
+    """The session of this process."""
+    return scopes.session if isinstance(scopes.session, Session) else None
+
+
+def name_process(name: str) -> None:
+    """Name this process in the profile, such as "trainer". Without a profile it does nothing."""
+    if (session := current()) is not None:
+        session.set_name(name)
+
+
+def add_metadata(**values: Any) -> None:
+    """Keep values of JSON with this process, such as a seed. Without a profile it does nothing.
+
+    Raises:
+        ProfilerError: a value is not of JSON.
+    """
+    if (session := current()) is not None:
+        session.add_metadata(values)
+
+
+def _current_folder() -> Path | None:
+    session = current()
+    return None if session is None else session.profile
+
+
+def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProfilerError(f"a profile's metadata is written as JSON: {error}") from error
+    return plain
+
+
+def _default_name() -> str:
+    """Of the process that multiprocessing started, if it is one; else of the program."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        return str(multiprocessing.current_process().name)
+    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+
+
+@cache
+def load_recorder() -> Recorder:
+    """One for the process: C's state is the process's."""
+    native = load_native()
+    return PythonRecorder() if native is None else native
+
+
+@cache
+def _register_once() -> None:
+    """After the recorder has registered what it does in forked children."""
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    _process.change = threading.RLock()
+    if (session := current()) is not None:
+        session.after_fork()
