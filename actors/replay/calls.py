@@ -95,5 +95,8 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "prefetch": lambda store, indices, generations: store.prefetch(Keys(indices, generations)),
     "status": lambda store: store.snapshot().view(np.uint8),
     "counters": ReplayStore.counters,
+    "metrics": lambda store: store.metrics().to_message(),
+    "error": lambda store: store.limiter.shard_error(),
+    "shift_error": lambda store, shift: store.limiter.shift_error(float(shift)),
 }
 """By name."""

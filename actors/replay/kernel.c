@@ -572,6 +572,15 @@ int64_t replay_limit(Store *s, const Limit *given, int64_t restored) {
     return 0;
 }
 
+/* Add to the error of the limit in use, if there is one. A table of several shards moves error between them by this. */
+int64_t replay_shift_error(Store *s, double shift) {
+    const int64_t failed = lock(s);
+    if (failed) return failed;
+    Limit *l = limit_of(s->header);
+    if (l) l->offset += shift;
+    return unlock(s, 0);
+}
+
 /* Initialise the memory of a new store: zeroed, except for the constants of the header. */
 int64_t replay_create(Store *s) {
     pthread_mutexattr_t attributes;

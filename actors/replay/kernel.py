@@ -210,14 +210,15 @@ _ARGUMENTS = {
     "create": "p", "reap": "p", "identity": "",
     "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
     "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp",
-    "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "times_sampled": "pip",
+    "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "shift_error": "pd",
+    "times_sampled": "pip",
     "uniforms": "uuuuiip", "draw": "piiuuuup", "edges": "pip", "leaves": "pipp", "descend": "piippppppp",
     "gather": "piipppippp", "prefetch": "pip",
     "freeze": "pppp", "pack": "pippppp", "unpack": "pippppp", "thaw": "pppp",
     "tree_layout": "ppiii", "tree_build": "p", "tree_set": "pippp", "tree_draw": "pipp", "tree_descend": "pipppp",
 }  # fmt: skip
-"""Arguments of each function: p pointer, i int64, u uint64."""
-_TYPES = {"p": _ADDRESS, "i": _I64, "u": _U64}
+"""Arguments of each function: p pointer, i int64, u uint64, d double."""
+_TYPES = {"p": _ADDRESS, "i": _I64, "u": _U64, "d": _DOUBLE}
 
 
 @cache

@@ -8,19 +8,21 @@ from __future__ import annotations
 import ctypes
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from actors.replay import kernel
 from actors.replay.errors import ReplayBusyError, ReplayError, ReplayTimeoutError
 from actors.replay.kernel import HeaderStruct, LimitStruct, WaiterStruct
+from actors.replay.table_limit import ShardError
 
 SLEEP_S = 0.05
 """Longest sleep before a waiting request looks again by itself: who should have woken it may have been killed."""
 MOST_SAMPLES_PER_INSERT = 1e9
 """Beyond, a row would be drawn for minutes before the next is admitted, and the error would not be exact."""
 _FIELDS = tuple(field[0] for field in LimitStruct._fields_)
+_SUSPENDED = "another process holds the store's lock and is suspended: the limit is unchanged"
 KINDS: tuple[Literal["insert", "sample"], ...] = ("insert", "sample")
 """Names of INSERT and SAMPLE of ``kernel``."""
 
@@ -114,6 +116,44 @@ class LimiterStatus:
     waited_s: dict[str, float]
     """Time that they have waited in total, by kind."""
 
+    def to_message(self) -> dict[str, Any]:
+        """As numbers and texts."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        limit = self.limit
+        return values | {
+            "limit": None if limit is None else [getattr(limit, name) for name in limit.__slots__]
+        }
+
+    @classmethod
+    def from_message(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_message``."""
+        limit = values["limit"]
+        if limit is not None:
+            ratio, min_size, buffer, timeout_s = limit
+            limit = RateLimit(
+                samples_per_insert=ratio,
+                min_size=min_size,
+                error_buffer=tuple(buffer) if isinstance(buffer, (list, tuple)) else buffer,
+                timeout_s=timeout_s,
+            )
+        waiting = tuple(WaitingRequest(*request) for request in values["waiting"])
+        return cls(**{**values, "limit": limit, "waiting": waiting})
+
+    @classmethod
+    def merged(cls, shards: Sequence[Self]) -> Self:
+        """Of a table of several shards: the limit is the first that there is, and inserts are admitted if all admit them."""
+        return cls(
+            limit=next((shard.limit for shard in shards if shard.limit is not None), None),
+            inserts=sum(shard.inserts for shard in shards),
+            samples=sum(shard.samples for shard in shards),
+            error=sum(shard.error for shard in shards),
+            admits_insert=all(shard.admits_insert for shard in shards),
+            admits_sample=all(shard.admits_sample for shard in shards),
+            waiting=tuple(request for shard in shards for request in shard.waiting),
+            waits={kind: sum(shard.waits[kind] for shard in shards) for kind in KINDS},
+            waited_s={kind: sum(shard.waited_s[kind] for shard in shards) for kind in KINDS},
+        )
+
 
 class LimitedStore(Protocol):
     """What a limiter needs of its store."""
@@ -200,6 +240,37 @@ class Limiter:
             waited_s={kind: ns / 1e9 for kind, ns in zip(KINDS, ended.waited_ns, strict=True)},
         )
 
+    def shard_error(self) -> ShardError | None:
+        """What this limiter adds to that of a table of several shards; None without a limit."""
+        struct = self._struct()
+        if struct is None:
+            return None
+        early = struct.samples_per_insert * min(
+            0, struct.inserts
+        )  # rows that are missing to min_size are no error
+        return ShardError(
+            rows=len(self.store),
+            min_size=struct.min_size,
+            below=struct.below,
+            above=struct.above,
+            timeout_s=struct.timeout_s,
+            error=error_of(struct) - early,
+        )
+
+    def shift_error(self, shift: float) -> None:
+        """Add to the error.
+
+        Raises:
+            ReplayError: ``shift`` is not finite.
+            ReplayBusyError: another process holds the store's lock.
+        """
+        if not math.isfinite(shift):
+            raise ReplayError(
+                f"an error of {shift} was to be added to the rate limiter's: use a finite number"
+            )
+        if self._library.replay_shift_error(self.store.native, shift) < 0:
+            raise ReplayBusyError(_SUSPENDED)
+
     def admits(self, kind: int, sleep_s: float = 0.0) -> bool:
         """Whether a request of INSERT or SAMPLE of ``kernel`` is admitted, now or after a sleep of at most ``sleep_s``."""
         return bool(self._library.replay_wait(self.store.native, kind, int(sleep_s * 1e9)))
@@ -228,9 +299,7 @@ class Limiter:
             )
         at = None if struct is None else ctypes.addressof(struct)
         if self._library.replay_limit(self.store.native, at, restored) < 0:
-            raise ReplayBusyError(
-                "another process holds the store's lock and is suspended: the limit is unchanged"
-            )
+            raise ReplayBusyError(_SUSPENDED)
 
 
 def state_of(header: HeaderStruct) -> dict[str, Any] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -49,15 +50,16 @@ class Histogram(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayMetrics:
-    """One shard at one moment. Counts are since it was created."""
+    """A store, or a table of several shards, at one moment. Counts are since each shard was created."""
 
-    shard: int
+    loads: Mapping[int, int]
+    """Rows drawn from each shard, replacement included."""
     capacity: int
     rows: int
     """That can be selected."""
     inserts: int
     samples: int
-    """Rows drawn from this shard, replacement included: its load."""
+    """Rows drawn, replacement included."""
     evictions: int
     deletions: int
     reclaimed: int
@@ -65,7 +67,7 @@ class ReplayMetrics:
     ages: Histogram
     """Of drawn rows: nanoseconds from timestamp to draw. Means something if timestamps are the default ones."""
     staleness: Histogram
-    """Of drawn rows: rows drawn from this shard between their insertion and the draw."""
+    """Of drawn rows: rows drawn from their shard between their insertion and the draw."""
     times_sampled: Histogram
     """Of rows that can be selected now: how often they have been drawn."""
     memory_bytes: int
@@ -76,6 +78,39 @@ class ReplayMetrics:
     spilled_bytes: int
     """Of rows that are in the file only, because the budget has no space for them."""
     limiter: LimiterStatus
+
+    def to_message(self) -> dict[str, Any]:
+        """As numbers, texts and arrays."""
+        return {
+            **{name: getattr(self, name) for name in _COUNTS},
+            **{name: getattr(self, name).counts for name in _HISTOGRAMS},
+            "loads": list(self.loads.items()),
+            "limiter": self.limiter.to_message(),
+        }
+
+    @classmethod
+    def from_message(cls, values: Mapping[str, Any]) -> Self:
+        """Inverse of ``to_message``."""
+        found: dict[str, Any] = {name: int(values[name]) for name in _COUNTS}
+        found |= {name: histogram_of(values[name]) for name in _HISTOGRAMS}
+        loads = {int(shard): int(load) for shard, load in values["loads"]}
+        return cls(**found, loads=loads, limiter=LimiterStatus.from_message(values["limiter"]))
+
+    @classmethod
+    def merged(cls, shards: Sequence[Self]) -> Self:
+        """Of a table with these shards."""
+        zeros = np.zeros(BINS, np.int64)
+        found: dict[str, Any] = {name: sum(getattr(shard, name) for shard in shards) for name in _COUNTS}
+        for name in _HISTOGRAMS:
+            found[name] = Histogram(sum((getattr(shard, name).counts for shard in shards), zeros))
+        loads = {shard: load for each in shards for shard, load in each.loads.items()}
+        return cls(**found, loads=loads, limiter=LimiterStatus.merged([shard.limiter for shard in shards]))
+
+
+_HISTOGRAMS = ("ages", "staleness", "times_sampled")
+_COUNTS = tuple(
+    found.name for found in fields(ReplayMetrics) if found.name not in (*_HISTOGRAMS, "loads", "limiter")
+)
 
 
 class MeasuredStore(Protocol):
@@ -98,13 +133,15 @@ class ReplayMeter:
         self._before = now
         ages, staleness = now.ages.since(before.ages), now.staleness.since(before.staleness)
         found: dict[str, float] = {
-            "replay_inserts": now.inserts - before.inserts,
-            "replay_samples": now.samples - before.samples,
-            "replay_evictions": now.evictions - before.evictions,
+            "replay_inserts": _since(now.inserts, before.inserts),
+            "replay_samples": _since(now.samples, before.samples),
+            "replay_evictions": _since(now.evictions, before.evictions),
             "replay_rows": now.rows,
             "replay_memory_bytes": now.memory_bytes,
             "replay_disk_bytes": now.mapped_bytes + now.spilled_bytes,
-            "replay_shard_samples": now.samples - before.samples,
+            "replay_shard_samples": max(
+                (_since(load, before.loads.get(shard, 0)) for shard, load in now.loads.items()), default=0
+            ),
             "replay_times_sampled_p50": now.times_sampled.quantile(0.5),
             "replay_times_sampled_p95": now.times_sampled.quantile(0.95),
         }
@@ -120,10 +157,15 @@ class ReplayMeter:
             found |= {
                 "replay_limiter_error": now.limiter.error,
                 "replay_waiting": len(now.limiter.waiting),
-                "replay_insert_wait_s": waited["insert"] - earlier["insert"],
-                "replay_sample_wait_s": waited["sample"] - earlier["sample"],
+                "replay_insert_wait_s": _since(waited["insert"], earlier["insert"]),
+                "replay_sample_wait_s": _since(waited["sample"], earlier["sample"]),
             }
         return {name: float(value) for name, value in found.items()}
+
+
+def _since(now: float, before: float) -> float:
+    """Growth of a counter; 0 if it fell, since a shard was lost."""
+    return max(0, now - before)
 
 
 def histogram_of(counts: object) -> Histogram:

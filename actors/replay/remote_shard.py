@@ -38,6 +38,7 @@ class RemoteShard:
         meta: of the store
         host_id, endpoint: where processes of the same host attach to it
         rows: rows that could be selected when it answered last
+        is_limited: whether it had a rate limiter then
     """
 
     def __init__(self, address: str, *, host_id: str, timeout_s: float) -> None:
@@ -54,7 +55,7 @@ class RemoteShard:
         """
         self.address, self._host_id, self._timeout_s = address, host_id, timeout_s
         self._at = Address.parse(address)
-        self.rows = 0
+        self.rows, self.is_limited = 0, False
         self._lock = threading.Lock()
         self._idle: deque[socket.socket] = deque()
         self._busy: set[socket.socket] = set()
@@ -163,7 +164,7 @@ class RemoteShard:
     def _result(self, answer: Any) -> Any:
         if "error" in answer:
             raise ERRORS.get(answer["error"], ReplayError)(answer["text"])
-        self.rows = int(answer["rows"])
+        self.rows, self.is_limited = int(answer["rows"]), bool(answer["is_limited"])
         return answer["result"]
 
     def _lost(self, connection: socket.socket, error: OSError) -> ShardLostError:

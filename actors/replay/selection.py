@@ -21,6 +21,7 @@ from actors.replay.errors import ReplayError
 from actors.replay.rows import Drawn, Keys, Selection, TreeSpec
 from actors.replay.store import ReplayStore
 from actors.replay.table import Exchange, ExchangedShards, GatheredTable, LocalShards, ShardedTable, Table
+from actors.replay.table_limit import wait_to_sample
 from actors.replay.tree import Floats, Integers
 
 _TARGETS, _STARTS = range(2)
@@ -279,7 +280,7 @@ def select(
     exchange: Exchange | None = None,
     keep_waiting: Callable[[], bool] = lambda: True,
 ) -> Selection:
-    """Select k rows, and count them as sampled. Waits first, where the rate limiter of a shard of this host refuses it.
+    """Select k rows, and count them as sampled. Waits first, where the rate limiter (of all shards) refuses it.
 
     Args:
         store: the only shard; or all shards of a table, as one or in order; or this rank's shard, with ``exchange``
@@ -300,30 +301,39 @@ def select(
             return _select(ExchangedShards(store, exchange), selector, k, seed, draw)
         if store.num_shards == 1:
             return _select(store, selector, k, seed, draw)
-    if isinstance(store, ShardedTable):
-        return _select(store, selector, k, seed, draw)
     shards = [store] if isinstance(store, ReplayStore) else store
-    table = LocalShards(shards)
-    for shard in shards:
-        _wait_for_limit(shard, selector, k, keep_waiting)
+    table = shards if isinstance(shards, ShardedTable) else LocalShards(shards)
+    _wait_for_limit(table, selector, k, keep_waiting)
     return _select(table, selector, k, seed, draw)
 
 
-def _wait_for_limit(store: ReplayStore, selector: Selector, k: int, keep_waiting: Callable[[], bool]) -> None:
+def _wait_for_limit(
+    store: ReplayStore | ShardedTable, selector: Selector, k: int, keep_waiting: Callable[[], bool]
+) -> None:
     if store.is_limited and k > 0:
         if selector.spec is not None:
             store.tree(selector.spec)  # an error that no wait would change
-        store.wait_to_sample(k, keep_waiting)
+        if isinstance(store, ReplayStore):
+            store.wait_to_sample(k, keep_waiting)
+        else:
+            wait_to_sample(store, k, keep_waiting)
 
 
 def select_centralised(
-    shards: ShardedTable | Sequence[ReplayStore], selector: Selector, k: int, *, seed: int, draw: int
+    shards: ShardedTable | Sequence[ReplayStore],
+    selector: Selector,
+    k: int,
+    *,
+    seed: int,
+    draw: int,
+    keep_waiting: Callable[[], bool] = lambda: True,
 ) -> Selection:
     """The list of ``select``, from the status of all shards, gathered in this process: O(n) traffic for n rows.
 
     Arguments and errors as of ``select``.
     """
     table = shards if isinstance(shards, ShardedTable) else LocalShards(shards)
+    _wait_for_limit(table, selector, k, keep_waiting)
     return _select(GatheredTable(table), selector, k, seed, draw)
 
 

@@ -21,7 +21,7 @@ from collectives.closing import ClosesOnExit
 from collectives.rendezvous import host_identity
 
 _logger = logging.getLogger(__name__)
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the messages. Increment it with every change of ``wire`` or ``calls``."""
 _HELLO_S, _HELLO_BYTES = 10.0, 1024
 """Of a peer that has not said the token."""
@@ -165,14 +165,14 @@ class ReplayShard(ClosesOnExit):
             "endpoint": self.store.endpoint,
             "meta": self.store.meta,
         }
-        wire.send(connection, {"result": description, "rows": len(self.store)})
+        wire.send(connection, self._with_state(description))
         return str(host_id)
 
     def _answer(self, reader: str, call: str, arguments: list[Any]) -> dict[str, Any]:
-        """Result or error of one request, with the rows that can be selected now."""
+        """Result or error of one request; a result with the rows that can be selected now, and whether there is a limit."""
         try:
             if call == "reads":
-                return {"result": dict(self.reads), "rows": len(self.store)}
+                return self._with_state(dict(self.reads))
             if call not in CALLS:
                 raise ReplayError(f"a replay shard has no call {call!r}")
             result = CALLS[call](self.store, *arguments)
@@ -183,4 +183,7 @@ class ReplayShard(ClosesOnExit):
             return {"error": name or "ReplayError", "text": f"{'' if name else f'{call}: '}{error}"}
         if call == "gather":
             self.reads[reader] += len(arguments[0])
-        return {"result": result, "rows": len(self.store)}
+        return self._with_state(result)
+
+    def _with_state(self, result: Any) -> dict[str, Any]:
+        return {"result": result, "rows": len(self.store), "is_limited": self.store.is_limited}

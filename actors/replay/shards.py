@@ -8,8 +8,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from actors.replay import kernel
 from actors.replay.calls import CALLS
-from actors.replay.errors import RateLimitedError, ReplayError, ShardLostError
+from actors.replay.errors import RateLimitedError, ReplayError, ReplayTimeoutError, ShardLostError
+from actors.replay.metrics import ReplayMetrics
 from actors.replay.remote_shard import RemoteShard
 from actors.replay.rows import STATUS, Keys, TreeSpec, checked, status_of
 from actors.replay.schema import ReplaySchema
 from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Sources, Subscription
 from actors.replay.table import ShardedTable
+from actors.replay.table_limit import ShardError, admits_sample, balanced
 from actors.replay.tree import Integers
 from collectives.closing import ClosesOnExit
 from collectives.rendezvous import host_identity, poll
@@ -293,6 +294,16 @@ class ReplayShards(ShardedTable, ClosesOnExit):
             )
         return self._specs.index(spec)
 
+    @property
+    def is_limited(self) -> bool:
+        """As of ``ShardedTable``; of another host as it was at its last answer."""
+        members = list(self._members.values())
+        return any((member.store or member.remote).is_limited for member in members)
+
+    def stores_here(self) -> Sequence[ReplayStore]:
+        """As of ``ShardedTable``."""
+        return [member.store for _, member in sorted(self._members.items()) if member.store is not None]
+
     def ask(self, call: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """As of ``ShardedTable``: other hosts first, which work while the shards of this one do.
 
@@ -355,6 +366,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
 
         Raises:
             ReplayError, ReplayBusyError: as of ``ReplayStore.insert``.
+            ReplayTimeoutError: the rate limiter did not admit it within the least timeout_s of the shards.
             ShardLostError: the shard is lost. If it was lost during the call, it is lost with these rows.
         """
         self.check_open()
@@ -365,10 +377,15 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         statistics = [
             None if found is None else np.asarray(found) for found in (lengths, priorities, timestamps)
         ]
-        found = None
+        since, found = time.monotonic(), None
         while found is None:
-            with suppress(RateLimitedError):  # once more
+            try:
                 found = self.ask("insert", {chosen: (given, *statistics)})
+            except RateLimitedError as error:  # of one request; its shard may have more error than the others
+                limits = balanced(self)
+                waited_s = time.monotonic() - since
+                if waited_s >= min((limit.timeout_s for limit in limits), default=np.inf):
+                    raise ReplayTimeoutError(f"inserting waited {waited_s:.3g} s: {error}") from error
         if chosen not in found:
             raise ShardLostError(
                 f"replay shard {chosen} is lost: insert the rows into another, or wait until it joins"
@@ -422,6 +439,13 @@ class ReplayShards(ShardedTable, ClosesOnExit):
     def counters_by_shard(self) -> dict[int, dict[str, int]]:
         """``ReplayStore.counters`` of every present shard."""
         return self.ask("counters", self._everywhere())
+
+    def metrics(self) -> ReplayMetrics:
+        """As of ``ReplayStore.metrics``: sums over the shards that are present, and the load of each."""
+        messages = self.ask("metrics", self._everywhere()).values()
+        found = ReplayMetrics.merged([ReplayMetrics.from_message(message) for message in messages])
+        limits = [ShardError(*limit) for limit in self.ask("error", self._everywhere()).values() if limit]
+        return replace(found, limiter=replace(found.limiter, admits_sample=admits_sample(limits)))
 
     def reads_of(self, shard: int) -> dict[str, int]:
         """Rows that hosts have read from a shard through its server, by the hosts' identities; empty if it is lost."""

@@ -428,7 +428,7 @@ class ReplayStore(ClosesOnExit):
         control, data = (os.fstat(descriptor).st_size for descriptor in self._descriptors[:2])
         on_disk = bool(self._meta["on_disk"])
         return ReplayMetrics(
-            shard=self.base // self.capacity,
+            loads={self.base // self.capacity: header.selected},
             capacity=self.capacity,
             rows=len(self),
             inserts=header.inserted,

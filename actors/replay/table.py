@@ -74,6 +74,15 @@ class ShardedTable(ABC):
     def tree(self, spec: TreeSpec) -> int:
         """As of ``ReplayStore.tree``."""
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether a shard has a rate limiter by which readers of this table wait, as far as this process knows."""
+        return False
+
+    def stores_here(self) -> Sequence[ReplayStore]:
+        """Shards that are open in this process."""
+        return ()
+
     def owner(self, indices: Integers) -> Integers:
         """Shard of each global index."""
         return indices // self.capacity
@@ -201,6 +210,15 @@ class LocalShards(ShardedTable):
     def tree(self, spec: TreeSpec) -> int:
         """As of ``ReplayStore.tree``."""
         return self._stores[0].tree(spec)
+
+    @property
+    def is_limited(self) -> bool:
+        """As of ``ShardedTable``."""
+        return any(store.is_limited for store in self._stores)
+
+    def stores_here(self) -> Sequence[ReplayStore]:
+        """All."""
+        return self._stores
 
     def ask(self, call: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """As of ``ShardedTable``."""

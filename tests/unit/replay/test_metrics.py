@@ -1,6 +1,7 @@
 """Metrics of a store: histograms by hand, bytes by tier, intervals, names of the catalogue."""
 
 import time
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from actors.replay import (
     Histogram,
     RateLimit,
     ReplayMeter,
+    ReplayShard,
+    ReplayShards,
     ReplayStore,
     Subscription,
     TopK,
@@ -127,4 +130,37 @@ def test_the_load_of_each_shard_is_what_was_drawn_from_it(shards):
     chosen = select(stores, Uniform(), 60, seed=0, draw=0)
     loads = [store.metrics().samples for store in stores]
     assert loads == np.bincount(chosen.keys.indices // 4, minlength=shards).tolist()
-    assert [store.metrics().shard for store in stores] == list(range(shards))
+    assert [store.metrics().loads for store in stores] == [{k: load} for k, load in enumerate(loads)]
+
+
+def test_a_table_has_the_sums_of_its_shards_and_the_load_of_each():
+    limit = RateLimit(samples_per_insert=2.0, error_buffer=100.0)
+    stores = [ReplayStore.create(SCHEMA, 4, shard=k, num_shards=3, limit=limit) for k in range(3)]
+    for number, store in enumerate(stores):
+        store.insert(content(range(1 + number)))
+    with ExitStack() as stack:
+        shards = [
+            stack.enter_context(ReplayShard(store, host_id=host))
+            for store, host in zip(stores, ("here", "away", "away"), strict=True)
+        ]
+        table = stack.enter_context(ReplayShards([shard.address for shard in shards], host_id="here"))
+        meter = ReplayMeter(table)
+        chosen = select(table, Uniform(), 60, seed=0, draw=0)
+        loads = np.bincount(chosen.keys.indices // 4, minlength=3)
+        found, parts = table.metrics(), [store.metrics() for store in stores]
+        assert found.loads == dict(enumerate(loads.tolist()))
+        assert (found.capacity, found.rows, found.inserts, found.samples) == (12, 6, 6, 60)
+        for name in ("ages", "staleness", "times_sampled"):
+            np.testing.assert_array_equal(
+                getattr(found, name).counts, sum(getattr(part, name).counts for part in parts)
+            )
+        assert found.memory_bytes == sum(part.memory_bytes for part in parts)
+        assert (found.limiter.limit, found.limiter.samples) == (parts[0].limiter.limit, 60)
+        assert found.limiter.error == sum(part.limiter.error for part in parts)
+        values = meter.values()
+        assert values.keys() == {metric.name for metric in CATALOGUE if metric.group == "replay"}
+        assert (values["replay_samples"], values["replay_shard_samples"]) == (60, loads.max())
+        shards[2].close()  # counters fall, and no interval is negative
+        assert min(meter.values().values()) >= -100
+        assert meter.values()["replay_samples"] == 0
+        assert table.metrics().loads.keys() == {0, 1}

@@ -346,7 +346,7 @@ def test_requests_that_no_client_makes_are_refused(served):
     table, (shard, _) = served("away", "away")
     host, token = shard.address.removeprefix("replay://").split("/")
     with socket.create_connection((host.split(":")[0], int(host.split(":")[1]))) as connection:
-        send(connection, [token, 1, "away"])
+        send(connection, [token, 2, "away"])
         assert receive(connection)["rows"] == 15
         integers, reals = np.array([0]), np.array([0.5])
         for request in (
