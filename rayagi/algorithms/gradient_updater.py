@@ -31,9 +31,16 @@ class FlatAdam:
     every process.
     """
 
-    def __init__(self, flat: FlatParameters, *, learning_rate: float, eps: float) -> None:
+    def __init__(
+        self,
+        flat: FlatParameters,
+        *,
+        learning_rate: float,
+        eps: float,
+        betas: tuple[float, float] = BETAS,
+    ) -> None:
         """Start with zero moments."""
-        self.flat, self.eps = flat, eps
+        self.flat, self.eps, self.betas = flat, eps, betas
         self.learning_rate: float | Tensor = learning_rate
         self.steps = torch.zeros((), dtype=torch.float32, device=flat.parameters.device)
         """Number of steps so far, for the bias correction of both moments; a tensor, as torch requires."""
@@ -63,8 +70,8 @@ class FlatAdam:
             fused=True,
             capturable=isinstance(self.learning_rate, Tensor),
             amsgrad=False,
-            beta1=BETAS[0],
-            beta2=BETAS[1],
+            beta1=self.betas[0],
+            beta2=self.betas[1],
             lr=self.learning_rate,
             weight_decay=0.0,
             eps=self.eps,

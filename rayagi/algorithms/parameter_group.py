@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from actors.protocols import StateDict
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import FlatAdam, on_host
+from rayagi.algorithms.gradient_updater import BETAS, FlatAdam, on_host
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
 
@@ -28,10 +28,11 @@ class ParameterGroup:
         learning_rate: float,
         eps: float,
         max_grad_norm: float,
+        betas: tuple[float, float] = BETAS,
     ) -> None:
         """Collective: the module has rank 0's parameters on every trainer afterwards."""
         self.flat = FlatParameters(module, communicator.buffer)
-        self.adam = FlatAdam(self.flat, learning_rate=learning_rate, eps=eps)
+        self.adam = FlatAdam(self.flat, learning_rate=learning_rate, eps=eps, betas=betas)
         self._communicator, self._max_grad_norm = communicator, max_grad_norm
         self._learning_rate = learning_rate
         self.sync_s = 0.0
@@ -80,6 +81,9 @@ class ParameterGroups:
     All replicas make the same steps: they start with rank 0's parameters, and reduced gradients are bitwise equal.
     """
 
+    betas: ClassVar[tuple[float, float]] = BETAS
+    """Of Adam, of all networks."""
+
     def __init__(self, model: Model, spec: LearningSpec, communicator: Communicator) -> None:
         """``spec``: epsilon of Adam, and the bound of each network's gradient norm."""
         self.model, self.communicator = model, communicator
@@ -109,6 +113,7 @@ class ParameterGroups:
             learning_rate=learning_rate,
             eps=self._adam_eps,
             max_grad_norm=self._max_grad_norm,
+            betas=self.betas,
         )
         return self.groups[name]
 

@@ -7,6 +7,7 @@ from rayagi.algorithms.appo import APPO
 from rayagi.algorithms.bc import BC
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.dqn import DQN
+from rayagi.algorithms.fast_sac import FAST_SAC
 from rayagi.algorithms.fast_td3 import FAST_TD3
 from rayagi.algorithms.impala import IMPALA
 from rayagi.algorithms.iql import IQL
@@ -18,7 +19,7 @@ from rayagi.algorithms.trpo import TRPO
 
 DEFINITIONS: dict[str, AlgorithmDefinition] = {
     definition.name: definition
-    for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, FAST_TD3, BC, IQL, TD3_BC)
+    for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, FAST_TD3, FAST_SAC, BC, IQL, TD3_BC)
 }
 """Definitions by name; the first is the default."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -95,6 +96,16 @@ class OffPolicySpec(AsynchronousSpec):
             yield ConfigError(
                 f"{section}.lr_schedule", self.lr_schedule, reason, "use 'constant' or 'linear'"
             )
+
+
+def temperature_rules(
+    section: str, alpha_learning_rate: float | None, initial_alpha: float, target_entropy: float | None
+) -> Iterator[ConfigError]:
+    """Rules of the temperature of maximum entropy algorithms."""
+    yield from positive(f"{section}.alpha_learning_rate", alpha_learning_rate, zero=True)
+    yield from positive(f"{section}.initial_alpha", initial_alpha)
+    if target_entropy is not None and not math.isfinite(target_entropy):
+        yield ConfigError(f"{section}.target_entropy", target_entropy, "must be finite")
 
 
 OFF_POLICY_PRESET: dict[str, Any] = {

@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm as normalise
 
 from actors.protocols import EnvInfo
-from rayagi.config.spec import NetworkSpec
+from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.exploring_heads import BoxHead
-from rayagi.models.networks import Model, make_network
+from rayagi.models.networks import ACTIVATIONS, Model, make_network
 from rayagi.models.recurrent import Sequences, Unrolled
 
 
@@ -86,6 +87,71 @@ class Critics(nn.Module):
         return torch.ops.aten.threshold_backward(below, trace[layer], 0.0)
 
 
+class NormalisedCritics(Critics):
+    """Critics whose hidden layers are normalised: h' = activation(g (z - mean z) / std z + b) with z = h W + b'.
+
+    Gradients are autograd's: a trace is the input, the outputs with their graph, and the outputs.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        input_dim: int,
+        hidden: Sequence[int],
+        output_dim: int,
+        generator: torch.Generator,
+        activation: Activation,
+    ) -> None:
+        super().__init__(count, input_dim, hidden, output_dim, generator)
+        self.gains = nn.ParameterList(nn.Parameter(torch.ones((count, 1, size))) for size in hidden)
+        self.shifts = nn.ParameterList(nn.Parameter(torch.zeros((count, 1, size))) for size in hidden)
+        self.activation = ACTIVATIONS[activation]()
+
+    def traced(self, obs: Tensor, actions: Tensor) -> list[Tensor]:
+        """As of ``Critics``."""
+        with torch.no_grad():
+            inputs = torch.cat((obs, actions), -1).expand(len(self.weights[0]), -1, -1)
+        inputs.requires_grad_()
+        with torch.enable_grad():
+            outputs = self._outputs(inputs)
+        return [inputs, outputs, outputs.detach()]
+
+    def _outputs(self, hidden: Tensor) -> Tensor:
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            hidden = torch.baddbmm(bias, hidden, weight)
+            if layer < len(self.gains):
+                normal = normalise(hidden, hidden.shape[-1:])
+                hidden = self.activation(torch.addcmul(self.shifts[layer], self.gains[layer], normal))
+        return hidden
+
+    @torch.no_grad()
+    def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
+        """As of ``Critics``."""
+        return self._outputs(torch.cat((obs, actions), -1).expand(len(self.weights[0]), -1, -1))
+
+    def backward(self, trace: list[Tensor], grads: Tensor) -> None:
+        """As of ``Critics``."""
+        for parameter in self.parameters():
+            assert parameter.grad is not None
+            parameter.grad.zero_()
+        torch.autograd.backward(trace[1], grads, inputs=list(self.parameters()))
+
+    def action_gradients(self, trace: list[Tensor], grads: Tensor, dim: int) -> Tensor:
+        """As of ``Critics``."""
+        (of_inputs,) = torch.autograd.grad(trace[1], trace[0], grads)
+        return of_inputs[..., -dim:].sum(0)
+
+
+def _normalised(network: nn.Sequential) -> nn.Sequential:
+    """A perceptron with a layer normalisation behind each linear layer but the last."""
+    layers: list[nn.Module] = []
+    for layer in network:
+        layers.append(layer)
+        if isinstance(layer, nn.Linear) and layer is not network[-1]:
+            layers.append(nn.LayerNorm(layer.out_features))
+    return nn.Sequential(*layers)
+
+
 class ActorQ(Model):
     """A policy pi(s) and critics Q_i(s, a). Initial weights depend on ``seed`` alone."""
 
@@ -101,18 +167,19 @@ class ActorQ(Model):
         critics: int = 2,
         critic_hidden: Sequence[int] | None = None,
         critic_outputs: int = 1,
+        layer_norm: bool = False,
     ) -> None:
-        """``critic_hidden``: hidden layers of the critics; None: those of the policy."""
+        """``critic_hidden``: hidden layers of the critics; None: those of the policy. ``layer_norm``: of both."""
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.policy = make_network(info, network, head.num_outputs, 0.01, generator)
-        self.critics = Critics(
-            critics,
-            info.obs_dim + info.action.dim,
-            critic_hidden or network.hidden,
-            critic_outputs,
-            generator,
-        )
+        sizes = info.obs_dim + info.action.dim, critic_hidden or network.hidden, critic_outputs
+        if layer_norm:
+            assert isinstance(self.policy, nn.Sequential)  # other networks are refused
+            self.policy = _normalised(self.policy)
+            self.critics: Critics = NormalisedCritics(critics, *sizes, generator, network.activation)
+        else:
+            self.critics = Critics(critics, *sizes, generator)
         self.head = head
 
     @property

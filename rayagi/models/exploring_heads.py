@@ -78,8 +78,7 @@ class StateSquashedGaussianHead(BoxHead):
         super().__init__(low, high)
         self.num_outputs = 2 * len(low)
 
-    @staticmethod
-    def gaussian(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    def gaussian(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log standard deviations of u."""
         mean, log_std = outputs.chunk(2, -1)
         return mean, log_std.clamp(*LOG_STD_RANGE)
@@ -117,6 +116,21 @@ class StateSquashedGaussianHead(BoxHead):
         """That of u: divergences do not depend on an invertible map."""
         mean, log_std = self.gaussian(outputs)
         return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
+
+
+class SmoothlyBoundedGaussianHead(StateSquashedGaussianHead):
+    """The same with log standard deviations that tanh keeps between bounds, instead of a clip."""
+
+    def __init__(
+        self, low: tuple[float, ...], high: tuple[float, ...], log_std_range: tuple[float, float]
+    ) -> None:
+        super().__init__(low, high)
+        self._middle, self._half = sum(log_std_range) / 2, (log_std_range[1] - log_std_range[0]) / 2
+
+    def gaussian(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and log standard deviations of u: middle + half tanh(output)."""
+        mean, raw = outputs.chunk(2, -1)
+        return mean, self._middle + self._half * raw.tanh()
 
 
 class DeterministicHead(BoxHead):

@@ -10,12 +10,10 @@ from torch.distributions import Distribution, Independent, Normal
 
 from actors.noise import environment_generators, exploration_noise
 from actors.protocols import EnvInfo
-from rayagi.algorithms.categorical import Support
+from rayagi.algorithms.distributional_critics import DistributionalActorQ
 from rayagi.algorithms.fast_td3 import FastTD3Spec
 from rayagi.config.spec import NetworkSpec
-from rayagi.models.actor_q import ActorQ
 from rayagi.models.exploring_heads import BoxHead
-from rayagi.models.recurrent import Sequences
 
 LEVEL_STEPS = 1000
 """Steps of an environment after which its noise level is drawn anew: the usual time limit of an episode."""
@@ -70,23 +68,15 @@ class MixedNoiseHead(BoxHead):
         return Independent(Normal(outputs.tanh(), std, validate_args=False), 1, validate_args=False)
 
 
-class FastTD3Model(ActorQ):
-    """Policy and twin critics, whose outputs are the logits of distributions of the return."""
+class FastTD3Model(DistributionalActorQ):
+    """A policy whose exploration has a noise level of each environment, and critics twice as wide."""
 
     head: MixedNoiseHead
 
     def __init__(self, info: EnvInfo, network: NetworkSpec, spec: FastTD3Spec, seed: int) -> None:
         head = MixedNoiseHead(info, spec.noise_min, spec.noise_max)
-        wider = tuple(2 * size for size in network.hidden)
-        super().__init__(info, network, head, seed=seed, critic_hidden=wider, critic_outputs=spec.num_atoms)
-        self.support = Support(spec.v_min, spec.v_max, spec.num_atoms)
+        super().__init__(info, network, head, spec, seed=seed, critic_width=2.0)
         self._levels, self._rollout_length = (spec.noise_min, spec.noise_max), spec.rollout_length
-
-    def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
-        """min_i E[Z_i(s, a)] of the policy's mode a."""
-        flat = observed.reshape(-1, observed.shape[-1])
-        logits = self.critics(flat, self.head.mode(self.outputs(flat)))
-        return self.support.expectation(logits.softmax(-1)).amin(0).view(observed.shape[:-1])
 
     def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
         """Standard normal noise times the level of each environment, (T, N, dim)."""

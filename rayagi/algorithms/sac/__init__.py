@@ -17,7 +17,7 @@ from rayagi.algorithms.off_policy_face import (
 )
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import positive
-from rayagi.config.off_policy import OFF_POLICY_NETWORK, ROBOT_PRESET, OffPolicySpec
+from rayagi.config.off_policy import OFF_POLICY_NETWORK, ROBOT_PRESET, OffPolicySpec, temperature_rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +38,9 @@ class SACSpec(OffPolicySpec):
         """Rules of every off-policy algorithm, and of the temperature."""
         yield from OffPolicySpec.broken_rules(self, section)
         yield from positive(f"{section}.critic_learning_rate", self.critic_learning_rate)
-        yield from positive(f"{section}.alpha_learning_rate", self.alpha_learning_rate, zero=True)
-        yield from positive(f"{section}.initial_alpha", self.initial_alpha)
+        yield from temperature_rules(
+            section, self.alpha_learning_rate, self.initial_alpha, self.target_entropy
+        )
 
 
 SAC = AlgorithmDefinition(

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from actors.protocols import EnvInfo, StateDict
-from collectives.communicator import Communicator
-from rayagi.algorithms.off_policy import OffPolicyLearner, OffPolicyUpdater
+from actors.protocols import EnvInfo
+from rayagi.algorithms.maximum_entropy import MaximumEntropyUpdater
+from rayagi.algorithms.off_policy import OffPolicyLearner
 from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.transitions import Transitions
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.actor_q import ActorQ
-from rayagi.models.exploring_heads import StateSquashedGaussianHead, log_slopes
-
-_LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
+from rayagi.models.exploring_heads import StateSquashedGaussianHead
 
 
 def make_model(info: EnvInfo, network: NetworkSpec, spec: SACSpec, seed: int) -> ActorQ:
@@ -27,35 +23,17 @@ def make_model(info: EnvInfo, network: NetworkSpec, spec: SACSpec, seed: int) ->
     return ActorQ(info, network, head, seed=seed)
 
 
-class Temperature(nn.Module):
-    """log alpha, as a parameter."""
-
-    def __init__(self, initial: float, device: torch.device) -> None:
-        super().__init__()
-        self.log_alpha = nn.Parameter(torch.full((), math.log(initial), device=device))
-
-
-class SACUpdater(OffPolicyUpdater[SACSpec]):
+class SACUpdater(MaximumEntropyUpdater[SACSpec]):
     """Steps the twin critics, the policy and the temperature."""
 
     measured = ("policy_loss", "value_loss", "entropy", "grad_norm", "q_mean", "alpha")
-    model: ActorQ
 
-    def __init__(
-        self, model: ActorQ, spec: SACSpec, communicator: Communicator, info: EnvInfo, *, weight: float
-    ) -> None:
-        super().__init__(model, spec, communicator, info, weight=weight)
-        assert isinstance(model.head, StateSquashedGaussianHead)
-        self.head, rate = model.head, spec.learning_rate
-        self.critics = self._group("critics", model.critics, spec.critic_learning_rate or rate)
+    def __init__(self, model: ActorQ, *given: Any, **weight: Any) -> None:
+        super().__init__(model, *given, **weight)
+        rate = self.spec.learning_rate
+        self.critics = self._group("critics", model.critics, self.spec.critic_learning_rate or rate)
         self.policy = self._group("policy", model.policy, rate)
-        self.temperature = Temperature(spec.initial_alpha, self.device)
-        of_alpha = rate if spec.alpha_learning_rate is None else spec.alpha_learning_rate
-        self.alpha = self._group("alpha", self.temperature, of_alpha)
         self.target = self._target("critics", model.critics, self.critics)
-        dim = self.info.action.dim
-        self._dim = dim
-        self._target_entropy = -float(dim) if spec.target_entropy is None else spec.target_entropy
 
     def step(self, batch: Transitions) -> Tensor:
         """One gradient step on each network, in the papers' order."""
@@ -96,35 +74,6 @@ class SACUpdater(OffPolicyUpdater[SACSpec]):
         self.policy.step()
         log_probs = log_probs.detach()
         return (alpha * log_probs).mean() - q.mean(), log_probs.mean()
-
-    def _step_temperature(self, log_probs: Tensor) -> None:
-        """J(alpha) = -alpha E[log pi(a|s) + target entropy]; its derivative by log alpha is J itself."""
-        alpha = self.temperature.log_alpha.detach().exp()
-        self.alpha.flat.gradients[0] = -self.weight * alpha * (log_probs + self._target_entropy)
-        self.alpha.step()
-
-    def _sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions tanh(u) in [-1, 1] of the current policy, (B, dim), and their log densities, (B,)."""
-        mean, log_std = self.head.gaussian(self.model.policy(obs))
-        noise = self.noise(len(obs))
-        u = torch.addcmul(mean, noise, log_std.exp())
-        # log pi = log N(u) - sum over dimensions of log |d tanh(u) / du|; (u - mean) / std is the noise.
-        inside = 0.5 * noise.square() + log_std + log_slopes(u)
-        return u.tanh(), -inside.sum(-1) - _LOG_SQRT_TAU * self._dim
-
-    def noise(self, count: int) -> Tensor:
-        """Standard normal noise for actions, (count, dim)."""
-        return torch.randn((count, self._dim), generator=self.generator, device=self.device)
-
-    def state_dict(self) -> StateDict:
-        """As of every updater, and the temperature."""
-        return {**super().state_dict(), "log_alpha": float(self.temperature.log_alpha.detach())}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore in place."""
-        super().load_state_dict(state)
-        with torch.no_grad():
-            self.temperature.log_alpha.fill_(state["log_alpha"])
 
 
 class SACLearner(OffPolicyLearner[SACSpec]):

@@ -210,6 +210,7 @@ def test_an_algorithm_and_its_config_name_each_other():
         "td3": rayagi.TD3,
         "dqn": rayagi.DQN,
         "fast_td3": rayagi.FastTD3,
+        "fast_sac": rayagi.FastSAC,
         "bc": rayagi.BC,
         "iql": rayagi.IQL,
         "td3_bc": rayagi.TD3BC,

@@ -142,7 +142,7 @@ def test_a_name_that_several_algorithms_have_means_the_runs_own():
             "ppo",
             "max_lag=2",
             "max_lag: is a setting of several sections; write appo.max_lag or impala.max_lag or sac.max_lag or "
-            "td3.max_lag or dqn.max_lag or fast_td3.max_lag",
+            "td3.max_lag or dqn.max_lag or fast_td3.max_lag or fast_sac.max_lag",
         ),
         ("ppo", "appo.gamma=0.5", "appo.gamma: is a setting of appo; write ppo.gamma"),
         ("appo", "ppo.gamma=0.5", "ppo.gamma: is a setting of ppo; write appo.gamma"),
