@@ -13,9 +13,10 @@ Usable without the rest of rayagi, for any Python program::
 Scopes of one thread are strictly nested. Without a profile they do nothing. ``profiler.trace`` reads what was recorded.
 """
 
+from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.scopes import iteration, operation, phase
-from rayagi.profiler.session import ProfilerError, Session, add_metadata, name_process, profile
+from rayagi.profiler.session import Session, add_metadata, name_process, profile
 
 __all__ = [
     "ProfilerError",

@@ -16,7 +16,7 @@ from rayagi.profiler import layout
 from rayagi.profiler.layout import Category
 
 _logger = logging.getLogger(__name__)
-_SOURCES = ("recorder.c", "module.c")
+_SOURCES = ("recorder.c", "interception.c", "module.c")
 
 
 class Recorder(Protocol):

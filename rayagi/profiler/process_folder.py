@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,24 @@ _logger = logging.getLogger(__name__)
 
 MAX_NAMES = 100_000
 """Further names are recorded as one, so that names made in a loop do not fill memory and disk."""
-_TOO_MANY, _TOO_MANY_ID = f"more than {MAX_NAMES} names", 1
+_FIRST_NAMES = ("thread", f"more than {MAX_NAMES} names")
+_TOO_MANY_ID = 1
 
 
 class ProcessFolder:
     """Made for the calling process. No file stays open."""
 
-    def __init__(self, profile: Path, name: str, metadata: dict[str, Any]) -> None:
+    def __init__(
+        self, profile: Path, name: str, metadata: dict[str, Any], texts: Sequence[str] = _FIRST_NAMES
+    ) -> None:
+        """A forked child takes over the texts of its parent, because native calls go on with their ids."""
         self.path = _make_folder(profile)
         self.name, self.metadata = name, metadata
         self.texts: list[str] = []
         self._ids: dict[str, int] = {}
         self._names_are_lost = False
         self._clock = read_clock()
-        self.add_names(["thread", _TOO_MANY])
+        self.add_names(list(texts))
         self.describe()
 
     def describe(self, **more: Any) -> None:

@@ -7,14 +7,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rayagi.profiler import scopes
+from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.fallback import PythonRecorder
+from rayagi.profiler.interception import Interception, packages_with
 from rayagi.profiler.layout import PROFILE, VERSION, Category
 from rayagi.profiler.native import OFF, RECORD, Recorder, load_native
 from rayagi.profiler.process_folder import ProcessFolder
@@ -32,15 +34,18 @@ class _Process:
 _process = _Process()
 
 
-class ProfilerError(Exception):
-    """The profiler was used in a way that cannot be recorded."""
-
-
 class Session:
     """Records this process into a profile. Forked children go on with a session of their own."""
 
     def __init__(
-        self, profile: Path, name: str, metadata: dict[str, Any], schedule: Schedule | None, limit_bytes: int
+        self,
+        profile: Path,
+        name: str,
+        metadata: dict[str, Any],
+        *,
+        packages: Mapping[str, Category],
+        schedule: Schedule | None,
+        limit_bytes: int,
     ) -> None:
         self.profile = profile
         self._schedule, self._limit_bytes = schedule, limit_bytes
@@ -49,10 +54,12 @@ class Session:
         self._mode = OFF
         self._num_iterations = self._open_iterations = 0
         self._driver: int | None = None  # thread whose iterations count
-        self._open_folder(name, metadata)
+        self._interception = Interception(self._recorder, self.intern_all, packages)
+        self._open_folder(ProcessFolder(profile, name, metadata))
+        self._interception.install()
 
-    def _open_folder(self, name: str, metadata: dict[str, Any]) -> None:
-        self._folder = ProcessFolder(self.profile, name, metadata)
+    def _open_folder(self, folder: ProcessFolder) -> None:
+        self._folder = folder
         self._recorder.setup(str(self._folder.path), self._limit_bytes)
         if self._schedule is None:
             self._switch(RECORD)
@@ -112,13 +119,15 @@ class Session:
     def intern(self, text: str) -> int:
         """The id of a name."""
         while (found := self._folder.name_id(text)) is None:
-            self.intern_all([text])
+            with self._lock:
+                self._folder.add_names([text])
         return found
 
-    def intern_all(self, texts: list[str]) -> None:
-        """Give ids to many names with one write."""
+    def intern_all(self, texts: list[str]) -> list[int]:
+        """The ids of many names, with one write."""
         with self._lock:
             self._folder.add_names(texts)
+        return [self.intern(text) for text in texts]
 
     def set_name(self, name: str) -> None:
         """Name the process."""
@@ -136,20 +145,26 @@ class Session:
         """End recording and write how it ended."""
         with self._lock:
             self._switch(OFF)
-            self._folder.describe(lost=self._recorder.lost(), end_monotonic_ns=time.monotonic_ns())
+            self._interception.remove()
+            self._folder.describe(
+                lost=self._recorder.lost(),
+                intercepted=self._interception.counts,
+                end_monotonic_ns=time.monotonic_ns(),
+            )
 
     def after_fork(self) -> None:
         """In the child: a folder of its own, no open scopes, iterations counted from 0."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
         self._mode, self._driver = OFF, None
         self._num_iterations = self._open_iterations = 0
-        texts = self._folder.texts
+        parent = self._folder
         try:
-            self._open_folder(f"{self._folder.name} (forked)", self._folder.metadata)
+            folder = ProcessFolder(self.profile, f"{parent.name} (forked)", parent.metadata, parent.texts)
         except OSError:  # a full disk: the child runs without a profile
             scopes.session = None
-            return
-        self.intern_all(texts)
+            self._interception.remove()
+        else:
+            self._open_folder(folder)
 
 
 @contextmanager
@@ -160,6 +175,8 @@ def profile(
     metadata: dict[str, Any] | None = None,
     schedule: Schedule | None = None,
     limit_mb: int = DEFAULT_LIMIT_MB,
+    simulators: Sequence[str] = (),
+    intercept: bool = True,
 ) -> Iterator[Session]:
     """Record this process, and the children that it forks, into a new folder.
 
@@ -169,27 +186,35 @@ def profile(
         metadata: anything of JSON that should be kept with the process
         schedule: which iterations; default everything
         limit_mb: disk space for each process's events; what does not fit is dropped and counted
+        simulators: top-level modules whose native functions count as a simulator's, besides MuJoCo's and EnvPool's
+        intercept: whether calls of native functions are recorded, or annotations only
 
     Raises:
         ProfilerError: this process is being profiled already; the folder is not empty or cannot be made; a limit below 1 MB;
-            metadata that is not of JSON.
+            metadata that is not of JSON; a module that does not exist.
     """
-    path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)))
-    session = start(path, name, metadata, schedule, limit_mb)
+    packages = packages_with(simulators) if intercept else {}
+    path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)), packages)
+    session = start(path, packages, name, metadata, schedule, limit_mb)
     try:
         yield session
     finally:
         stop(session)
 
 
-def create_profile(path: Path, command: list[str]) -> Path:
+def create_profile(path: Path, command: list[str], packages: Mapping[str, Category]) -> Path:
     """Make the folder of a new profile.
 
     Raises:
         ProfilerError: it is not empty, or cannot be made.
     """
     path = path.absolute()
-    about = {"version": VERSION, "command": command, "start_unix_ns": time.time_ns(), "intercepted": {}}
+    about = {
+        "version": VERSION,
+        "command": command,
+        "start_unix_ns": time.time_ns(),
+        "intercepted": {name: category.name.lower() for name, category in packages.items()},
+    }
     try:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
@@ -202,6 +227,7 @@ def create_profile(path: Path, command: list[str]) -> Path:
 
 def start(
     path: Path,
+    packages: Mapping[str, Category],
     name: str | None = None,
     metadata: dict[str, Any] | None = None,
     schedule: Schedule | None = None,
@@ -215,7 +241,12 @@ def start(
             raise ProfilerError(f"this process is being recorded already, into {_current_folder()}")
         try:
             session = Session(
-                path, name or _default_name(), _plain(metadata or {}), schedule, limit_mb * 1_000_000
+                path,
+                name or _default_name(),
+                _plain(metadata or {}),
+                packages=packages,
+                schedule=schedule,
+                limit_bytes=limit_mb * 1_000_000,
             )
         except OSError as error:
             raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error

@@ -222,7 +222,7 @@ def test_metadata_must_be_json(tmp_path):
 
 def test_names_made_in_a_loop_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(process_folder, "MAX_NAMES", 10)
-    with profiler.profile(tmp_path / "p", name="p"):
+    with profiler.profile(tmp_path / "p", name="p", intercept=False):
         for i in range(30):
             with profiler.operation(f"step {i}"):
                 pass
@@ -233,7 +233,7 @@ def test_names_made_in_a_loop_are_bounded(tmp_path, monkeypatch):
 
 
 def test_names_that_cannot_be_written_become_numbers(tmp_path):
-    with profiler.profile(tmp_path / "p", name="p"):
+    with profiler.profile(tmp_path / "p", name="p", intercept=False):
         (folder,) = (each for each in (tmp_path / "p").iterdir() if each.is_dir())
         (folder / "names.jsonl").unlink()
         (folder / "names.jsonl").mkdir()
@@ -290,7 +290,7 @@ def test_forked_children_record_into_folders_of_their_own(tmp_path):
 
 def test_a_process_that_execs_has_a_second_folder(tmp_path):
     once = "import os, sys; from rayagi import profiler; profiler.profile(sys.argv[1]).__enter__()"
-    again = "import os, sys; from rayagi.profiler import session; from pathlib import Path; session.start(Path(sys.argv[1]))"
+    again = "import sys, pathlib; from rayagi.profiler import session; session.start(pathlib.Path(sys.argv[1]), {})"
     code = f"{once}; os.execv(sys.executable, [sys.executable, '-c', {again!r}, sys.argv[1]])"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=True, timeout=100)
     first, second = read_profile(tmp_path / "p").processes

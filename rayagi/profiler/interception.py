@@ -1,0 +1,321 @@
+"""Which native functions are recorded, and as what; by the package that defines them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    MethodDescriptorType,
+    ModuleType,
+)
+from typing import Any
+
+from rayagi.profiler.errors import ProfilerError
+from rayagi.profiler.layout import Category
+from rayagi.profiler.native import Recorder
+
+PACKAGES: Mapping[str, Category] = {
+    "mujoco": Category.SIMULATOR,
+    "envpool": Category.SIMULATOR,
+    "torch": Category.BACKEND,
+    "ray": Category.COMMUNICATION,
+}
+"""Packages whose native functions are recorded. Time in all others counts as their caller's: as Python, mostly."""
+
+_TORCH = (
+    ("torch._C._VariableFunctions", "torch", Category.BACKEND),
+    ("torch._C.TensorBase", "Tensor", Category.BACKEND),
+    ("torch._C._nn", "torch.nn", Category.BACKEND),
+    ("torch._C._linalg", "torch.linalg", Category.BACKEND),
+    ("torch._C._fft", "torch.fft", Category.BACKEND),
+    ("torch._C._special", "torch.special", Category.BACKEND),
+    ("torch._C._sparse", "torch.sparse", Category.BACKEND),
+    ("torch.autograd.Variable._execution_engine.__class__", "autograd", Category.BACKEND),
+    ("torch._C._distributed_c10d.ProcessGroup", "ProcessGroup", Category.COMMUNICATION),
+    ("torch._C._distributed_c10d.Work", "Work", Category.COMMUNICATION),
+    ("torch._C._distributed_c10d.Store", "Store", Category.COMMUNICATION),
+)
+"""Owners of torch's operators, how they are named in a profile, and as what they count. Torch's other native functions are
+not recorded: they describe tensors or build graphs."""
+_TORCH_METADATA = re.compile(
+    r"_has_torch_function|is_|_is_|get_|_get_|_log_api|_disabled_torch|__torch|__dlpack|_version$|"
+    r"(stride|size|dim|ndimension|numel|nelement|data_ptr|storage_offset|element_size|requires_grad_?|has_names)$"
+)
+_RAY = ("ray._raylet.CoreWorker", "CoreWorker", Category.COMMUNICATION)
+_RAY_MAIN_LOOP = "run_task_loop"
+"""A worker's whole life: what it calls would count as communication."""
+_PROPERTIES = {"mujoco": ("MjData", "MjModel")}
+"""Classes whose properties are recorded, for packages that have more than there are trampolines."""
+_WRAPPED = {
+    "mujoco": (
+        *("mj_step", "mj_step1", "mj_step2", "mj_forward", "mj_forwardSkip", "mj_inverse", "mj_resetData"),
+        *("mj_kinematics", "mj_rnePostConstraint", "mj_getState", "mj_setState", "mj_resetDataKeyframe"),
+    )
+}
+"""The simulator's few calls that are wrapped where there is no compiler."""
+
+Function = tuple[str, Any, Category]
+"""Name in the profile, function object, category."""
+
+
+def packages_with(simulators: Sequence[str]) -> dict[str, Category]:
+    """PACKAGES and a user's own simulators.
+
+    Raises:
+        ProfilerError: there is no such module, or it is a module within a package.
+    """
+    for name in simulators:
+        if "." in name or not name.isidentifier():
+            raise ProfilerError(f"{name!r} is not the name of a top-level module; name its package")
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            raise ProfilerError(f"there is no module {name!r} to intercept; is its folder on PYTHONPATH?")
+    return {**PACKAGES, **dict.fromkeys(simulators, Category.SIMULATOR)}
+
+
+class Interception:
+    """Records the native calls of some packages: of those that are imported, and of others when they are.
+
+    Attributes:
+        counts: by package, functions that are recorded and those for which no trampoline was left
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        intern_all: Callable[[list[str]], list[int]],
+        packages: Mapping[str, Category],
+    ) -> None:
+        self.counts: dict[str, dict[str, int]] = {}
+        self._recorder, self._intern_all, self._packages = recorder, intern_all, packages
+        self._wrapped: list[tuple[ModuleType, str, Any, Any]] = []
+        self._finder = _Finder(packages, self._intercept)
+
+    def install(self) -> None:
+        """Intercept what is imported, and watch what will be."""
+        sys.meta_path.insert(0, self._finder)
+        for package in self._packages:
+            if package in sys.modules:
+                self._intercept(package)
+
+    def remove(self) -> None:
+        """Undo it. Copies of a wrapper that the program has made go on, but record nothing."""
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        native: Any = self._recorder
+        if hasattr(native, "restore"):
+            native.restore()
+            for each in _tensor_types():
+                native.restore_items(each)
+        for module, name, original, wrapper in self._wrapped:
+            if vars(module).get(name) is wrapper:
+                setattr(module, name, original)
+        self._wrapped.clear()
+
+    def _intercept(self, package: str) -> None:
+        """A package that has been imported, or has imported another extension module."""
+        if not hasattr(self._recorder, "swap"):
+            self._wrap(package)
+            return
+        native: Any = self._recorder
+        functions = list(native_functions(package, self._packages[package]))
+        names = self._intern_all([name for name, _, _ in functions])
+        results = [
+            native.swap(function, name, category)
+            for (_, function, category), name in zip(functions, names, strict=True)
+        ]
+        count = self.counts.setdefault(package, {"recorded": 0, "too_many": 0})
+        count["recorded"] += results.count(1)
+        count["too_many"] = results.count(-1)
+        if package == "torch":
+            get_name, set_name = self._intern_all(["Tensor.__getitem__", "Tensor.__setitem__"])
+            for each in _tensor_types():
+                native.swap_items(each, get_name, set_name, Category.BACKEND)
+
+    def _wrap(self, package: str) -> None:
+        """In Python: the few calls of a simulator, in every module of the package that names them."""
+        if self._packages[package] is not Category.SIMULATOR:
+            return
+        count = self.counts.setdefault(package, {"recorded": 0, "too_many": 0})
+        wrappers: dict[int, Any] = {}
+        for module in list(_modules_of(package)):
+            for name, function in list(vars(module).items()):
+                if not isinstance(function, BuiltinFunctionType) or _root_of(function) != package:
+                    continue
+                if package in _WRAPPED and name not in _WRAPPED[package]:
+                    continue
+                if id(function) not in wrappers:
+                    (text,) = self._intern_all([f"{package}.{name}"])
+                    wrappers[id(function)] = _wrapper(function, self._recorder, self._packages[package], text)
+                    count["recorded"] += 1
+                setattr(module, name, wrappers[id(function)])
+                self._wrapped.append((module, name, function, wrappers[id(function)]))
+
+
+def native_functions(package: str, category: Category) -> Iterator[Function]:
+    """Functions of an imported package that are recorded, the more important ones first."""
+    if package == "torch":
+        for path, label, kind in _TORCH:
+            for name, function in _members(_resolve(path)):
+                if not _TORCH_METADATA.match(name):
+                    yield f"{label}.{name}", function, kind
+        return
+    if package == "ray":
+        path, label, kind = _RAY
+        for name, function in _members(_resolve(path)):
+            if name != _RAY_MAIN_LOOP:
+                yield f"{label}.{name}", function, kind
+        return
+    yield from _package_functions(package, category)
+
+
+def _package_functions(package: str, category: Category) -> Iterator[Function]:
+    """Functions, then methods, then properties of any package's native modules; enumerations are left out."""
+    classes: dict[type, None] = {}
+    for module in list(_modules_of(package)):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, type):
+                if _module_of_type(value).partition(".")[0] == package and not hasattr(value, "__members__"):
+                    classes[value] = None
+            elif _is_native(value) and _root_of(value) == package:
+                yield f"{package}.{name}", value, category
+    for each in classes:
+        for name, function in _members(each):
+            yield f"{each.__name__}.{name}", function, category
+    of_interest = _PROPERTIES.get(package)
+    for each in classes:
+        for name, value in list(vars(each).items()):
+            if of_interest is not None and each.__name__ not in of_interest:
+                break
+            if isinstance(value, property) and _is_native(value.fget):
+                yield f"{each.__name__}.{name}", value.fget, category
+
+
+def _members(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Native functions of a module or a namespace object, and a type's own.
+
+    What is inherited may be `object`'s, and a definition of `__new__` is shared by all types: neither may be touched.
+    """
+    if isinstance(owner, type):
+        own = {name: getattr(value, "__func__", value) for name, value in list(vars(owner).items())}
+    else:
+        own = {name: getattr(owner, name, None) for name in dir(owner) if not name.startswith("__")}
+    for name, value in own.items():
+        if name != "__new__" and _is_native(value):
+            yield name, value
+
+
+def _is_native(value: Any) -> bool:
+    """Function, method, pybind11's method, or Cython's function; its definition decides whether it can be swapped."""
+    kind = type(value)
+    return (
+        issubclass(kind, (BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType))
+        or kind.__name__ == "instancemethod"
+        or kind.__name__ == "cython_function_or_method"
+    )
+
+
+def _root_of(function: Any) -> str:
+    """Top-level package that defines a function."""
+    home = getattr(function, "__module__", None)
+    if not isinstance(home, str):
+        owner = getattr(function, "__self__", None)
+        home = owner.__name__ if isinstance(owner, ModuleType) else _module_of_type(type(owner))
+    return home.partition(".")[0]
+
+
+def _module_of_type(kind: type) -> str:
+    home = getattr(kind, "__module__", None)
+    return home if isinstance(home, str) else ""
+
+
+def _modules_of(package: str) -> Iterator[ModuleType]:
+    for name, module in list(sys.modules.items()):
+        if (name == package or name.startswith(f"{package}.")) and isinstance(module, ModuleType):
+            yield module
+
+
+def _resolve(path: str) -> Any:
+    """An attribute below a module that is imported; None if this version or build has none."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:length]))
+        if found is not None:
+            for name in parts[length:]:
+                found = getattr(found, name, None)
+            return found
+    return None
+
+
+def _tensor_types() -> Iterator[type]:
+    """The tensor's base and all its subclasses as they are now."""
+    base = _resolve("torch._C.TensorBase")
+    waiting: list[type] = [base] if isinstance(base, type) else []
+    found: dict[type, None] = {}
+    while waiting:
+        each = waiting.pop()
+        if each not in found:
+            found[each] = None
+            waiting += type.__subclasses__(each)
+    yield from found
+
+
+_depth = threading.local()
+
+
+def _wrapper(function: Any, recorder: Recorder, category: Category, name: int) -> Any:
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        depth = getattr(_depth, "value", 0)
+        _depth.value = depth + 1
+        start = time.monotonic_ns()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.record(start, time.monotonic_ns(), category, name, depth)
+            _depth.value = depth
+
+    return call
+
+
+class _Finder:
+    """First on sys.meta_path: it finds nothing itself, but hears of the packages' modules after their import."""
+
+    def __init__(self, packages: Iterable[str], imported: Callable[[str], None]) -> None:
+        self._packages, self._imported = frozenset(packages), imported
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The usual spec. Its loader stays the same object, as others ask it for resources; one method of it is replaced."""
+        package = name.partition(".")[0]
+        if package not in self._packages:
+            return None
+        finders = [each for each in sys.meta_path if each is not self]
+        specs = (each.find_spec(name, path, target) for each in finders)
+        spec = next((each for each in specs if each is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        is_of_interest = name == package or isinstance(loader, ExtensionFileLoader)
+        if is_of_interest and not isinstance(loader, type) and hasattr(loader, "exec_module"):
+            loader.exec_module = self._then_intercept(loader, package)
+        return spec
+
+    def _then_intercept(self, loader: Any, package: str) -> Callable[[ModuleType], None]:
+        """After the package, and after an extension module that is imported later than it."""
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            spec = getattr(sys.modules.get(package), "__spec__", None)
+            if module.__name__ == package or not getattr(spec, "_initializing", False):
+                self._imported(package)
+
+        return exec_module

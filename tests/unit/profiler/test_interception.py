@@ -1,0 +1,283 @@
+"""Calls of native functions are recorded, once each, and nothing notices."""
+
+import _functools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import mujoco
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rayagi import profiler
+from rayagi.profiler import session
+from rayagi.profiler.fallback import PythonRecorder
+from rayagi.profiler.interception import packages_with
+from rayagi.profiler.layout import Category
+from rayagi.profiler.trace import read_profile
+
+reduce = _functools.reduce  # a native function that calls back; copied before it is intercepted
+BALL = "<mujoco><worldbody><body><freejoint/><geom size='.1'/></body></worldbody></mujoco>"
+
+
+def calls(folder, of=("SIMULATOR", "BACKEND", "COMMUNICATION")):
+    """Category, name and depth of each native call of a profile, in the order of their ends."""
+    return [
+        (Category(event["category"]).name, process.name_of(int(event["name"])), int(event["depth"]))
+        for process in read_profile(folder).processes
+        for thread in process.threads
+        for event in thread.events
+        if Category(event["category"]).name in of
+    ]
+
+
+def test_each_way_to_call_an_operator_is_one_event(tmp_path):
+    a, eye = torch.ones(3), torch.eye(3)
+    weight = torch.nn.Parameter(torch.ones(2))
+    with profiler.profile(tmp_path / "p"):
+        torch.add(a, a)
+        a.add(a)
+        _ = a + a
+        _ = a[0]
+        a[0] = 2
+        _ = weight[0]
+        F.linear(a, eye)
+        loss = weight.sum()
+        loss.backward()
+    assert Counter(name for _, name, _ in calls(tmp_path / "p")) == {
+        "torch.add": 1,
+        "Tensor.add": 1,
+        "Tensor.__add__": 1,
+        "Tensor.__getitem__": 2,
+        "Tensor.__setitem__": 1,
+        "torch.nn.linear": 1,
+        "Tensor.sum": 1,
+        "autograd.run_backward": 1,
+        "torch.ones_like": 1,  # of backward
+    }
+    assert {category for category, _, _ in calls(tmp_path / "p")} == {"BACKEND"}
+
+
+def test_the_simulator_is_recorded_with_its_properties(tmp_path):
+    model = mujoco.MjModel.from_xml_string(BALL)
+    data = mujoco.MjData(model)
+    with profiler.profile(tmp_path / "p"):
+        mujoco.mj_step(model, data)
+        _ = data.qpos
+    names = [("SIMULATOR", "mujoco.mj_step", 0), ("SIMULATOR", "MjData.qpos", 0)]
+    assert calls(tmp_path / "p") == names
+
+
+def test_all_functions_find_a_trampoline(tmp_path):
+    with profiler.profile(tmp_path / "p") as recording:
+        counts = recording._interception.counts
+    assert counts["torch"]["recorded"] > 1500
+    assert counts["mujoco"]["recorded"] > 800
+    assert {each["too_many"] for each in counts.values()} == {0}
+    assert read_profile(tmp_path / "p").intercepted["mujoco"] == "simulator"
+
+
+def test_nothing_of_object_and_no_new_is_touched(tmp_path):
+    with profiler.profile(tmp_path / "p"):
+
+        class Fresh:  # object.__init_subclass__
+            pass
+
+        dir(Fresh())
+        format(Fresh(), "")
+        Fresh().__reduce_ex__(4)
+        dict.__new__(dict)
+        assert session.load_recorder().swap(object.__new__, 1, Category.BACKEND) == 0
+        assert session.load_recorder().swap(test_nothing_of_object_and_no_new_is_touched, 1, 17) == 0
+    assert calls(tmp_path / "p") == []
+
+
+def test_leaving_the_profile_undoes_everything(tmp_path):
+    a = torch.ones(3)
+    before = len(sys.meta_path)
+    with profiler.profile(tmp_path / "p"):
+
+        class Fresh(torch.Tensor):  # copies the tensor's slots while they are swapped
+            pass
+
+        kept = torch.ones(3).as_subclass(Fresh)
+    with profiler.profile(tmp_path / "q", intercept=False):
+        torch.add(a, a)
+        assert float(kept[0]) == float(a[0]) == 1
+    assert calls(tmp_path / "q") == []
+    assert len(sys.meta_path) == before
+    with profiler.profile(tmp_path / "r"):  # and again
+        torch.add(a, a)
+        _ = kept[0]
+    assert {name for _, name, _ in calls(tmp_path / "r")} >= {"torch.add", "Tensor.__getitem__"}
+
+
+def test_pickle_compile_script_and_vmap_do_not_notice(tmp_path):
+    layer = torch.nn.Linear(3, 3)
+    x = torch.ones(1, 3)
+    expected = layer(x)
+
+    def h(x):
+        return torch.relu(x + 1).sum() * torch.tanh(x)
+
+    with profiler.profile(tmp_path / "p"):
+        assert pickle.loads(pickle.dumps(torch.add)) is torch.add
+        compiled = torch.compile(h, backend="eager", fullgraph=True)(x)
+        scripted = torch.jit.script(torch.nn.Sequential(layer, torch.nn.Tanh()))(x)
+        mapped = torch.func.vmap(torch.sin)(x)
+        torch.optim.Adam(layer.parameters()).step()
+    assert torch.equal(compiled, h(x))
+    assert torch.equal(scripted, expected.tanh())
+    assert torch.equal(mapped, x.sin())
+
+
+def test_an_error_passes_through_and_leaves_no_depth(tmp_path):
+    with profiler.profile(tmp_path / "p", simulators=["_functools"]):
+        with pytest.raises(RuntimeError, match="must match"):
+            torch.add(torch.ones(2), torch.ones(3))
+        with pytest.raises(ZeroDivisionError):
+            reduce(lambda a, b: reduce(lambda c, d: c / 0, [1, 2]), [1, 2])
+        reduce(max, [1, 2])
+    found = [each for each in calls(tmp_path / "p") if each[1] in ("torch.add", "_functools.reduce")]
+    names = ["torch.add", *["_functools.reduce"] * 3]
+    assert [(name, depth) for _, name, depth in found] == list(zip(names, [0, 1, 0, 0], strict=True))
+
+
+def test_calls_nest_through_python(tmp_path):
+    with profiler.profile(tmp_path / "p", simulators=["_functools"]):
+        reduce(lambda a, b: torch.add(a, b), [torch.ones(1)] * 3)
+    found = [each for each in calls(tmp_path / "p") if each[1] in ("torch.add", "_functools.reduce")]
+    assert found == [("BACKEND", "torch.add", 1)] * 2 + [("SIMULATOR", "_functools.reduce", 0)]
+
+
+def test_each_thread_records_its_own_calls(tmp_path):
+    a = torch.ones(1)
+
+    def work():
+        for _ in range(500):
+            torch.add(a, a)
+
+    with profiler.profile(tmp_path / "p"):
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join()
+    (process,) = read_profile(tmp_path / "p").processes
+    add = next(number for number, text in process.names.items() if text == "torch.add")
+    assert sorted(int((thread.events["name"] == add).sum()) for thread in process.threads)[-4:] == [500] * 4
+
+
+def test_a_call_during_which_the_window_ends_is_not_recorded(tmp_path):
+    schedule = profiler.Schedule(warm_up=0, record=1, skip=1, repeat=2)
+
+    def turn(a, b):
+        with profiler.iteration():
+            reduce(max, [1, 2])
+
+    with profiler.profile(tmp_path / "p", simulators=["_functools"], schedule=schedule):
+        reduce(turn, range(6))  # windows begin and end within it
+    found = [each for each in calls(tmp_path / "p") if each[1] == "_functools.reduce"]
+    assert found == [("SIMULATOR", "_functools.reduce", 0)] * 2
+
+
+def test_a_fork_within_a_call_records_it_in_the_parent_only(tmp_path):
+    def fork(a, b):
+        child = os.fork()
+        if not child:
+            reduce(max, [1, 2])
+            return 0
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return child
+
+    with profiler.profile(tmp_path / "p", simulators=["_functools"]):
+        if not reduce(fork, [1, 2]):
+            os._exit(0)
+    found = Counter(
+        (process.name.endswith("(forked)"), process.name_of(int(event["name"])), int(event["depth"]))
+        for process in read_profile(tmp_path / "p").processes
+        for thread in process.threads
+        for event in thread.events
+        if process.name_of(int(event["name"])) == "_functools.reduce"
+    )
+    assert found == {(False, "_functools.reduce", 0): 1, (True, "_functools.reduce", 1): 1}
+
+
+LATER = """
+import sys
+from importlib.machinery import ExtensionFileLoader, PathFinder
+from rayagi import profiler
+name = "_bisect" if "_bisect" not in sys.modules else "_lsprof"
+spec = PathFinder.find_spec(name)
+if spec is None or not isinstance(spec.loader, ExtensionFileLoader):
+    sys.exit(77)
+with profiler.profile(sys.argv[1], simulators=[name]) as recording:
+    module = __import__(name)
+    assert "exec_module" not in vars(module.__spec__.loader)
+    print(recording._interception.counts[name]["recorded"])
+"""
+
+
+def test_what_is_imported_later_is_intercepted_too(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", LATER, str(tmp_path / "p")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip("this Python has these modules built in")
+    assert int(done.stdout) > 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module_here", "there is no module 'no_such_module_here' to intercept"),
+        ("mujoco.rollout", "'mujoco.rollout' is not the name of a top-level module"),
+        ("", "'' is not the name"),
+    ],
+)
+def test_an_unknown_module_is_named(tmp_path, name, message):
+    with (
+        pytest.raises(profiler.ProfilerError, match=message),
+        profiler.profile(tmp_path / "p", simulators=[name]),
+    ):
+        pass
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_module_of_the_user_is_a_simulator():
+    assert packages_with(["_functools"])["_functools"] is Category.SIMULATOR
+    assert packages_with(["torch"])["torch"] is Category.SIMULATOR  # the user's word counts
+
+
+@pytest.fixture
+def python_recorder(monkeypatch):
+    recorder = PythonRecorder()
+    monkeypatch.setattr(session, "load_recorder", lambda: recorder)
+
+
+@pytest.mark.usefixtures("python_recorder")
+def test_without_a_compiler_the_simulator_s_few_calls_are_wrapped(tmp_path):
+    model = mujoco.MjModel.from_xml_string(BALL)
+    data = mujoco.MjData(model)
+    original = mujoco.mj_step
+    with profiler.profile(tmp_path / "p", simulators=["_functools"]):
+        mujoco.mj_step(model, data)
+        torch.add(torch.ones(1), torch.ones(1))  # not recorded: no wrapper survives torch.compile
+        _functools.reduce(lambda a, b: _functools.reduce(max, [1, 2]), [1, 2])
+        with pytest.raises(TypeError):
+            mujoco.mj_step(model)
+    assert mujoco.mj_step is original
+    assert calls(tmp_path / "p") == [
+        ("SIMULATOR", "mujoco.mj_step", 0),
+        ("SIMULATOR", "_functools.reduce", 1),
+        ("SIMULATOR", "_functools.reduce", 0),
+        ("SIMULATOR", "mujoco.mj_step", 0),
+    ]
