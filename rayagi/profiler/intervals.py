@@ -1,0 +1,338 @@
+"""Arrays of time intervals: union, innermost, intersection, and the time of every set of active categories.
+
+Times are int64 nanoseconds. Intervals are half open, ``[start, end)``; those of length 0 have no time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+_EXACT_FLOAT = 2**53
+"""Sums of integers in float64 are exact below it: 104 days in nanoseconds."""
+_TAG_BITS = 4
+_KEY_LIMIT = 2 ** (62 - _TAG_BITS)
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """A value that changes at some times.
+
+    Attributes:
+        times: when it changes, ascending; equal times are allowed, and the last of them counts. Shape (n,)
+        values: its value from each of these times on. Shape (n,)
+        before: its value before the first of them
+    """
+
+    times: Ints
+    values: Ints
+    before: int
+
+    def at(self, times: Ints) -> Ints:
+        """The values at some times, of the same shape."""
+        return np.concatenate([[self.before], self.values])[np.searchsorted(self.times, times, "right")]
+
+    def between(self, start: int, end: int) -> Steps:
+        """The same without the changes before ``start``, and from ``end`` on."""
+        low, high = (int(at) for at in np.searchsorted(self.times, [start, end]))
+        before = int(self.values[low - 1]) if low else self.before
+        return Steps(self.times[low:high], self.values[low:high], before)
+
+    def spans(self, start: int, end: int) -> tuple[Ints, Ints, Ints]:
+        """Start, end and value of each part of ``[start, end)``; none is empty. Shapes (m,), where m <= n + 1."""
+        inside = self.between(start, end)
+        bounds = np.concatenate([[start], inside.times, [end]])
+        values = np.concatenate([[inside.before], inside.values])
+        kept = bounds[1:] > bounds[:-1]
+        return bounds[:-1][kept], bounds[1:][kept], values[kept]
+
+
+def union(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """The union of intervals as disjoint ones, ascending. Those that touch become one."""
+    kept = ends > starts
+    starts, ends = starts[kept], ends[kept]
+    if (starts[1:] < starts[:-1]).any():
+        order = np.argsort(starts)
+        starts, ends = starts[order], ends[order]
+    # An interval begins a new group if it starts after all before it have ended: start_i > max(end_0..i-1).
+    reach = np.maximum.accumulate(ends)
+    first = np.ones(len(starts), bool)
+    first[1:] = starts[1:] > reach[:-1]
+    last = np.ones(len(starts), bool)
+    last[:-1] = first[1:]
+    return starts[first], reach[last]
+
+
+def complement(starts: Ints, ends: Ints, start: int, end: int) -> tuple[Ints, Ints]:
+    """The parts of ``[start, end)`` that no interval of a union covers."""
+    starts, ends = union(np.clip(starts, start, end), np.clip(ends, start, end))
+    gap_starts, gap_ends = np.concatenate([[start], ends]), np.concatenate([starts, [end]])
+    kept = gap_ends > gap_starts
+    return gap_starts[kept], gap_ends[kept]
+
+
+def union_by_cell(cells: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+    """The union of the intervals of each cell: cells, starts, ends, by cell and time. Shapes (m,)"""
+    numbers = np.unique(cells)
+    times, ranks = np.unique(np.concatenate([starts, ends]), return_inverse=True)
+    # Each cell gets a range of ranks of its own, so that one union handles all of them.
+    shift = np.searchsorted(numbers, cells) * len(times)
+    low, high = union(ranks[: len(starts)] + shift, ranks[len(starts) :] + shift)
+    return (
+        numbers[low // max(len(times), 1)],
+        times[low % max(len(times), 1)],
+        times[high % max(len(times), 1)],
+    )
+
+
+def intersect(
+    starts: Ints, ends: Ints, window_starts: Ints, window_ends: Ints
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Every non-empty intersection of an interval with a window.
+
+    Args:
+        starts: of disjoint intervals, ascending. Shape (n,)
+        ends: of the same. Shape (n,)
+        window_starts: of windows, in any order; they may overlap. Shape (w,)
+        window_ends: of the same. Shape (w,)
+
+    Returns:
+        Start, end, index of the interval, index of the window, by window. Shapes (m,)
+    """
+    low = np.searchsorted(ends, window_starts, "right")  # the first that ends after the window starts
+    high = np.searchsorted(starts, window_ends, "left")  # the first that starts when the window has ended
+    counts = np.maximum(high - low, 0)
+    window = np.repeat(np.arange(len(counts)), counts)
+    interval = np.arange(counts.sum()) + np.repeat(low - (np.cumsum(counts) - counts), counts)
+    cut_starts = np.maximum(starts[interval], window_starts[window])
+    cut_ends = np.minimum(ends[interval], window_ends[window])
+    kept = cut_ends > cut_starts
+    return cut_starts[kept], cut_ends[kept], interval[kept], window[kept]
+
+
+def innermost(starts: Ints, ends: Ints, depths: Ints, values: Ints, outside: int) -> tuple[Steps, Ints]:
+    """The value of the innermost event at each time, and for each event the value in which it started.
+
+    The innermost of the events at a time is the one that started last; of those the one that ends first; of those the
+    deepest. For events that nest it is the deepest; those of interleaved coroutines need not nest.
+
+    Args:
+        starts: of one thread's events, in any order. Shape (n,)
+        ends: of the same. Shape (n,)
+        depths: of the same; 0 is outermost. Shape (n,)
+        values: of the same. Shape (n,)
+        outside: the value where there is no event
+
+    Returns:
+        The value over time; values of the enclosing events, ``outside`` without one. Shape (n,)
+    """
+    steps = Steps(np.empty(0, np.int64), np.empty(0, np.int64), outside)
+    around = np.full(len(starts), outside, np.int64)
+    for depth in np.flatnonzero(np.bincount(depths, minlength=1)):
+        level = np.flatnonzero(depths == depth) if depths.any() else slice(None)
+        painted = _paint_level(steps, starts[level], ends[level], values[level])
+        if painted is None:
+            return _latest_start(starts, ends, depths, values, outside)
+        steps, around[level] = painted
+    return steps, around
+
+
+def _paint_level(steps: Steps, starts: Ints, ends: Ints, values: Ints) -> tuple[Steps, Ints] | None:
+    """Steps with one level's events over them, and the values below; None if they overlap or cross one below."""
+    order = None
+    if (starts[1:] < ends[:-1]).any():
+        order = np.lexsort((ends, starts))
+        starts, ends, values = starts[order], ends[order], values[order]
+        if (starts[1:] < ends[:-1]).any():
+            return None
+    at = np.searchsorted(steps.times, starts, "right")
+    if (np.searchsorted(steps.times, ends, "left") > at).any():
+        return None
+    below = np.concatenate([[steps.before], steps.values])[at]
+    times = np.stack([starts, ends], axis=1).ravel()
+    # An event's value from its start on, and what was below it again from its end on.
+    changed = np.stack([values, below], axis=1).ravel()
+    painted = _inserted(steps, np.repeat(at, 2), times, changed)
+    if order is not None:
+        below[order] = below.copy()
+    return painted, below
+
+
+def _inserted(steps: Steps, at: Ints, times: Ints, values: Ints) -> Steps:
+    """Steps with more changes; the i-th before the at[i]-th old one. ``at`` ascends."""
+    if not len(steps.times):
+        return Steps(times, values, steps.before)
+    places = at + np.arange(len(at))
+    is_old = np.ones(len(steps.times) + len(at), bool)
+    is_old[places] = False
+    all_times, all_values = np.empty(len(is_old), np.int64), np.empty(len(is_old), np.int64)
+    all_times[places], all_values[places] = times, values
+    all_times[is_old], all_values[is_old] = steps.times, steps.values
+    return Steps(all_times, all_values, steps.before)
+
+
+def _latest_start(starts: Ints, ends: Ints, depths: Ints, values: Ints, outside: int) -> tuple[Steps, Ints]:
+    """As ``innermost``, for events that do not nest: a heap of the open ones, the one that started last on top."""
+    order = np.lexsort((depths, -ends, starts))
+    around = np.full(len(starts), outside, np.int64)
+    opened: list[tuple[int, int, int]] = []  # (-rank, end, value)
+    times, changed = [], []
+
+    def close_until(time: int) -> None:
+        """Close what ends until then; below an event that closes are those that have not ended."""
+        while opened and opened[0][1] <= time:
+            closed_at = heapq.heappop(opened)[1]
+            while opened and opened[0][1] <= closed_at:
+                heapq.heappop(opened)
+            times.append(closed_at)
+            changed.append(opened[0][2] if opened else outside)
+
+    rows = zip(
+        order.tolist(), starts[order].tolist(), ends[order].tolist(), values[order].tolist(), strict=True
+    )
+    for rank, (index, start, end, value) in enumerate(rows):
+        close_until(start)
+        around[index] = opened[0][2] if opened else outside
+        if end > start:
+            heapq.heappush(opened, (-rank, end, value))
+            times.append(start)
+            changed.append(value)
+    close_until(np.iinfo(np.int64).max)
+    return Steps(np.array(times, np.int64), np.array(changed, np.int64), outside), around
+
+
+def zip_steps(first: Steps, second: Steps) -> tuple[Ints, Ints, Ints]:
+    """Both values over time: times of change (m,), and both values before the first and from each on (m + 1,)."""
+    at = np.searchsorted(first.times, second.times, "right")
+    padded = np.concatenate([[first.before], first.values])
+    both = _inserted(first, at, second.times, padded[at])
+    count = np.zeros(len(both.times) + 1, np.int64)  # how many changes of the second came until then
+    count[at + np.arange(len(at)) + 1] = 1
+    np.cumsum(count, out=count)
+    return (
+        both.times,
+        np.concatenate([[first.before], both.values]),
+        np.concatenate([[second.before], second.values])[count],
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Intervals in which one category is active, each within one cell, such as an operation.
+
+    Attributes:
+        category: its bit in the masks, 0 to 14
+        cells: at least 0. Shape (n,)
+        starts: of disjoint intervals, if they are of one cell. Shape (n,)
+        ends: of the same. Shape (n,)
+    """
+
+    category: int
+    cells: Ints
+    starts: Ints
+    ends: Ints
+
+
+def overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
+    """Time of every set of categories in every cell: (cell, mask) -> ns, exact, without the empty set.
+
+    Two parts of one category that overlap in a cell count once.
+    """
+    parts = [part for part in parts if len(part.starts)]
+    if not parts:
+        return {}
+    start = min(int(part.starts.min()) for part in parts)
+    span = (
+        max(int(part.ends.max()) for part in parts) - start + 1
+    )  # one more: ranges of two cells do not touch
+    cells = np.unique(np.concatenate([_distinct(part.cells) for part in parts]))
+    # Each cell gets a range of times of its own, so that one sweep handles all: time' = number of the cell * span + time.
+    group = max(1, _KEY_LIMIT // span)
+    table: dict[tuple[int, int], int] = {}
+    for first in range(0, len(cells), group):
+        some = cells[first : first + group]
+        for (number, mask), ns in _sweep(_in_own_range(parts, some, start, span), span).items():
+            table[int(some[number]), mask] = ns
+    return table
+
+
+def _distinct(cells: Ints) -> Ints:
+    """Distinct values, ascending; most neighbours are equal."""
+    changes = np.ones(len(cells), bool)
+    changes[1:] = cells[1:] != cells[:-1]
+    return np.unique(cells[changes])
+
+
+def _in_own_range(parts: Iterable[Part], cells: Ints, start: int, span: int) -> dict[int, tuple[Ints, Ints]]:
+    """Disjoint intervals of each category with the cells' times one after the other."""
+    found: dict[int, list[tuple[Ints, Ints]]] = {}
+    for part in parts:
+        number = np.searchsorted(cells, part.cells)
+        shift = number * span - start
+        starts, ends = part.starts + shift, part.ends + shift
+        if part.cells.min() < cells[0] or part.cells.max() > cells[-1]:
+            inside = (part.cells >= cells[0]) & (part.cells <= cells[-1])
+            starts, ends = starts[inside], ends[inside]
+        found.setdefault(part.category, []).append((starts, ends))
+    return {
+        category: several[0] if len(several) == 1 else union(*map(np.concatenate, zip(*several, strict=True)))
+        for category, several in found.items()
+    }
+
+
+def _sweep(intervals: dict[int, tuple[Ints, Ints]], span: int) -> dict[tuple[int, int], int]:
+    """Left to right over all boundaries: (number of the cell, mask) -> ns."""
+    categories = sorted(intervals)
+    # time' << 4 | number of the category: one sort of int64 orders all boundaries.
+    size = 2 * sum(len(starts) for starts, _ in intervals.values())
+    keys = np.empty(size, np.int64)
+    at = 0
+    for number, category in enumerate(categories):
+        for times in intervals[category]:
+            piece = keys[at : at + len(times)]
+            np.left_shift(times, _TAG_BITS, out=piece)
+            piece |= number
+            at += len(times)
+    keys.sort()
+    toggles = np.array([1 << category for category in categories], np.uint16)
+    masks = toggles[keys & ((1 << _TAG_BITS) - 1)]
+    # A boundary toggles its category's bit; the running xor is the set that is active after it.
+    np.bitwise_xor.accumulate(masks, out=masks)
+    keys >>= _TAG_BITS
+    spans, masks, keys = keys[1:] - keys[:-1], masks[:-1], keys[:-1]
+    active = (masks != 0) & (spans > 0)
+    spans, masks, keys = spans[active], masks[active], keys[active]
+    # Distinct masks are few: (cell, mask) is numbered densely.
+    present = np.flatnonzero(np.bincount(masks, minlength=1))
+    index = np.zeros(1 << 16, np.int64)
+    index[present] = np.arange(len(present))
+    number = keys // span * len(present) + index[masks]
+    totals = exact_sums(number, spans)
+    return {
+        (int(row) // len(present), int(present[row % len(present)])): int(totals[row])
+        for row in np.flatnonzero(totals)
+    }
+
+
+def exact_sums(groups: Ints, values: Ints) -> Ints:
+    """Sum of the values of each group, exact in int64. Shape (largest group + 1,)
+
+    Args:
+        groups: at least 0. Shape (n,)
+        values: at least 0. Shape (n,)
+    """
+    if not len(groups) or float(values.sum(dtype=np.float64)) < _EXACT_FLOAT:
+        return np.bincount(groups, weights=values).astype(np.int64)
+    # Above 2^53 in two halves of 31 bits, whose sums stay below it for up to 2^22 values at a time.
+    sums = np.zeros(int(groups.max()) + 1, np.int64)
+    for first in range(0, len(groups), 1 << 22):
+        some, part = groups[first : first + (1 << 22)], values[first : first + (1 << 22)]
+        for shift, half in ((0, part & (2**31 - 1)), (31, part >> 31)):
+            sums += np.bincount(some, weights=half, minlength=len(sums)).astype(np.int64) << shift
+    return sums

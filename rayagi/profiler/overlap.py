@@ -1,0 +1,549 @@
+"""Cross-stack overlap (RL-Scope, section 3.3): the time of every set of active categories, by operation.
+
+At each moment a thread is in one category: that of its innermost native event, or Python. It is also in one operation: its
+innermost one. A process is in the operations of its threads, and a set of categories is active in each of them:
+
+* those of the threads in the operation;
+* native categories of threads without an operation, such as torch's backward threads, which work for whoever is;
+* those of the GPU, on whatever stream.
+
+While no thread is in an operation, the set of all threads counts for the operation ``NONE``. So each moment counts once,
+unless threads are in different operations at a time; ``Breakdown.totals`` count it once then too. All sums are exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayagi.profiler.intervals import (
+    Ints,
+    Part,
+    Steps,
+    complement,
+    exact_sums,
+    innermost,
+    intersect,
+    overlap,
+    union,
+    union_by_cell,
+    zip_steps,
+)
+from rayagi.profiler.trace import EVENT, Category, ProcessTrace, Profile, ThreadTrace, TraceError
+
+PYTHON = "python"
+NONE = ""
+"""Operation or phase of the time outside of all."""
+NO_ITERATION = -1
+GPU = frozenset({"gpu_kernel", "gpu_copy"})
+
+_FIRST_NATIVE = 16
+_NATIVE = tuple(category for category in Category if category >= _FIRST_NATIVE)
+LABELS = (PYTHON, *(category.name.lower() for category in _NATIVE))
+"""Names of the categories, by their bit in a mask."""
+_BITS = np.full(256, 1 + _NATIVE.index(Category.OTHER_NATIVE), np.int64)
+_BITS[list(_NATIVE)] = np.arange(1, len(LABELS))
+_IS_GPU = np.array([label in GPU for label in LABELS])
+
+BLOCK_EVENTS = 1 << 16
+"""Events between two entries of the index of a thread's events."""
+WINDOW_BLOCKS = 4
+"""Blocks of events that are in memory at a time: about 250,000 events, whose arrays stay in the cache."""
+_LONGEST_NS = 2**57
+"""Four years: what the sort keys of ``overlap`` can hold."""
+_MAX, _MIN = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+
+
+class Cell(NamedTuple):
+    """Where time is spent. ``process`` is empty for all processes together."""
+
+    process: str
+    phase: str
+    iteration: int
+    operation: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """The time for which exactly these categories were active in a cell."""
+
+    cell: Cell
+    categories: frozenset[str]
+    ns: int
+
+    @property
+    def resource(self) -> str:
+        """``cpu``, ``gpu``, ``cpu+gpu``; ``wait`` if all that was active is a wait, which uses neither."""
+        return resource(self.categories)
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """How often the code of a cell went from a category into another one, such as Python into a backend."""
+
+    cell: Cell
+    source: str
+    target: str
+    count: int
+
+
+@dataclass(frozen=True)
+class ProcessSummary:
+    """One process of a profile.
+
+    Attributes:
+        label: its name, with its process id if others have the same
+        threads: how many were recorded
+        life_ns: from its start to its end, or its last event if it was killed
+        unaccounted_ns: how much of it no thread was recorded for
+        dropped: events that were not kept
+    """
+
+    label: str
+    threads: int
+    life_ns: int
+    unaccounted_ns: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where the time of a profile went.
+
+    Attributes:
+        processes: in the profile's order
+        rows: of each process
+        merged: of all processes; what two processes do in one cell at a time counts once
+        totals: time of each set of categories, by process, and by ``""`` for all; each moment counts once
+        transitions: of each process
+    """
+
+    processes: tuple[ProcessSummary, ...]
+    rows: tuple[Row, ...]
+    merged: tuple[Row, ...]
+    totals: Mapping[str, Mapping[frozenset[str], int]]
+    transitions: tuple[Transitions, ...]
+
+
+def resource(categories: frozenset[str]) -> str:
+    """What a set of categories uses; see ``Row.resource``."""
+    on_gpu, on_cpu = bool(categories & GPU), bool(categories - GPU - {"wait"})
+    return {(True, True): "cpu+gpu", (True, False): "gpu", (False, True): "cpu"}.get((on_gpu, on_cpu), "wait")
+
+
+def breakdown(profile: Profile) -> Breakdown:
+    """Add up the time of every set of categories in every cell.
+
+    Events are read in windows of time: memory does not depend on their number, only on that of annotations.
+
+    Raises:
+        TraceError: the times of a process are years apart.
+    """
+    labels = process_labels(profile.processes)
+    cells = _Cells()
+    offsets = clock_offsets(profile.processes)
+    processes = [
+        _Process(trace, label, offset, cells)
+        for trace, label, offset in zip(profile.processes, labels, offsets, strict=True)
+    ]
+    cells.freeze()
+    sums = _Sums(processes)
+    for start, end in _windows(processes):
+        sums.add(start, end)
+    return sums.result(cells)
+
+
+def process_labels(processes: Sequence[ProcessTrace]) -> list[str]:
+    """Distinct labels: names; with the process id where several have the same; with the folder's name if still."""
+    by_name = Counter(each.name for each in processes)
+    labels = [
+        each.name if by_name[each.name] == 1 and each.name else f"{each.name} {each.pid}"
+        for each in processes
+    ]
+    by_label = Counter(labels)
+    return [
+        label if by_label[label] == 1 else f"{label} {each.path.name}"
+        for label, each in zip(labels, processes, strict=True)
+    ]
+
+
+def clock_offsets(processes: Sequence[ProcessTrace]) -> list[int]:
+    """What to add to each process's times, so that they are on the first one's clock.
+
+    Processes of a host share CLOCK_MONOTONIC; those of others are aligned by the Unix time.
+    """
+    if not processes:
+        return []
+    hosts: dict[str, int] = {}
+    first = processes[0].clock.unix_ns - processes[0].clock.monotonic_ns
+    for each in processes:
+        hosts.setdefault(_host(each), each.clock.unix_ns - each.clock.monotonic_ns - first)
+    return [hosts[_host(each)] for each in processes]
+
+
+def _host(process: ProcessTrace) -> str:
+    return process.path.name.rsplit("-", 2)[0]
+
+
+class _Cells:
+    """Numbers for phases, iterations and operations, common to all processes."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, int] = {NONE: 0}
+        self.outer: dict[tuple[int, int], int] = {}
+        """(phase, iteration) -> number."""
+
+    def name(self, text: str) -> int:
+        return self.names.setdefault(text, len(self.names))
+
+    def outers(self, phases: Ints, iterations: Ints) -> Ints:
+        pairs = zip(phases.tolist(), iterations.tolist(), strict=True)
+        return np.array([self.outer.setdefault(pair, len(self.outer)) for pair in pairs], np.int64)
+
+    def freeze(self) -> None:
+        """Names are complete. A cell's number: that of phase and iteration, times the names' count, plus the operation's."""
+        self.texts = list(self.names)
+        self.pairs = list(self.outer)
+
+    def cell(self, number: int, process: str) -> Cell:
+        outer, operation = divmod(number, len(self.texts))
+        phase, iteration = self.pairs[outer]
+        return Cell(process, self.texts[phase], iteration, self.texts[operation])
+
+
+class _Thread:
+    """One thread's annotations, and an index of its other events by time."""
+
+    def __init__(self, trace: ThreadTrace, offset: int) -> None:
+        self.trace, self.offset = trace, offset
+        scopes, self.low, self.high, self.has_cpu = [np.empty(0, EVENT)], [], [], len(trace.events) == 0
+        for first in range(0, len(trace.events), BLOCK_EVENTS):
+            block = trace.events[first : first + BLOCK_EVENTS]
+            native = block["category"] >= _FIRST_NATIVE
+            scopes.append(np.array(block[~native]))
+            starts, ends = block["start"][native], block["end"][native]
+            self.low.append(int(starts.min(initial=_MAX - max(offset, 0))) + offset)
+            self.high.append(int(np.maximum(starts, ends).max(initial=_MIN - min(offset, 0))) + offset)
+            self.has_cpu |= not _IS_GPU[_BITS[block["category"][native]]].all()
+        self.scopes = np.concatenate(scopes)
+        self.scopes["start"] += offset
+        self.scopes["end"][self.scopes["end"] != 0] += offset
+        # A file of nothing but a GPU's events is no thread; one without events is a thread that ran only Python.
+        self.has_cpu |= not any(low <= high for low, high in zip(self.low, self.high, strict=True))
+        self.last = max(self.high + [int(self.scopes[name].max(initial=_MIN)) for name in ("start", "end")])
+
+    def close(self, last: int) -> None:
+        """Give open annotations an end: that of the thread, or ``last`` if the process died."""
+        own = self.scopes[self.scopes["category"] == Category.THREAD]
+        own_ends = [last if end == 0 else end for end in own["end"].tolist()]
+        within = self.scopes[self.scopes["category"] != Category.PROCESS]
+        self.start = min([*self.low, int(within["start"].min(initial=last))])
+        self.end = max([*own_ends, *self.high]) if own_ends else self.last
+        scopes = self.scopes
+        ends = np.where(scopes["end"] == 0, self.end, scopes["end"])
+        scopes["end"] = np.maximum(ends, scopes["start"])
+
+    def scopes_of(self, category: Category) -> NDArray[np.void]:
+        return self.scopes[self.scopes["category"] == category]
+
+    def natives(self, start: int, end: int) -> NDArray[np.void]:
+        """Events of categories other than annotations that are active in a window of time, or of length 0 in it."""
+        found = [np.empty(0, EVENT)]
+        for number, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
+            if low < end and high >= start:
+                block = self.trace.events[number * BLOCK_EVENTS : (number + 1) * BLOCK_EVENTS]
+                found.append(np.array(block[block["category"] >= _FIRST_NATIVE]))
+        events = np.concatenate(found)
+        events["start"] += self.offset
+        events["end"] += self.offset
+        np.maximum(events["end"], events["start"], out=events["end"])
+        inside = (events["start"] < end) & ((events["end"] > start) | (events["start"] >= start))
+        return events if inside.all() else events[inside]
+
+
+class _Process:
+    """One process: which operations are active when, and the intervals of each category within them."""
+
+    def __init__(self, trace: ProcessTrace, label: str, offset: int, cells: _Cells) -> None:
+        self.trace, self.label, self.cells = trace, label, cells
+        self.threads = [_Thread(each, offset) for each in trace.threads]
+        last = max((thread.last for thread in self.threads), default=0)
+        for thread in self.threads:
+            thread.close(last)
+        self.start = min((thread.start for thread in self.threads), default=0)
+        self.end = max((max(thread.end, thread.last) for thread in self.threads), default=0)
+        if self.end - self.start > _LONGEST_NS:
+            raise TraceError(
+                f"{trace.path} is damaged: its events are {(self.end - self.start) / 3.15576e16:.0f} years apart"
+            )
+        self.on_cpu = [thread for thread in self.threads if thread.has_cpu]
+        self.outer = self._outer()
+        self.operations = [
+            self._steps([thread], Category.OPERATION, self._names(thread.scopes_of(Category.OPERATION)))
+            for thread in self.on_cpu
+        ]
+
+    def _names(self, scopes: NDArray[np.void]) -> Ints:
+        numbers = {
+            int(name): self.cells.name(self.trace.name_of(int(name))) for name in np.unique(scopes["name"])
+        }
+        return np.array([numbers[int(name)] for name in scopes["name"]], np.int64)
+
+    def _outer(self) -> Steps:
+        """Number of the phase and iteration over time. They are the process's: of several, the last to start counts."""
+        phases = [each.scopes_of(Category.PHASE) for each in self.threads]
+        phase = self._steps(
+            self.threads, Category.PHASE, self._names(np.concatenate([np.empty(0, EVENT), *phases]))
+        )
+        iterations = np.concatenate(
+            [np.empty(0, EVENT), *(each.scopes_of(Category.ITERATION) for each in self.threads)]
+        )
+        iteration = self._steps(self.threads, Category.ITERATION, _numbers(iterations), NO_ITERATION)
+        times, *values = zip_steps(phase, iteration)
+        outers = self.cells.outers(*values)
+        return Steps(times, outers[1:], int(outers[0]))
+
+    def _steps(self, threads: Sequence[_Thread], category: Category, values: Ints, outside: int = 0) -> Steps:
+        scopes = np.concatenate([np.empty(0, EVENT), *(thread.scopes_of(category) for thread in threads)])
+        return innermost(scopes["start"], scopes["end"], scopes["depth"].astype(np.int64), values, outside)[0]
+
+    @cached_property
+    def thread_cells(self) -> list[Steps]:
+        """The cell of each CPU thread over time."""
+        found = []
+        for operation in self.operations:
+            times, outer, name = zip_steps(self.outer, operation)
+            numbers = outer * len(self.cells.texts) + name
+            found.append(Steps(times, numbers[1:], int(numbers[0])))
+        return found
+
+    @cached_property
+    def windows(self) -> tuple[Ints, Ints, Ints]:
+        """When each cell is active in any thread; those of no operation while no thread is in one. Cells, starts, ends."""
+        names = len(self.cells.texts)
+        spans = [
+            steps.spans(thread.start, thread.end)
+            for steps, thread in zip(self.thread_cells, self.on_cpu, strict=True)
+        ]
+        nothing = (np.empty(0, np.int64),) * 3
+        starts, ends, cells = map(np.concatenate, zip(nothing, *spans, strict=True))
+        inside = cells % names != 0
+        active = union_by_cell(cells[inside], starts[inside], ends[inside])
+        idle = complement(*active[1:], self.start, self.end)
+        outer_starts, outer_ends, outer = self.outer.spans(self.start, self.end)
+        starts, ends, _, window = intersect(*idle, outer_starts, outer_ends)
+        cells, starts, ends = map(
+            np.concatenate, zip(active, (outer[window] * names, starts, ends), strict=True)
+        )
+        return cells, starts, ends
+
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether threads may be in different operations at a time."""
+        return sum(len(steps.times) > 0 for steps in self.operations) > 1
+
+    def summary(self) -> ProcessSummary:
+        life = np.concatenate(
+            [np.empty(0, EVENT), *(each.scopes_of(Category.PROCESS) for each in self.threads)]
+        )
+        start, end = min([*life["start"], self.start]), max([*life["end"], self.end])
+        starts = np.array([each.start for each in self.on_cpu], np.int64)
+        ends = np.array([each.end for each in self.on_cpu], np.int64)
+        starts, ends = complement(starts, ends, int(start), int(end))
+        return ProcessSummary(
+            self.label,
+            threads=len({each.trace.thread_id for each in self.on_cpu}),
+            life_ns=int(end - start),
+            unaccounted_ns=int((ends - starts).sum()),
+            dropped=sum(each.dropped for each in self.trace.threads),
+        )
+
+    def measure(self, start: int, end: int) -> tuple[list[Part], Counter[tuple[int, int, int]]]:
+        """Intervals of each category in a window of time, and transitions (cell, source, target) that start in it."""
+        cells, starts, ends = self.windows
+        near = (starts < end) & (ends > start)
+        windows = cells[near], starts[near], ends[near]
+        parts: list[Part] = []
+        counts: Counter[tuple[int, int, int]] = Counter()
+        gpu: dict[int, list[tuple[Ints, Ints]]] = {}
+        on_cpu = iter(self.thread_cells)
+        for thread in self.threads:
+            events = thread.natives(start, end)
+            bits = _BITS[events["category"]]
+            on_gpu = _IS_GPU[bits]
+            for bit in np.unique(bits[on_gpu]).tolist():
+                some = events[bits == bit]
+                gpu.setdefault(bit, []).append((some["start"], some["end"]))
+            if thread.has_cpu:
+                steps = next(on_cpu)
+                lane = _Lane(thread, events[~on_gpu] if on_gpu.any() else events, steps, start, end)
+                alone = len(self.on_cpu) == 1
+                parts += lane.parts(len(self.cells.texts), None if alone else windows)
+                counts += lane.transitions(len(self.cells.texts), None if alone else windows)
+        for bit, several in gpu.items():
+            both = union(*(np.clip(np.concatenate(each), start, end) for each in zip(*several, strict=True)))
+            parts.append(_within(bit, *both, windows))
+        return parts, counts
+
+
+def _numbers(iterations: NDArray[np.void]) -> Ints:
+    """Numbers of iterations from their low 16 bits: they ascend over time."""
+    order = np.argsort(iterations["start"], kind="stable")
+    low = iterations["flags"][order].astype(np.int64)
+    steps = np.diff(low, prepend=low[:1])
+    wraps: Ints = np.cumsum(steps < -(1 << 15)) - np.cumsum(steps > 1 << 15)
+    numbers = np.empty(len(low), np.int64)
+    numbers[order] = low + (np.maximum(wraps, 0) << 16)
+    return numbers
+
+
+def _within(bit: int, starts: Ints, ends: Ints, windows: tuple[Ints, Ints, Ints]) -> Part:
+    """A category's intervals, cut by the windows of the cells that they count for."""
+    cells, window_starts, window_ends = windows
+    starts, ends, _, window = intersect(starts, ends, window_starts, window_ends)
+    return Part(bit, cells[window], starts, ends)
+
+
+class _Lane:
+    """What one thread does in a window of time."""
+
+    def __init__(self, thread: _Thread, events: NDArray[np.void], cells: Steps, start: int, end: int) -> None:
+        self.starts = events["start"]
+        self.bits = _BITS[events["category"]]
+        self.cells = cells
+        self.inside = (self.starts >= start) & (self.starts < end)
+        steps, self.around = innermost(
+            self.starts, events["end"], events["depth"].astype(np.int64), self.bits, outside=0
+        )
+        low, high = max(start, thread.start), max(min(end, thread.end), start, thread.start)
+        self.active = zip_steps(steps, cells.between(low, high))
+        self.low, self.high = low, high
+
+    def parts(self, names: int, windows: tuple[Ints, Ints, Ints] | None) -> Iterator[Part]:
+        """Intervals of each category. Those outside of operations are cut by the process's windows, if there are any."""
+        times, bits, cells = self.active
+        bounds = np.concatenate([[self.low], np.clip(times, self.low, self.high), [self.high]])
+        starts, ends = bounds[:-1], bounds[1:]
+        outside = cells % names == 0
+        for bit in np.flatnonzero(np.bincount(bits)).tolist():
+            chosen = (bits == bit) & (ends > starts)
+            if windows is None:
+                yield Part(bit, cells[chosen], starts[chosen], ends[chosen])
+                continue
+            own, others = chosen & ~outside, chosen & outside
+            yield Part(bit, cells[own], starts[own], ends[own])
+            # Python without an operation, often a thread that waits, counts for no operation; native code for all.
+            idle = windows[0] % names == 0
+            some = (windows[0][idle], windows[1][idle], windows[2][idle])
+            yield _within(bit, starts[others], ends[others], windows if bit else some)
+
+    def transitions(
+        self, names: int, windows: tuple[Ints, Ints, Ints] | None
+    ) -> Counter[tuple[int, int, int]]:
+        """How often each cell's code entered a category from another one: (cell, source, target) -> count."""
+        entered = self.inside & (self.bits != self.around)
+        starts, pairs = self.starts[entered], (self.around * 16 + self.bits)[entered]
+        cells = self.cells.at(starts)
+        counts: Counter[tuple[int, int, int]] = Counter()
+        outside = np.zeros(len(cells), bool) if windows is None else cells % names == 0
+        keys, numbers = np.unique(cells[~outside] * 256 + pairs[~outside], return_counts=True)
+        for key, number in zip(keys.tolist(), numbers.tolist(), strict=True):
+            counts[key >> 8, key >> 4 & 15, key & 15] += number
+        if windows is not None:
+            for pair in np.unique(pairs[outside]).tolist():
+                times = np.sort(starts[outside & (pairs == pair)])
+                low, high = (np.searchsorted(times, bound) for bound in windows[1:])
+                active, index = np.unique(windows[0], return_inverse=True)
+                for cell, number in zip(active.tolist(), exact_sums(index, high - low).tolist(), strict=True):
+                    counts[cell, pair >> 4, pair & 15] += number
+        return +counts
+
+
+def _windows(processes: Sequence[_Process]) -> Iterator[tuple[int, int]]:
+    """Windows of time with about as many events each."""
+    lows = sorted(
+        low for each in processes for thread in each.threads for low in thread.low if low < _MAX // 2
+    )
+    start = min((each.start for each in processes), default=0)
+    end = max((each.end for each in processes), default=0) + 1
+    cuts = sorted({start, end, *(low for low in lows[WINDOW_BLOCKS::WINDOW_BLOCKS] if start < low < end)})
+    return pairwise(cuts)
+
+
+class _Sums:
+    """Tables of times and counts, filled window by window."""
+
+    def __init__(self, processes: Sequence[_Process]) -> None:
+        self.processes = processes
+        self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in processes]
+        self.totals: list[Counter[int]] = [Counter() for _ in processes]
+        self.merged: Counter[tuple[int, int]] = Counter()
+        self.merged_total: Counter[int] = Counter()
+        self.transitions: list[Counter[tuple[int, int, int]]] = [Counter() for _ in processes]
+
+    def add(self, start: int, end: int) -> None:
+        """Add what happened in a window of time."""
+        every: list[Part] = []
+        for index, process in enumerate(self.processes):
+            parts, counts = process.measure(start, end)
+            table = overlap(parts)
+            self.tables[index].update(table)
+            self.totals[index].update(_total(parts) if process.overlaps_itself else _summed(table))
+            self.transitions[index].update(counts)
+            every += parts
+        if len(self.processes) > 1:
+            self.merged.update(overlap(every))
+            self.merged_total.update(_total(every))
+
+    def result(self, cells: _Cells) -> Breakdown:
+        """The tables with names in place of numbers."""
+        labels = [process.label for process in self.processes]
+        if len(labels) == 1:
+            self.merged, self.merged_total = self.tables[0], self.totals[0]
+        tables = zip([*labels, ""], [*self.tables, self.merged], strict=True)
+        rows = {label: _rows(table, label, cells) for label, table in tables}
+        totals = zip([*labels, ""], [*self.totals, self.merged_total], strict=True)
+        return Breakdown(
+            processes=tuple(process.summary() for process in self.processes),
+            rows=tuple(row for label in labels for row in rows[label]),
+            merged=rows[""],
+            totals={label: {labels_of(mask): ns for mask, ns in table.items()} for label, table in totals},
+            transitions=tuple(
+                Transitions(cells.cell(cell, label), LABELS[source], LABELS[target], count)
+                for label, table in zip(labels, self.transitions, strict=True)
+                for (cell, source, target), count in sorted(table.items())
+            ),
+        )
+
+
+def _rows(table: Mapping[tuple[int, int], int], process: str, cells: _Cells) -> tuple[Row, ...]:
+    """Rows by cell."""
+    named = {number: cells.cell(number, process) for number in {number for number, _ in table}}
+    ordered = sorted((named[number], mask, ns) for (number, mask), ns in table.items())
+    return tuple(Row(cell, labels_of(mask), ns) for cell, mask, ns in ordered)
+
+
+def _total(parts: Sequence[Part]) -> Counter[int]:
+    """Time of every set of categories, whatever the cell."""
+    both = [(part.category, *union(part.starts, part.ends)) for part in parts]
+    return _summed(overlap([Part(bit, np.zeros_like(starts), starts, ends) for bit, starts, ends in both]))
+
+
+def _summed(table: Mapping[tuple[int, int], int]) -> Counter[int]:
+    sums: Counter[int] = Counter()
+    for (_, mask), ns in table.items():
+        sums[mask] += ns
+    return sums
+
+
+@cache
+def labels_of(mask: int) -> frozenset[str]:
+    """The categories of a mask."""
+    return frozenset(label for bit, label in enumerate(LABELS) if mask >> bit & 1)

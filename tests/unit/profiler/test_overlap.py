@@ -1,0 +1,312 @@
+"""The overlap of categories: hand-worked cases, and a sweep in plain Python that looks at every nanosecond."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from rayagi.profiler import overlap
+from rayagi.profiler.intervals import exact_sums
+from rayagi.profiler.overlap import NONE, breakdown, resource
+from rayagi.profiler.trace import Category as C
+from rayagi.profiler.trace import TraceError
+from tests.unit.profiler.traces import process, profile
+
+END = 24
+"""Times of the random traces are below it."""
+
+
+def times(rows, process="trainer"):
+    """(phase, iteration, operation, categories joined by +) -> ns."""
+    return {
+        (row.cell.phase, row.cell.iteration, row.cell.operation, "+".join(sorted(row.categories))): row.ns
+        for row in rows
+        if row.cell.process == process
+    }
+
+
+def by_operation(rows, process="trainer"):
+    return {(operation, categories): ns for (_, _, operation, categories), ns in times(rows, process).items()}
+
+
+def test_the_paper_s_figure_of_overlap():
+    """Figure 3: mcts_tree_search is Python; in it, expand_leaf calls a backend, which starts kernels that outlast it."""
+    cpu = [
+        (C.THREAD, 0, 100, "main", 0),
+        (C.OPERATION, 10, 80, "mcts_tree_search", 1),
+        (C.OPERATION, 30, 70, "expand_leaf", 2),
+        (C.GPU_RUNTIME, 40, 45, "cudaLaunchKernel", 1),
+        (C.BACKEND, 35, 60, "session.run", 0),
+    ]
+    gpu = [(C.GPU_KERNEL, 42, 65, "gemm", 0), (C.GPU_COPY, 63, 75, "memcpy", 0)]
+    found = breakdown(profile(process([cpu, gpu])))
+    assert by_operation(found.rows) == {
+        (NONE, "python"): 10 + 20,
+        ("mcts_tree_search", "python"): 20 + 5,  # 10-30, 75-80
+        ("mcts_tree_search", "gpu_copy+python"): 5,  # 70-75
+        ("expand_leaf", "python"): 5,  # 30-35
+        ("expand_leaf", "backend"): 5,  # 35-40
+        ("expand_leaf", "gpu_runtime"): 2,  # 40-42
+        ("expand_leaf", "gpu_kernel+gpu_runtime"): 3,  # 42-45
+        ("expand_leaf", "backend+gpu_kernel"): 15,  # 45-60
+        ("expand_leaf", "gpu_kernel+python"): 3,  # 60-63
+        ("expand_leaf", "gpu_copy+gpu_kernel+python"): 2,  # 63-65
+        ("expand_leaf", "gpu_copy+python"): 5,  # 65-70
+    }
+    resources = Counter()
+    for row in found.rows:
+        resources[row.cell.operation, row.resource] += row.ns
+    assert resources["expand_leaf", "cpu"] == 5 + 5 + 2
+    assert resources["expand_leaf", "cpu+gpu"] == 3 + 15 + 3 + 2 + 5
+    entered = {(each.cell.operation, each.source, each.target): each.count for each in found.transitions}
+    assert entered == {
+        ("expand_leaf", "python", "backend"): 1,
+        ("expand_leaf", "backend", "gpu_runtime"): 1,
+    }
+
+
+def test_threads_without_an_operation_work_for_the_one_that_has():
+    main = [
+        (C.THREAD, 0, 100, "main", 0),
+        (C.OPERATION, 20, 60, "backpropagation", 1),
+        (C.WAIT, 20, 60, "", 0),
+    ]
+    backward = [
+        (C.THREAD, 0, 100, "autograd", 0),
+        (C.BACKEND, 30, 50, "run", 0),
+        (C.BACKEND, 70, 75, "run", 0),
+    ]
+    found = breakdown(profile(process([main, backward])))
+    assert by_operation(found.rows) == {
+        (NONE, "python"): 20 + 40 - 5,
+        (NONE, "backend+python"): 5,
+        ("backpropagation", "wait"): 20,  # the Python of the thread that idles is not the operation's
+        ("backpropagation", "backend+wait"): 20,
+    }
+    assert {(each.cell.operation, each.target): each.count for each in found.transitions} == {
+        ("backpropagation", "wait"): 1,
+        ("backpropagation", "backend"): 1,
+        (NONE, "backend"): 1,
+    }
+
+
+def test_operations_of_two_threads_each_have_their_time_and_the_total_has_it_once():
+    act = [(C.THREAD, 0, 50, "a", 0), (C.OPERATION, 0, 30, "act", 1), (C.SIMULATOR, 5, 25, "step", 0)]
+    learn = [(C.THREAD, 0, 50, "b", 0), (C.OPERATION, 10, 40, "learn", 1), (C.BACKEND, 15, 35, "run", 0)]
+    found = breakdown(profile(process([act, learn])))
+    assert by_operation(found.rows) == {
+        ("act", "python"): 10,
+        ("act", "simulator"): 20,
+        ("learn", "python"): 10,
+        ("learn", "backend"): 20,
+        (NONE, "python"): 10,
+    }
+    total = {"+".join(sorted(categories)): ns for categories, ns in found.totals["trainer"].items()}
+    # act 0-30 with step 5-25; learn 10-40 with run 15-35; neither 40-50. Between 25 and 30 one is in Python.
+    # Thread a: Python, simulator from 5 to 25. Thread b is idle until 10, then Python, backend from 15 to 35, Python.
+    assert total == {
+        "python": 5 + 5 + 10,  # 0-5, 35-40, and no operation from 40 to 50
+        "simulator": 5,  # 5-10
+        "python+simulator": 5,  # 10-15
+        "backend+simulator": 10,  # 15-25
+        "backend+python": 5,  # 25-30
+        "backend": 5,  # 30-35
+    }
+    assert sum(total.values()) == 50
+
+
+def test_the_same_operation_in_two_threads_counts_once():
+    first = [(C.THREAD, 0, 20, "a", 0), (C.OPERATION, 0, 10, "act", 1)]
+    second = [(C.THREAD, 0, 20, "b", 0), (C.OPERATION, 5, 15, "act", 1)]
+    found = breakdown(profile(process([first, second])))
+    assert by_operation(found.rows) == {("act", "python"): 15, (NONE, "python"): 5}
+
+
+def test_phases_and_iterations_are_the_process_s():
+    main = [
+        (C.THREAD, 0, 100, "main", 0),
+        (C.PHASE, 10, 90, "training", 1),
+        (C.ITERATION, 20, 50, "iteration", 2, 65535),
+        (C.OPERATION, 40, 60, "update", 3),
+        (C.ITERATION, 50, 80, "iteration", 2, 0),
+    ]
+    other = [(C.THREAD, 0, 100, "other", 0), (C.OPERATION, 5, 15, "log", 1)]
+    found = breakdown(profile(process([main, other])))
+    assert times(found.rows) == {
+        ("", -1, NONE, "python"): 5 + 10,
+        ("", -1, "log", "python"): 5,
+        ("training", -1, "log", "python"): 5,
+        ("training", -1, NONE, "python"): 5 + 10,
+        ("training", 65535, NONE, "python"): 20,
+        ("training", 65535, "update", "python"): 10,
+        ("training", 65536, "update", "python"): 10,
+        ("training", 65536, NONE, "python"): 20,
+    }
+
+
+def test_what_a_killed_process_left_open_ends_with_its_last_event():
+    main = [(C.PROCESS, 0, 0, "p", 0), (C.THREAD, 10, 0, "main", 0), (C.OPERATION, 20, 0, "act", 1)]
+    other = [(C.THREAD, 30, 60, "other", 0), (C.BACKEND, 40, 55, "run", 0)]
+    found = breakdown(profile(process([main, other])))
+    assert by_operation(found.rows) == {
+        (NONE, "python"): 10,
+        ("act", "python"): 25,
+        ("act", "backend+python"): 15,
+    }
+    (summary,) = found.processes
+    assert (summary.life_ns, summary.unaccounted_ns) == (60, 10)
+
+
+def test_processes_of_another_host_are_put_on_one_clock():
+    """Two processes are in `act` at the same Unix time, 5 ns apart; their monotonic clocks differ by 1000."""
+    here = process([[(C.THREAD, 0, 10, "m", 0), (C.OPERATION, 0, 10, "act", 1)]], "a", clock=(0, 7_000))
+    events = [(C.THREAD, 1005, 1015, "m", 0), (C.OPERATION, 1005, 1015, "act", 1)]
+    there = process([events], "b", pid=42, host="far-away", clock=(1_000, 7_000))
+    found = breakdown(profile(here, there))
+    assert by_operation(found.merged, process="") == {("act", "python"): 15}
+    assert by_operation(found.rows, process="b") == {("act", "python"): 10}
+
+
+def test_empty_profiles_and_processes_without_events():
+    assert breakdown(profile()).rows == ()
+    found = breakdown(profile(process([])))
+    assert (found.rows, found.processes[0].life_ns) == ((), 0)
+
+
+def test_labels_of_processes_are_distinct():
+    same = [process([], "gmi", pid=1), process([], "gmi", pid=2), process([], "gmi", pid=2, host="b")]
+    labels = overlap.process_labels([*same, process([], "")])
+    assert labels == ["gmi 1", "gmi 2 host-2-7", "gmi 2 b-2-7", " 41"]
+
+
+def test_sums_above_2_53_are_exact():
+    far = 2**55 + 1
+    main = [(C.THREAD, 0, far, "m", 0), (C.OPERATION, 1, far - 1, "act", 1)]
+    found = breakdown(profile(process([main])))
+    assert by_operation(found.rows) == {(NONE, "python"): 2, ("act", "python"): far - 2}
+
+
+def test_times_that_are_years_apart_are_damage():
+    with pytest.raises(TraceError, match="host-41-7 is damaged: its events are 146 years apart"):
+        breakdown(profile(process([[(C.THREAD, 0, 2**62, "m", 0)]])))
+
+
+@pytest.mark.parametrize(
+    ("categories", "expected"),
+    [("python wait", "cpu"), ("wait", "wait"), ("wait gpu_copy", "gpu"), ("backend gpu_kernel", "cpu+gpu")],
+)
+def test_a_wait_alone_uses_neither_cpu_nor_gpu(categories, expected):
+    assert resource(frozenset(categories.split())) == expected
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(2**61, 2**62), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**58)), max_size=9))
+def test_sums_of_large_numbers_are_those_of_python(large, rows):
+    rows = [(0, large), (0, 1), *rows]
+    groups, values = (np.array(each, np.int64) for each in zip(*rows, strict=True))
+    expected = [sum(value for group, value in rows if group == each) for each in range(groups.max() + 1)]
+    assert exact_sums(groups, values).tolist() == expected
+
+
+# Against a sweep that looks at every nanosecond.
+
+spans = st.tuples(st.integers(0, END), st.integers(0, END)).map(lambda pair: (min(pair), max(pair)))
+natives = st.tuples(
+    st.sampled_from([C.SIMULATOR, C.BACKEND, C.WAIT, C.GPU_RUNTIME, C.GPU_KERNEL, C.GPU_COPY]), spans
+)
+scopes = st.tuples(
+    st.sampled_from([C.OPERATION, C.OPERATION, C.PHASE, C.ITERATION]),
+    spans,
+    st.sampled_from("xyz"),
+    st.booleans(),
+)
+
+
+@st.composite
+def threads(draw):
+    """Events that need not nest, with depths by how many contain them, or at random."""
+    start, end = draw(spans)
+    events = [(C.THREAD, start, draw(st.sampled_from([0, max(end, 1)])), "t", 0)]
+    for category, (low, high), name, opened in draw(st.lists(scopes, max_size=5)):
+        events.append((category, low, 0 if opened else max(high, 1), name, 1, ord(name)))
+    inner = [
+        (category, max(high, low + 1), low) for category, (low, high) in draw(st.lists(natives, max_size=6))
+    ]
+    deep = draw(st.booleans())
+    for category, high, low in inner:
+        around = sum(a <= low and high <= b and (a, b) != (low, high) for _, b, a in inner)
+        events.append((category, low, high, "n", around if deep else draw(st.integers(0, 3))))
+    return events
+
+
+def sweep(traces):
+    """Counts of (phase, iteration, operation, categories), and of categories, over all whole times."""
+    last = max((max(start, end) for trace in traces for _, start, end, *_ in trace), default=0)
+    closed = []
+    for trace in traces:
+        own = [end or last for category, _, end, *_ in trace if category == C.THREAD]
+        end_of_thread = max([*own, *(end for category, _, end, *_ in trace if category >= 16)])
+        closed.append(
+            [
+                (category, start, end or max(end_of_thread, start), name, depth)
+                for category, start, end, name, depth, *_ in trace
+            ]
+        )
+    cells, total = Counter(), Counter()
+    for time in range(last):
+
+        def top(events, time=time):
+            ranked = [(each[1], -each[2], each[4], index, each) for index, each in enumerate(events)]
+            return max((rank for rank in ranked if rank[0] <= time < -rank[1]), default=[None])[-1]
+
+        everything = [each for trace in closed for each in trace]
+        phase, iteration = (
+            top([each for each in everything if each[0] == kind]) for kind in (C.PHASE, C.ITERATION)
+        )
+        gpu = {
+            C(e[0]).name.lower()
+            for e in everything
+            if e[0] in (C.GPU_KERNEL, C.GPU_COPY) and e[1] <= time < e[2]
+        }
+        states = []
+        for trace in closed:
+            kinds = {each[0] for each in trace if each[0] >= 16}
+            alive = (
+                min(e[1] for e in trace) <= time < max(e[2] for e in trace if e[0] == C.THREAD or e[0] >= 16)
+            )
+            if not alive or (kinds and kinds <= {C.GPU_KERNEL, C.GPU_COPY}):
+                continue
+            native = top([e for e in trace if e[0] >= 16 and e[0] not in (C.GPU_KERNEL, C.GPU_COPY)])
+            operation = top([e for e in trace if e[0] == C.OPERATION])
+            states.append(
+                (operation[3] if operation else None, C(native[0]).name.lower() if native else "python")
+            )
+        operations = {operation for operation, _ in states if operation}
+        lent = {category for operation, category in states if operation is None and category != "python"}
+        sets = {name: {c for o, c in states if o == name} | lent | gpu for name in operations}
+        if not operations:
+            sets[NONE] = {category for _, category in states} | gpu
+        outer = (phase[3] if phase else "", ord(iteration[3]) if iteration else -1)
+        for name, active in sets.items():
+            if active:
+                cells[(*outer, name, "+".join(sorted(active)))] += 1
+        if everywhere := set().union(*sets.values()):
+            total["+".join(sorted(everywhere))] += 1
+    return cells, total
+
+
+@pytest.mark.parametrize(("block", "window"), [(1 << 16, 32), (2, 1)])
+@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(traces=st.lists(threads(), min_size=1, max_size=3))
+def test_every_nanosecond_is_where_a_plain_sweep_puts_it(block, window, traces):
+    kept = overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS
+    overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS = block, window
+    try:
+        found = breakdown(profile(process(traces)))
+    finally:
+        overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS = kept
+    cells, total = sweep(traces)
+    assert times(found.rows) == cells
+    assert {"+".join(sorted(key)): ns for key, ns in found.totals["trainer"].items()} == total
