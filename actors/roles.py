@@ -364,7 +364,17 @@ def evaluate_in_new_envs(
         env.close()
 
 
-def evaluate(env: VecEnv, agent: Agent, num_episodes: int) -> EvaluationResult:
+class GreedyAgent(Protocol):
+    """What ``evaluate`` needs of an agent."""
+
+    def act_greedily(self, obs: Tensor) -> Tensor:
+        """As of ``Agent``."""
+
+    def reset(self, ids: Tensor) -> None:
+        """As of ``Agent``."""
+
+
+def evaluate(env: VecEnv, agent: GreedyAgent, num_episodes: int) -> EvaluationResult:
     """Whole episodes with the policy's mode.
 
     Each environment contributes a fixed number of its first episodes, so that short episodes are not over-represented.

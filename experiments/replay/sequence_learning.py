@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actors.protocols import EnvInfo, VecEnv
 from actors.replay import Subscription
@@ -84,6 +84,43 @@ class Task:
         return low + (actions + 1) / 2 * (high - low)
 
 
+class SummedAdam:
+    """Steps a network, equal on all trainers, by the sum of their gradients.
+
+    Attributes:
+        flat: parameters and gradients
+    """
+
+    def __init__(
+        self, network: nn.Module, communicator: Communicator, *, eps: float, max_grad_norm: float
+    ) -> None:
+        """Collective. ``eps``: of Adam; ``max_grad_norm``: of the summed gradient; 0: no clipping."""
+        self.flat = FlatParameters(network, communicator.buffer)
+        self._communicator, self._max_grad_norm = communicator, max_grad_norm
+        self._adam = FlatAdam(self.flat, learning_rate=0.0, eps=eps)
+
+    def step(self, loss: Tensor | None, learning_rate: float) -> Tensor:
+        """One step. Collective.
+
+        Args:
+            loss: this trainer's part of a sum; None: nothing of it is here
+            learning_rate: of this step
+
+        Returns:
+            norm of the summed gradient before clipping, ().
+        """
+        # g = sum over trainers of grad(loss_k); then g *= min(1, max_grad_norm / |g|); then Adam.
+        self.flat.gradients.zero_()
+        if loss is not None:
+            loss.backward()
+        self._communicator.all_reduce(self.flat.gradients, "sum")
+        norm = self.flat.norm()
+        self.flat.clip(norm, self._max_grad_norm)
+        self._adam.set_learning_rate(learning_rate)
+        self._adam.step()
+        return norm
+
+
 class SequenceTrainer:
     """One of the trainers: its shards of every task's table, and the network, equal on all of them."""
 
@@ -118,8 +155,9 @@ class SequenceTrainer:
             )
         sizes = [TaskSizes(obs_dim=task.info.obs_dim, action_dim=task.info.action.dim) for task in self.tasks]
         self.network = DecisionTransformer(sizes, settings.sizes, settings.seed)
-        self.flat = FlatParameters(self.network, communicator.buffer)
-        self.optimiser = FlatAdam(self.flat, learning_rate=settings.learning_rate, eps=1e-8)
+        self.optimiser = SummedAdam(
+            self.network, communicator, eps=1e-8, max_grad_norm=settings.max_grad_norm
+        )
         self.steps = 0
 
     def step(self) -> list[float]:
@@ -132,13 +170,8 @@ class SequenceTrainer:
             [share * action_loss(predicted[number], contexts[number]).sum() for number in contexts]
         )
         # Each trainer's share of the mean loss over tasks and sequences; the sum over trainers is the whole.
-        self.flat.gradients.zero_()
-        losses.mean().backward()
-        self.communicator.all_reduce(self.flat.gradients, "sum")
-        self.flat.clip(self.flat.norm(), settings.max_grad_norm)
         self.steps += 1
-        self.optimiser.set_learning_rate(settings.learning_rate * min(1.0, self.steps / settings.warmup))
-        self.optimiser.step()
+        self.optimiser.step(losses.mean(), settings.learning_rate * min(1.0, self.steps / settings.warmup))
         whole = losses.detach().double()
         self.communicator.all_reduce(whole, "sum")
         return whole.tolist()

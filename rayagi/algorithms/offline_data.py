@@ -13,7 +13,6 @@ from torch import Tensor
 from actors.protocols import EnvInfo
 from actors.replay import (
     Column,
-    Gatherer,
     ReplaySchema,
     ReplayStore,
     Selection,
@@ -24,6 +23,7 @@ from actors.replay import (
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.statistics import Moments, merged
+from rayagi.algorithms.own_rows import OwnRows
 from rayagi.replay.loading import fill, open_source
 from rayagi.replay.trajectories import Source, Trajectory
 from rayagi.serving.errors import DatasetError
@@ -32,8 +32,6 @@ ROW_STEPS = 64
 """Longest row of single timesteps. Rows are blocks of equal size: longer ones waste memory with short episodes."""
 _TIMESTEPS = SubSequences(1)
 """All timesteps with equal probability."""
-_MOST_GATHERERS = 128
-"""Of different batch sizes; beyond, they are made anew."""
 
 
 class OfflineData:
@@ -68,7 +66,6 @@ class OfflineData:
             ReplayError: the rows do not fit into memory.
         """
         self._communicator, self._seed = communicator, seed
-        self._subscriptions = subscriptions
         longest = source.schema.max_length
         schema = ReplaySchema(
             source.schema.columns, longest if row_steps is None else min(row_steps, longest)
@@ -82,7 +79,7 @@ class OfflineData:
             )
             self.stores.append(store)
             fill(store, source)
-        self._gatherers: dict[tuple[int, int], tuple[Gatherer, dict[str, Tensor]]] = {}
+        self._own = OwnRows(self.stores, subscriptions)
         self._exchange = (
             partial(all_gather_objects, communicator=communicator) if communicator.world_size > 1 else None
         )
@@ -98,39 +95,7 @@ class OfflineData:
         The mask of a window is named ``NAME mask``; ``step`` has the selected timesteps, ``position`` their places in the
         list. Valid until the next call.
         """
-        chosen = self.select(batch_size, draw)
-        owners = self.stores[0].owner(chosen.keys.indices)
-        parts = []
-        for number, store in enumerate(self.stores):
-            mine = owners == store.base // store.capacity
-            keys = type(chosen.keys)(chosen.keys.indices[mine], chosen.keys.generations[mine])
-            own = Selection(keys, chosen.steps[mine], chosen.probabilities[mine], chosen.weights[mine])
-            gatherer, tensors = self._gatherer(number, len(own))
-            gatherer(own)
-            parts.append(
-                {
-                    **tensors,
-                    "step": torch.from_numpy(own.steps),
-                    "position": torch.from_numpy(np.flatnonzero(mine)),
-                }
-            )
-        if len(parts) == 1:
-            return parts[0]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def _gatherer(self, store: int, n: int) -> tuple[Gatherer, dict[str, Tensor]]:
-        if (store, n) not in self._gatherers:
-            if len(self._gatherers) == _MOST_GATHERERS:
-                self._gatherers.clear()
-            gatherer = Gatherer(self.stores[store], self._subscriptions, n)
-            tensors = {name: torch.from_numpy(values) for name, values in gatherer.values.items()}
-            masks = {
-                f"{name} mask": torch.from_numpy(mask)
-                for name, mask in gatherer.masks.items()
-                if mask.ndim == 2
-            }
-            self._gatherers[store, n] = gatherer, {**tensors, **masks}
-        return self._gatherers[store, n]
+        return self._own(self.select(batch_size, draw))
 
     def close(self) -> None:
         """Release the rows."""

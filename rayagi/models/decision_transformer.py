@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from rayagi.models.transformer import TransformerBlock, initialise
 
 _TOKENS = 3
 """Of a timestep."""
@@ -75,8 +76,8 @@ class DecisionTransformer(nn.Module):
         self.of_tasks = nn.ModuleList(_Projections(task, units) for task in tasks)
         self.timestep = nn.Embedding(sizes.longest_episode, units)
         self.first_norm, self.last_norm = nn.LayerNorm(units), nn.LayerNorm(units)
-        self.blocks = nn.ModuleList(_Block(units, sizes.heads) for _ in range(sizes.layers))
-        _initialise(self, seed)
+        self.blocks = nn.ModuleList(TransformerBlock(units, sizes.heads) for _ in range(sizes.layers))
+        initialise(self, seed)
 
     def forward(self, contexts: Mapping[int, Context]) -> dict[int, Tensor]:
         """Actions of each timestep of each task's sequences, in [-1, 1]: by task number (B, L, action_dim).
@@ -139,38 +140,6 @@ class _Projections(nn.Module):
         """(..., D) -> (..., action_dim) in [-1, 1]."""
         predicted: Tensor = self.output(hidden).tanh()
         return predicted
-
-
-class _Block(nn.Module):
-    """Pre-norm transformer block, as in GPT-2."""
-
-    def __init__(self, units: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList(nn.LayerNorm(units) for _ in range(2))
-        self.qkv, self.out = nn.Linear(units, 3 * units), nn.Linear(units, units)
-        self.up, self.down = nn.Linear(units, 4 * units), nn.Linear(4 * units, units)
-
-    def forward(self, hidden: Tensor, allowed: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        # h += W_o softmax(Q K^T / sqrt(d)) V
-        parts = self.qkv(self.norms[0](hidden)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = (part.transpose(1, 2) for part in parts.unbind(2))
-        attended = scaled_dot_product_attention(query, key, value, attn_mask=allowed)
-        hidden = hidden + self.out(attended.transpose(1, 2).flatten(2))
-        # h += W_2 gelu(W_1 h)
-        return hidden + self.down(gelu(self.up(self.norms[1](hidden))))
-
-
-def _initialise(module: nn.Module, seed: int) -> None:
-    """Weights N(0, 0.02), as of GPT-2; biases 0; norms 1."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for each in module.modules():
-            if isinstance(each, nn.Linear | nn.Embedding):
-                each.weight.normal_(0.0, 0.02, generator=generator)
-            if isinstance(each, nn.Linear):
-                each.bias.zero_()
 
 
 def action_loss(predicted: Tensor, context: Context) -> Tensor:

@@ -64,7 +64,7 @@ def test_sequences_are_windows_of_episodes_with_their_returns_to_go(datasets):
 def test_shards_and_trainers_learn_as_one(datasets, layout):
     def curve(communicator, local_shards=1):
         trainer = SequenceTrainer(datasets, SETTINGS, communicator, local_shards=local_shards)
-        return [trainer.step() for _ in range(6)], trainer.flat.parameters.detach().clone()
+        return [trainer.step() for _ in range(6)], trainer.optimiser.flat.parameters.detach().clone()
 
     losses, weights = curve(SoloCommunicator())
     if layout == "two shards of one trainer":

@@ -1,0 +1,244 @@
+"""A Multi-Agent Transformer learns HalfCheetah's two legs on line, from sharded replay (GEAR, section 4.3 and figure 8).
+
+    python -m experiments.replay.mat_half_cheetah --updates 150 --seeds 0 1 --ppo 60s --write
+    python -m experiments.replay.mat_half_cheetah --updates 5 --layouts 1x1 1x2 2x2       # do the layouts learn alike?
+
+Each leg is an agent with three joints. Both get the robot's reward. A layout is trainers x shards: 1x1 is the unsharded run;
+the trainers of 2x2 are GMIs with a shard each. Prints the mean return of the episodes that end during training (with
+exploration) and of greedy episodes, and how far the losses of the layouts differ. --ppo also trains `rayagi train
+HalfCheetah-v5`, one agent with both legs. --write saves results/DATE-mat-half-cheetah.json and .png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from actors.gmi import GmiContext
+from actors.roles import evaluate
+from actors.workload import GmiProgram
+from collectives.communicator import Communicator
+from collectives.objects import all_gather_objects
+from collectives.solo import SoloCommunicator
+from experiments.learning.run import read_curve, train
+from experiments.origin import origin
+from experiments.replay.multi_agent_learning import HALF_CHEETAH, METRICS, TeamSettings, TeamTrainer
+from rayagi.envs import make_env_factory
+from rayagi.programs import GmiConfig, GmiManager
+
+TASK = "HalfCheetah-v5"
+EVALUATION_SEED = 1_000_003
+EVALUATION_EPISODES = 4
+LAYOUTS = {"1x1": (1, 1), "1x2": (1, 2), "2x2": (2, 2)}
+"""Trainers, and shards of all of them."""
+COMPARED_STEPS = (1, 10, 40, 200, 400)
+
+Curve = dict[str, Any]
+"""losses: METRICS of every gradient step; training: [environment steps, mean return] where episodes ended; greedy: the same
+of evaluations; training_s, cpu_s: of this trainer, without evaluations."""
+
+
+def curve(
+    settings: TeamSettings,
+    communicator: Communicator,
+    *,
+    updates: int,
+    evaluate_every: int,
+    local_shards: int = 1,
+) -> Curve:
+    """Train, and evaluate. Collective."""
+    make_env = make_env_factory(TASK)
+    trainer = TeamTrainer(make_env, HALF_CHEETAH, settings, communicator, local_shards=local_shards)
+    found: Curve = {"losses": [], "training": [], "greedy": [], "training_s": 0.0, "cpu_s": 0.0}
+    for number in range(1, updates + 1):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        found["losses"] += trainer.update()
+        everywhere = all_gather_objects(trainer.simulator.take_finished()[0], communicator)
+        ended = [each for own in everywhere for each in own]
+        found["training_s"] += time.perf_counter() - began
+        found["cpu_s"] += time.process_time() - began_cpu
+        if ended:
+            found["training"].append([trainer.env_steps, float(np.mean(ended))])
+        if number % evaluate_every == 0 or number == updates:
+            env = make_env(
+                num_envs=EVALUATION_EPISODES, first_env_index=0, seed=EVALUATION_SEED, num_threads=1
+            )
+            returns = evaluate(env, trainer, EVALUATION_EPISODES).episode_returns
+            env.close()
+            found["greedy"].append([trainer.env_steps, float(np.mean(returns))])
+            print(f"{trainer.env_steps} steps: greedy {returns} {found['cpu_s']:.0f} CPU s", flush=True)
+    trainer.close()
+    return found
+
+
+class CurveProgram(GmiProgram):
+    """One of several trainers. All evaluate, so that none waits."""
+
+    def __init__(self, context: GmiContext, settings: TeamSettings, **wanted: int) -> None:
+        super().__init__(context)
+        self._settings, self._wanted = settings, wanted
+
+    def gmi_run(self) -> Curve:
+        """The curve of this trainer."""
+        torch.set_num_threads(1)
+        return curve(self._settings, self.context.communicator, **self._wanted)
+
+
+def curve_of(layout: str, settings: TeamSettings, **wanted: int) -> Curve:
+    """The curve of a layout."""
+    trainers, shards = LAYOUTS[layout]
+    if trainers == 1:
+        return curve(settings, SoloCommunicator(), local_shards=shards, **wanted)
+    manager = GmiManager(GmiConfig(backend="cpu"), name="mat_half_cheetah")
+    for gmi_id in range(trainers):
+        manager.add_gmi(gmi_id, CurveProgram, settings, **wanted)
+    with manager:
+        found: Curve = manager.gmi_run(timeout_s=24 * 3600.0)[0]
+    return found
+
+
+def ppo_curve(seed: int, time_limit: str) -> list[list[float]]:
+    """[environment steps, mean greedy return] of ``rayagi train`` with its preset."""
+    settings = argparse.Namespace(
+        task=TASK, label=f"{TASK}_beside_mat", algorithm="ppo", time=time_limit, set=[], evaluate_every=None,
+        stop_return=None, runs=Path("runs"),
+    )  # fmt: skip
+    rows = read_curve(train(TASK, seed, settings))
+    return [[row["env_steps_total"], row["evaluation_return_mean"]] for row in rows]
+
+
+def differences(curves: dict[str, Curve]) -> dict[str, dict[str, float]]:
+    """Of losses over the first gradient steps, the largest between the first layout and any other.
+
+    Of the value loss relative; of the policy loss, which is about 0, absolute.
+    """
+    policy, value = METRICS.index("policy_loss"), METRICS.index("value_loss")
+    whole, *others = [np.array(each["losses"]) for each in curves.values()]
+    found = {}
+    for steps in COMPARED_STEPS:
+        if others and steps <= len(whole):
+            parts = [(other - whole)[:steps] for other in others]
+            found[f"first {steps}"] = {
+                "value_loss": max(float(np.abs(p[:, value] / whole[:steps, value]).max()) for p in parts),
+                "policy_loss": max(float(np.abs(p[:, policy]).max()) for p in parts),
+            }
+    return found
+
+
+def standing_still() -> float:
+    """Mean return without any torque."""
+    env = make_env_factory(TASK)(num_envs=EVALUATION_EPISODES, first_env_index=0, seed=0, num_threads=1)
+    found = evaluate(env, _Still(env.info.action.dim), EVALUATION_EPISODES).mean_return()
+    env.close()
+    return found
+
+
+class _Still:
+    """No torque at any joint."""
+
+    def __init__(self, action_dim: int) -> None:
+        self._action_dim = action_dim
+
+    def act_greedily(self, obs: torch.Tensor) -> torch.Tensor:
+        """Zeros."""
+        return torch.zeros((len(obs), self._action_dim))
+
+    def reset(self, ids: torch.Tensor) -> None:
+        """No-op."""
+
+
+def thinned(found: Curve, per_update: int) -> Curve:
+    """Losses as means over each update, for the result file."""
+    losses = np.array(found["losses"]).reshape(-1, per_update, len(METRICS)).mean(1)
+    return {**found, "losses": [[float(f"{value:.6g}") for value in row] for row in losses]}
+
+
+def draw(report: dict[str, Any], path: Path) -> None:
+    """Returns against environment steps, one line a layout and seed; and the value loss of every update."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    size = report["settings"]["num_envs"] * report["settings"]["rollout_length"]
+    styles = dict(zip(LAYOUTS, ("-", "--", ":"), strict=True))
+    for number, run in enumerate(report["seeds"]):
+        for layout, found in run["layouts"].items():
+            label, style = (
+                f"MAT {layout}, seed {run['seed']}",
+                {"linestyle": styles[layout], "color": f"C{number}"},
+            )
+            if found["training"]:
+                left.plot(*np.array(found["training"]).T, label=label, **style)
+            losses = np.array(found["losses"])[:, METRICS.index("value_loss")]
+            right.plot(size * np.arange(1, len(losses) + 1), losses, **style)
+        if run["ppo"]:
+            left.plot(*np.array(run["ppo"]).T, color="grey", label=f"PPO, one agent, seed {run['seed']}")
+    left.set_ylabel("mean return (MAT: with exploration)")
+    left.legend()
+    right.set_ylabel("value loss of MAT")
+    right.set_yscale("log")
+    for axes in (left, right):
+        axes.set_xlabel("environment steps")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Run all layouts of all seeds."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--updates", type=int, default=150, help="rollouts, each followed by an update")
+    parser.add_argument("--evaluate-every", type=int, default=50, help="updates between greedy evaluations")
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["1x1"], help="trainers x shards")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--envs", type=int, default=32, help="environments of all trainers together")
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--units", type=int, default=64)
+    parser.add_argument("--ppo", metavar="TIME", help="train PPO for so long, e.g. 60s; default: not at all")
+    parser.add_argument("--write", action="store_true", help="write the results")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = TeamSettings(
+        num_envs=given.envs, num_epochs=given.epochs, learning_rate=given.learning_rate, units=given.units
+    )
+    per_update = settings.num_epochs * settings.num_minibatches
+    report: dict[str, Any] = {
+        "origin": origin(), "task": TASK, "settings": asdict(settings), "metrics": METRICS,
+        "standing_still": standing_still(), "seeds": [],
+    }  # fmt: skip
+    path = Path(__file__).parent / "results" / f"{datetime.now(UTC):%Y%m%d}-mat-half-cheetah.json"
+    for seed in given.seeds:
+        curves: dict[str, Curve] = {}
+        run: dict[str, Any] = {"seed": seed, "ppo": ppo_curve(seed, given.ppo) if given.ppo else []}
+        report["seeds"].append(run)
+        for layout in given.layouts:
+            curves[layout] = curve_of(
+                layout,
+                replace(settings, seed=seed),
+                updates=given.updates,
+                evaluate_every=given.evaluate_every,
+            )
+            found = curves[layout]
+            print(
+                f"seed {seed}, {layout}: training {found['training']}, greedy {found['greedy']}", flush=True
+            )
+            run["layouts"] = {name: thinned(each, per_update) for name, each in curves.items()}
+            run["largest_difference"] = differences(curves)
+            if given.write:  # after each, so that a later one that fails costs nothing
+                path.write_text(json.dumps(report, indent=1) + "\n")
+                draw(report, path.with_suffix(".png"))
+        print(f"seed {seed}: largest difference of losses {run['largest_difference']}", flush=True)
+    print(f"standing still: {report['standing_still']:.1f}")
+
+
+if __name__ == "__main__":
+    main()
