@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import fsum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from placement.backend_choice import UnusedGpu, choose_backend, without_gpus
-from placement.backends import get_backend
+from placement.backends import Backend, get_backend
 from placement.backends.base import SliceLimits
 from placement.colocation import colocate_on_cores
 from placement.equal_slices import equal_core_slices, equal_gpu_slices, gpu_fractions, max_gmis_on_cores
@@ -193,7 +193,7 @@ def make_plan(
     Raises:
         PlanError: the request does not fit; the message says what does.
     """
-    counts = {
+    numbers = {
         "num_gmis": num_gmis,
         "gmis_per_gpu": gmis_per_gpu,
         "num_envs": num_envs,
@@ -201,58 +201,133 @@ def make_plan(
         "num_agents": num_agents,
         "num_learners": num_learners,
     }
-    for name, value in counts.items():
-        if value is not None and value < 1:
-            raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
+    _refuse_below_one(numbers)
     layout = make_role_layout(template, serving=serving, num_agents=num_agents, num_learners=num_learners)
-    usable, unused = machine, list[UnusedGpu]()
-    while True:
-        shares = gmis_per_gpu or -(-layout.min_gmis // max(1, usable.num_gpus))
-        if sizes:
-            shares = 2 if min(sizes) < 1 else 1
-        name, reason, refused = choose_backend(usable, backend, roles=layout.roles, gmis_per_gpu=shares)
-        fractions = dict[str, tuple[float, ...]]()
-        if not refused and not sizes and name != "cpu":
-            fractions, refused = gpu_fractions(usable, name, shares, gmis_per_gpu, num_gmis)
-        if not refused:
-            break
-        unused += refused  # and count anew: fewer GPUs need more shares each for the template's GMIs
-        usable = without_gpus(usable, refused)
-    if sizes:
-        reject_conflicting_counts(counts, len(sizes), on_cores=name == "cpu")
-        cut = (
-            unequal_core_slices(usable, sizes)
-            if name == "cpu"
-            else unequal_gpu_slices(usable, name, sizes, threads_per_gmi)
-        )
-        slices, how = cut
-        kinds = layout.assign_roles(len(slices))
-    elif name == "cpu":
-        slices, kinds, how = _on_cores(usable, layout, num_gmis, gmis_per_gpu, threads_per_gmi)
-    else:
-        wanted = num_gmis or layout.usable_gmis(sum(map(len, fractions.values())))
-        slices, how = equal_gpu_slices(usable, name, fractions, wanted, shares, threads_per_gmi)
-        kinds = layout.assign_roles(len(slices))
+    request = _Request(num_gmis, gmis_per_gpu, threads_per_gmi, tuple(sizes or ()))
+    choice = _choose(machine, backend, layout, request)
+    divide = _in_sizes if request.sizes else _on_gpus if choice.backend.divides_gpus else _on_cores
+    slices, kinds, how = divide(choice, layout, request)
     _refuse_many_collectors(kinds)
-    sharing = get_backend(name)
-    slices = [replace(gmi_slice, environment=sharing.environment(gmi_slice)) for gmi_slice in slices]
     plan = PlacementPlan(
         template=template,
-        backend=name,
-        slices=tuple(slices),
+        backend=choice.backend.name,
+        slices=tuple(replace(each, environment=choice.backend.environment(each)) for each in slices),
         kinds=tuple(kinds),
         num_envs=num_envs,
-        envs=envs_per_gmi(kinds, num_envs, sizes or ()),
-        reason=f"{reason}; {how}",
+        envs=envs_per_gmi(kinds, num_envs, request.sizes),
+        reason=f"{choice.reason}; {how}",
         machine=machine,
-        sizes=tuple(sizes or ()),
-        unused=tuple(unused),
+        sizes=request.sizes,
+        unused=choice.unused,
     )
     if left_out:
         plan = _leave_out(plan, left_out)
     # Raises PlanError for an impossible partition before anything starts.
     predict_limits(machine, plan.slices)
     return plan
+
+
+class _Request(NamedTuple):
+    """How the machine is to be divided, as for ``make_plan``. Empty ``sizes``: equal GMIs."""
+
+    num_gmis: int | None
+    gmis_per_gpu: int | None
+    threads_per_gmi: int | None
+    sizes: tuple[float, ...]
+
+    def shares(self, layout: RoleLayout, num_gpus: int) -> int:
+        """GMIs on one GPU: as asked, or enough for the template. With sizes it only matters whether GMIs share GPUs."""
+        if self.sizes:
+            return 2 if min(self.sizes) < 1 else 1
+        return self.gmis_per_gpu or -(-layout.min_gmis // max(1, num_gpus))
+
+
+class _Choice(NamedTuple):
+    """The backend with the reason for it, and what it divides: the machine without the GPUs that it cannot use.
+
+    Equal GMIs are ``shares`` on one GPU; ``fractions``: UUID of each GPU -> fractions of it for them.
+    """
+
+    backend: Backend
+    reason: str
+    machine: Machine
+    unused: tuple[UnusedGpu, ...]
+    shares: int
+    fractions: Mapping[str, Sequence[float]]
+
+
+_Division = tuple[Sequence[Slice], Sequence[Roles], str]
+"""Slice and roles of each GMI, and the reason for their number and sizes as a clause."""
+
+
+def _refuse_below_one(numbers: Mapping[str, int | None]) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
+
+
+def _choose(machine: Machine, backend: str, layout: RoleLayout, request: _Request) -> _Choice:
+    """Leave out GPUs until the chosen backend can divide all that are left."""
+    unused: list[UnusedGpu] = []
+    while True:
+        # Counted anew each time: fewer GPUs need more shares each for the template's GMIs.
+        shares = request.shares(layout, machine.num_gpus)
+        name, reason, refused = choose_backend(machine, backend, roles=layout.roles, gmis_per_gpu=shares)
+        chosen, fractions = get_backend(name), dict[str, tuple[float, ...]]()
+        if not refused and not request.sizes and chosen.divides_gpus:
+            fractions, refused = gpu_fractions(machine, name, shares, request.gmis_per_gpu, request.num_gmis)
+        if not refused:
+            return _Choice(chosen, reason, machine, tuple(unused), shares, fractions)
+        unused += refused
+        machine = without_gpus(machine, refused)
+
+
+def _in_sizes(choice: _Choice, layout: RoleLayout, request: _Request) -> _Division:
+    """Unequal GMIs, of cores or of GPUs."""
+    on_gpus, threads = choice.backend.divides_gpus, request.threads_per_gmi
+    numbers = {"num_gmis": request.num_gmis, "gmis_per_gpu": request.gmis_per_gpu}
+    # On cores, the sizes are the threads.
+    reject_conflicting_counts(
+        numbers if on_gpus else numbers | {"threads_per_gmi": threads}, len(request.sizes)
+    )
+    if on_gpus:
+        slices, how = unequal_gpu_slices(choice.machine, choice.backend.name, request.sizes, threads)
+    else:
+        slices, how = unequal_core_slices(choice.machine, request.sizes)
+    return slices, layout.assign_roles(len(slices)), how
+
+
+def _on_gpus(choice: _Choice, layout: RoleLayout, request: _Request) -> _Division:
+    """Equal GMIs on shares of GPUs."""
+    count = request.num_gmis or layout.usable_gmis(sum(map(len, choice.fractions.values())))
+    slices, how = equal_gpu_slices(
+        choice.machine, choice.backend.name, choice.fractions, count, choice.shares, request.threads_per_gmi
+    )
+    return slices, layout.assign_roles(len(slices)), how
+
+
+def _on_cores(choice: _Choice, layout: RoleLayout, request: _Request) -> _Division:
+    """Each GMI on its own cores if there are enough; else the other types on the simulators' cores."""
+    machine, num_gmis, threads = choice.machine, request.num_gmis, request.threads_per_gmi
+    fits = max_gmis_on_cores(machine, threads)
+    own_cores = num_gmis is not None and num_gmis <= fits
+    if len(layout.worker_types) == 1 or request.gmis_per_gpu is not None or own_cores:
+        slices, how = equal_core_slices(machine, num_gmis, request.gmis_per_gpu, threads)
+        return slices, layout.assign_roles(len(slices)), how
+    name = worker_type_name(layout.worker_types[0])
+    hosts = None if num_gmis is None else layout.counts(num_gmis)[0]
+    if hosts is not None and hosts > fits:
+        most = layout.counts_for_simulators(fits)
+        raise PlanError(
+            f"num_gmis={num_gmis}",
+            f"{counted(hosts, name)} need a core each, and {fits} fit",
+            f"Set num_gmis to {sum(most)} or less" if fits else "Set threads_per_gmi lower",
+        )
+    slices, how = equal_core_slices(machine, hosts, None, threads, called=name)
+    shared, kinds, sharing = colocate_on_cores(
+        slices, layout.worker_types, layout.counts_for_simulators(len(slices)), overlapped=layout.overlapped
+    )
+    return shared, kinds, f"{how}; {sharing}"
 
 
 def _refuse_many_collectors(kinds: Sequence[Roles]) -> None:
@@ -293,35 +368,6 @@ def _leave_out(plan: PlacementPlan, left_out: Sequence[int]) -> PlacementPlan:
         left_out=tuple(plan.slices[index] for index in sorted(left_out)),
         reason=f"{plan.reason}; of its {counted(plan.num_gmis, 'GMI')} without {names}",
     )
-
-
-def _on_cores(
-    machine: Machine, layout: RoleLayout, num_gmis: int | None, gmis_per_gpu: int | None, threads: int | None
-) -> tuple[list[Slice], list[Roles], str]:
-    """Each GMI on its own cores if there are enough; else the other types on the simulators' cores."""
-    fits = max_gmis_on_cores(machine, threads)
-    if (
-        len(layout.worker_types) == 1
-        or gmis_per_gpu is not None
-        or (num_gmis is not None and num_gmis <= fits)
-    ):
-        slices, how = equal_core_slices(machine, num_gmis, gmis_per_gpu, threads)
-        return slices, layout.assign_roles(len(slices)), how
-    hosts = None if num_gmis is None else layout.counts(num_gmis)[0]
-    if hosts is not None and hosts > fits:
-        most = layout.counts_for_simulators(fits)
-        raise PlanError(
-            f"num_gmis={num_gmis}",
-            f"{counted(hosts, worker_type_name(layout.worker_types[0]))} need a core each, and {fits} fit",
-            f"Set num_gmis to {sum(most)} or less" if fits else "Set threads_per_gmi lower",
-        )
-    slices, how = equal_core_slices(
-        machine, hosts, None, threads, called=worker_type_name(layout.worker_types[0])
-    )
-    shared, kinds, sharing = colocate_on_cores(
-        slices, layout.worker_types, layout.counts_for_simulators(len(slices)), overlapped=layout.overlapped
-    )
-    return shared, kinds, f"{how}; {sharing}"
 
 
 def predict_limits(machine: Machine, slices: Sequence[Slice]) -> tuple[SliceLimits, ...]:

@@ -41,17 +41,16 @@ def _in_proportion(total: int, sizes: Sequence[float]) -> list[int]:
     return counts
 
 
-def reject_conflicting_counts(counts: Mapping[str, int | None], num_sizes: int, *, on_cores: bool) -> None:
-    """Reject counts that contradict the sizes.
+def reject_conflicting_counts(counts: Mapping[str, int | None], num_sizes: int) -> None:
+    """Reject counts that contradict the sizes: any that is given, but ``num_gmis`` as many as there are sizes.
 
     Raises:
         PlanError: names the first such count.
     """
-    others = {"num_gmis": num_sizes, "gmis_per_gpu": None}
-    for name, agreeing in (others | {"threads_per_gmi": None} if on_cores else others).items():
-        if counts[name] not in (None, agreeing):
+    for name, value in counts.items():
+        if value is not None and (name, value) != ("num_gmis", num_sizes):
             raise PlanError(
-                f"{name}={counts[name]} with slices for {counted(num_sizes, 'GMI')}",
+                f"{name}={value} with slices for {counted(num_sizes, 'GMI')}",
                 "the slices determine the number and the sizes of the GMIs",
                 f"Leave {name} out",
             )

@@ -52,6 +52,8 @@ class Backend(Protocol):
     """
 
     name: BackendName
+    divides_gpus: bool = True
+    """Whether a slice is a share of a GPU. If not, it is a set of cores."""
     changes_host: bool
     """Whether ``partition`` changes the host. If not, it can be called in any process on any host."""
 

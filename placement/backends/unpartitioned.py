@@ -51,6 +51,7 @@ class CpuBackend(UnpartitionedBackend):
     """Slices of a machine without a GPU, or of one whose GPUs are not used."""
 
     name: BackendName = "cpu"
+    divides_gpus = False
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Usable if Ray grants at least one core."""
