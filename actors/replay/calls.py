@@ -47,12 +47,21 @@ def _descend(
     store: ReplayStore, tree: int, level: Integers, number: Integers, rest: Floats
 ) -> tuple[NDArray[Any], ...]:
     levels, numbers = np.ascontiguousarray(level, np.int64), np.ascontiguousarray(number, np.int64)
+    targets = np.ascontiguousarray(rest, np.float64)
+    if not levels.shape == numbers.shape == targets.shape == (len(targets),):
+        raise ReplayError(
+            f"levels {list(levels.shape)}, nodes {list(numbers.shape)} and targets {list(targets.shape)} were given: "
+            "give (n,) of each"
+        )
+    # Numbers of indices have 31 bits: below, no shift overflows.
+    small = ((levels >= 0) & (levels <= 10) & (numbers >= 0) & (numbers < 2**31)).all()
     first, last = numbers << 3 * levels, ((numbers + 1) << 3 * levels) - 1
-    if len(rest) and not (store.base <= first.min() and last.max() < store.base + store.capacity):
+    end = store.base + store.capacity
+    if len(targets) and not (small and store.base <= first.min() and last.max() < end):
         raise ReplayError(
             f"nodes of other shards than {store.base // store.capacity} were given: ask their owners"
         )
-    return store.descend(_known(store, tree), levels, numbers, rest)[:5]
+    return store.descend(_known(store, tree), levels, numbers, targets)[:5]
 
 
 def _leaves(store: ReplayStore, tree: int) -> tuple[NDArray[np.uint8], Floats]:

@@ -79,6 +79,8 @@ class Candidates(NamedTuple):
         if is_random:
             selectable &= rows["priority"] > 0
         local = np.flatnonzero(selectable)
+        if is_random and order.exponent:  # small priorities may have powers of 0
+            local = local[_powers(rows[local], order.exponent) > 0]
         available = len(local)
         if len(taken):
             local = local[~np.isin(local + base, taken)]
@@ -111,7 +113,8 @@ def _keys(rows: NDArray[Any], local: Integers, base: int, order: Order, numbers:
 
 
 def _powers(rows: NDArray[Any], exponent: float) -> Floats:
-    powers: Floats = np.where(rows["priority"] > 0, rows["priority"], 0.0) ** exponent
+    with np.errstate(over="ignore"):  # the sum of all weights says so
+        powers: Floats = np.where(rows["priority"] > 0, rows["priority"], 0.0) ** exponent
     return powers
 
 

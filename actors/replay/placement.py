@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from actors.replay.errors import ReplayError
 from actors.replay.kernel import COMMITTED
-from actors.replay.rows import Keys, Selection
+from actors.replay.rows import Keys, Selection, non_negative
 from actors.replay.shards import ReplayShards
 from actors.replay.subscriptions import Subscription, gather
 from actors.replay.tree import Integers
@@ -65,7 +65,7 @@ def place_offline(
     Raises:
         ReplayError: the rows do not fit into the table, or there is no such shard.
     """
-    values = np.asarray(priorities, np.float64)
+    values = non_negative("priorities", priorities, np.size(priorities))
     first = list(dict.fromkeys(input_shards))
     if len(values) > capacity * num_shards:
         raise ReplayError(
@@ -81,7 +81,8 @@ def place_offline(
     others = [shard for shard in range(num_shards) if shard not in first]
     if others:
         shards[order[near:]] = np.asarray(others)[np.arange(len(values) - near) % len(others)]
-    weights = np.where(values > 0, values, 0.0) ** exponent
+    largest = values.max(initial=0.0) or 1.0  # powers of 1 and less do not overflow
+    weights = np.where(values > 0, values / largest, 0.0) ** exponent
     share = float(weights[order[:near]].sum() / weights.sum()) if weights.sum() else 1.0
     names = ", ".join(map(str, first))
     reason = (
@@ -150,7 +151,7 @@ class PlacementController:
             for shard in local
             if shard in held
         }
-        target = max(free, key=lambda shard: free[shard])
+        target = max(free, key=lambda shard: free[shard], default=-1)
         share = f"{count} of {total} rows that this process read ({count / total:.0%})"
         why = f"{share} came from shard {source} on another host"
         hosts = self._shards.reads_of(source)
@@ -158,7 +159,7 @@ class PlacementController:
             return Move(
                 source, target, 0, f"no row is moved, though {why}: a third host has read twice as many there"
             )
-        if not free[target]:
+        if not free.get(target):  # full, or lost meanwhile
             return Move(
                 source, target, 0, f"no row is moved, though {why}: no shard of this host has a free row"
             )

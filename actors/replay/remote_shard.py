@@ -82,6 +82,7 @@ class RemoteShard:
 
     def lose(self, reason: str) -> None:
         """Count it as lost, close the connections, and so end the requests in flight."""
+        self._after_fork()
         with self._lock:
             self._reason = self._reason or reason
             idle, busy = [*self._idle, self._control], list(self._busy)
@@ -126,8 +127,7 @@ class RemoteShard:
         self.lose("this client has closed it")
 
     def _take(self) -> socket.socket:
-        if self._owner != os.getpid():  # a forked child: these connections are its parent's
-            self._owner, self._idle, self._busy, self._lock = os.getpid(), deque(), set(), threading.Lock()
+        self._after_fork()
         with self._lock:
             if self._reason:
                 raise ShardLostError(
@@ -141,6 +141,11 @@ class RemoteShard:
         with self._lock:
             self._busy.add(connection)
         return connection
+
+    def _after_fork(self) -> None:
+        """In a forked child, leave the connections to its parent."""
+        if self._owner != os.getpid():
+            self._owner, self._idle, self._busy, self._lock = os.getpid(), deque(), set(), threading.Lock()
 
     def _connect(self) -> tuple[socket.socket, Any]:
         where = f"{self._at.host}:{self._at.port}"

@@ -20,7 +20,15 @@ from actors.replay.candidates import Numbers, Order
 from actors.replay.errors import ReplayError
 from actors.replay.rows import Drawn, Keys, Selection, TreeSpec
 from actors.replay.store import ReplayStore
-from actors.replay.table import Exchange, ExchangedShards, GatheredTable, LocalShards, ShardedTable, Table
+from actors.replay.table import (
+    Exchange,
+    ExchangedShards,
+    GatheredTable,
+    LocalShards,
+    ShardedTable,
+    Table,
+    drawable,
+)
 from actors.replay.table_limit import wait_to_sample
 from actors.replay.tree import Floats, Integers
 
@@ -248,7 +256,7 @@ class WithoutReplacement:
 
     def choose(self, table: Table, draw: _Draw) -> _Found:
         """As of ``Selector``."""
-        everything = None if self.spec is None else table.total(table.tree(self.spec))
+        everything = None if self.spec is None else drawable(table.total(table.tree(self.spec)))
         return _by_candidates(table, draw, Order("random", self.exponent), everything)
 
 
@@ -261,7 +269,8 @@ def _by_candidates(table: Table, draw: _Draw, order: Order, everything: float | 
         )
     probabilities = np.ones(draw.k)
     if order.kind == "random":
-        probabilities = found.weights / (everything or float(found.available[0]))
+        total = float(found.available[0]) if everything is None else everything
+        probabilities = found.weights / total
     accepted = table.mark(Keys(found.indices, found.generations))
     zeros = _zeros(draw.k)
     return _Found(found.indices, found.generations, zeros, probabilities, found.lengths, accepted)

@@ -150,7 +150,7 @@ class ReplayShard(ClosesOnExit):
     def _greet(self, connection: socket.socket) -> str | None:
         """Check the token, and describe the store. Returns the client's host; None: it is refused."""
         connection.settimeout(_HELLO_S)
-        token, protocol, host_id = wire.receive(connection, _HELLO_BYTES)
+        token, protocol, host_id = wire.receive(connection, _HELLO_BYTES, 0)
         if not hmac.compare_digest(str(token).encode(), self._address.token.encode()):
             wire.send(connection, {"error": "ReplayError", "text": "the token of the address is wrong"})
             return None

@@ -19,7 +19,7 @@ from actors.replay.calls import CALLS
 from actors.replay.errors import RateLimitedError, ReplayError, ReplayTimeoutError, ShardLostError
 from actors.replay.metrics import ReplayMetrics
 from actors.replay.remote_shard import RemoteShard
-from actors.replay.rows import STATUS, Keys, TreeSpec, checked, status_of
+from actors.replay.rows import STATUS, Keys, TreeSpec, checked, non_negative, status_of
 from actors.replay.schema import ReplaySchema
 from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Sources, Subscription
@@ -68,7 +68,7 @@ class _Member:
     def __init__(self, remote: RemoteShard, host_id: str) -> None:
         self.remote = remote
         is_here = remote.host_id == host_id and remote.meta["removal"] != "user"
-        self.store = ReplayStore.attach(remote.endpoint) if is_here else None
+        self.store = _attached(remote) if is_here else None
         """Open here, if it is on this host. Its removal function, if it has one, is its server's."""
         self.incarnation = int(remote.meta["incarnation"])
 
@@ -80,6 +80,15 @@ class _Member:
         self.remote.close()
         if self.store is not None:
             self.store.close()
+
+
+def _attached(remote: RemoteShard) -> ReplayStore | None:
+    """The store of a shard on this host; None if this process may not open it, as one of another user."""
+    try:
+        return ReplayStore.attach(remote.endpoint)
+    except ReplayError as error:
+        _logger.warning("a replay shard of this host is read over TCP: %s", error)
+        return None
 
 
 class ReplayShards(ShardedTable, ClosesOnExit):
@@ -405,12 +414,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
     def update_priorities(self, keys: Keys, priorities: ArrayLike) -> int:
         """As of ``ReplayStore.update_priorities``; rows of lost shards are left alone."""
         indices, generations = checked(keys)
-        try:
-            values = np.ascontiguousarray(np.broadcast_to(np.asarray(priorities, np.float64), indices.shape))
-        except (ValueError, TypeError) as error:
-            raise ReplayError(
-                f"priorities of shape {np.shape(priorities)}: give one, or {len(indices)}"
-            ) from error
+        values = non_negative("priorities", priorities, len(indices))  # before any shard sets some of them
         parts = self._by_owner(indices)
         arguments = {shard: (indices[at], generations[at], values[at]) for shard, at in parts.items()}
         return sum(self.ask("update", arguments).values())

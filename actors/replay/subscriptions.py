@@ -21,6 +21,8 @@ from actors.replay.schema import ReplaySchema
 from actors.replay.store import ReplayStore
 
 Padding = Literal["in_place", "head", "tail"]
+_MOST_STEPS = 2**31
+"""Of a window's offset or length: trajectories have less."""
 _THREAD_BYTES = 2**19
 """Of a batch, for each thread: for less, starting one costs more than it gains."""
 
@@ -48,6 +50,10 @@ class Subscription:
     def __post_init__(self) -> None:
         if self.length is not None and self.length < 1:
             raise ReplayError(f"a window of {self.column} has length {self.length}: use a positive number")
+        if not (-_MOST_STEPS < self.offset < _MOST_STEPS and (self.length or 1) < _MOST_STEPS):
+            raise ReplayError(
+                f"a window of {self.column} has offset {self.offset} and length {self.length}: use numbers below 2**31"
+            )
         if self.padding not in kernel.PADDINGS:
             raise ReplayError(f"padding {self.padding!r} is not known: use {', '.join(kernel.PADDINGS)}")
 

@@ -102,14 +102,15 @@ class ShardedTable(ABC):
         u = Numbers(seed, draw, round_).uniforms(stream, 0, n)
         while (found := self._draw(tree, u)) is None:
             pass  # a shard was lost meanwhile: the same numbers, with the rest
-        keys = Keys(found.indices, found.generations)
-        return found._replace(accepted=self.mark(keys))
+        # A target whose row has lost its weight since the shards told their edges ends in another: not a draw of it.
+        accepted = self.mark(Keys(found.indices, found.generations)) & (found.weights > 0)
+        return found._replace(accepted=accepted)
 
     def _draw(self, tree: int, u: Floats) -> Drawn | None:
         """One attempt; None if a shard was lost between the two questions."""
         # 1. The tree of all shards, down to the nodes that lie in one shard.
         groups, everything = self._groups(tree)
-        _drawable(everything)
+        drawable(everything)
         level, number, rest = descend(groups, max(height for height, _ in groups), u * everything)
         # 2. Each shard finishes the draws that end in it.
         parts = self._by_owner(number << 3 * level)
@@ -275,7 +276,7 @@ class GatheredTable:
         rows, leaves = self._status(tree)
         struct, sums = _tree_of(leaves)
         found, _ = Drawn.of(n)
-        found.total[:] = _drawable(float(sums[-kernel.FANOUT]))  # the root
+        found.total[:] = drawable(float(sums[-kernel.FANOUT]))  # the root
         found.rest[:] = Numbers(seed, draw, round_).uniforms(stream, 0, n) * found.total
         kernel.library().replay_tree_draw(
             ctypes.addressof(struct), n, address(found.rest), address(found.indices)
@@ -313,7 +314,7 @@ def _tree_of(leaves: Floats) -> tuple[TreeStruct, Floats]:
     return struct, memory
 
 
-def _drawable(everything: float) -> float:
+def drawable(everything: float) -> float:
     """The sum of all leaves, if rows can be drawn by it.
 
     Raises:

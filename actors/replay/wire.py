@@ -80,19 +80,19 @@ def decode(data: memoryview) -> Any:
     arrays = list[NDArray[Any]]()
     _, size = _HEADER.unpack(data[: _HEADER.size])
     end = _HEADER.size + size
-    message = _decoded(json.loads(bytes(data[_HEADER.size : end])), arrays)
+    message = _decoded(json.loads(bytes(data[_HEADER.size : end])), arrays, _MOST_BYTES)
     for view in _views(arrays):
         view[:] = data[end : end + len(view)]
         end += len(view)
     return message
 
 
-def receive(connection: socket.socket, most_text: int = _MOST_TEXT) -> Any:
+def receive(connection: socket.socket, most_text: int = _MOST_TEXT, most_bytes: int = _MOST_BYTES) -> Any:
     """Receive a message.
 
     Args:
         connection: of a peer that sends with ``send``
-        most_text: bytes of the text; small for a peer that is not known yet
+        most_text, most_bytes: of the text, and of each array; small for a peer that is not known yet
 
     Raises:
         WireError: the connection was closed, or the bytes are no message.
@@ -106,8 +106,8 @@ def receive(connection: socket.socket, most_text: int = _MOST_TEXT) -> Any:
     text = bytearray(size)
     _fill(connection, [memoryview(text)])
     try:
-        message = _decoded(json.loads(text), arrays)
-    except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        message = _decoded(json.loads(text), arrays, most_bytes)
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError, MemoryError) as error:
         raise WireError(f"the text of a message cannot be read: {error}") from error
     _fill(connection, _views(arrays))
     return message
@@ -131,20 +131,20 @@ def _encoded(value: Any, arrays: list[NDArray[Any]]) -> Any:
     return value
 
 
-def _decoded(value: Any, arrays: list[NDArray[Any]]) -> Any:
+def _decoded(value: Any, arrays: list[NDArray[Any]], most_bytes: int) -> Any:
     """Inverse of ``_encoded``; the arrays are still to be filled."""
     if isinstance(value, list):
-        return [_decoded(item, arrays) for item in value]
+        return [_decoded(item, arrays, most_bytes) for item in value]
     if not isinstance(value, dict):
         return value
     if "map" in value:
-        return {key: _decoded(item, arrays) for key, item in value["map"]}
+        return {key: _decoded(item, arrays, most_bytes) for key, item in value["map"]}
     name, shape = value["array"]
     dtype, sizes = np.dtype(name), tuple(map(int, shape))
     if dtype.kind not in _KINDS or min(sizes, default=0) < 0:
         raise ValueError(f"an array of {name}{list(sizes)}")
-    if math.prod(sizes) * dtype.itemsize > _MOST_BYTES:
-        raise ValueError(f"an array of {name}{list(sizes)} is larger than {_MOST_BYTES} bytes")
+    if math.prod(sizes) * dtype.itemsize > most_bytes:
+        raise ValueError(f"an array of {name}{list(sizes)} is larger than {most_bytes} bytes")
     arrays.append(np.empty(sizes, dtype))
     return arrays[-1]
 

@@ -66,6 +66,21 @@ def test_placements_that_cannot_be_are_refused(options, message):
         place_offline(np.ones(5), **{"capacity": 5, "num_shards": 2, **options})
 
 
+def test_priorities_of_any_size_are_placed():
+    with pytest.raises(ReplayError, match=r"priorities are \[nan\]"):
+        place_offline([1.0, np.nan], capacity=2, num_shards=1, input_shards=[0])
+    huge = place_offline([1e300, 1e300, 1e300], capacity=2, num_shards=2, input_shards=[1], exponent=2.0)
+    assert huge.local_share == pytest.approx(2 / 3)
+
+
+def test_nothing_is_moved_to_shards_that_are_lost_meanwhile(table, monkeypatch):
+    for draw in range(20):
+        gather(table, select(table, Uniform(), 64, seed=0, draw=draw), WHOLE)
+    monkeypatch.setattr(table, "counters_by_shard", dict)
+    (move,) = PlacementController(table).rebalance()
+    assert (move.rows, "no shard of this host has a free row" in move.reason) == (0, True)
+
+
 def test_moved_rows_are_the_same_rows_elsewhere(table):
     keys = Keys(np.array([17, 12, 13, 14]), np.array([1, 1, 9, 1], np.uint64))  # 13 has generation 1
     assert move_rows(table, keys, 0) == 3

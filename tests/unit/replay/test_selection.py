@@ -277,6 +277,25 @@ def test_finite_priorities_whose_sum_is_not_are_refused(num_shards, priority, ex
         select(shards, selector, 2, seed=0, draw=0)
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_draws_without_replacement_know_powers_that_are_zero_or_infinite(num_shards):
+    """1e30**20 exceeds the largest float64; 1e-40**10 is below the least, and 2**10 is not."""
+    selectors = (WithoutReplacement(20.0), WithoutReplacement(10.0))
+    large = shards_of(4, num_shards, selectors, priorities=[1e30, 1.0, 1e30, 2.0])
+    for choose in (select, select_centralised):
+        with pytest.raises(ReplayError, match="their sum is not finite"):
+            choose(large, selectors[0], 2, seed=0, draw=0)
+    small = shards_of(4, num_shards, selectors, priorities=[1e-40] * 4)
+    with pytest.raises(ReplayError, match="all weights are zero"):
+        select(small, selectors[1], 2, seed=0, draw=0)
+    mixed = shards_of(4, num_shards, selectors, priorities=[1e-40, 2.0, 1e-40, 1.0])
+    chosen = select(mixed, selectors[1], 2, seed=0, draw=0)
+    assert sorted(chosen.keys.indices.tolist()) == [1, 3]
+    assert sorted(chosen.probabilities.tolist()) == [1 / 1025, 1024 / 1025]
+    with pytest.raises(ReplayError, match="3 different rows were requested where 2 can be selected"):
+        select(mixed, selectors[1], 3, seed=0, draw=0)
+
+
 def test_a_selection_is_copied_with_changes_and_through_pickle():
     store = ReplayStore.create(SCHEMA, 4)
     store.insert(content(range(4)))

@@ -33,7 +33,8 @@ from actors.replay import (
     select,
     select_centralised,
 )
-from actors.replay.wire import receive, send
+from actors.replay.table import LocalShards
+from actors.replay.wire import WireError, receive, send
 from collectives.rendezvous import poll
 
 ROWS = 30
@@ -319,6 +320,93 @@ def test_only_who_knows_the_token_is_served(served):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        b"[",
+        b"\xff",
+        b'{"neither": 1}',
+        b'{"array": ["<f8"]}',
+        b'{"array": 5}',
+        b'{"array": ["<f8", [0, 1%s]]}' % (b"0" * 30),
+        b'{"array": ["<f8", [1e999]]}',
+        b'{"array": ["<f8", [-1]]}',
+        b'{"array": ["<M8[s]", [1]]}',
+        b'{"array": [{"names": ["a"], "formats": ["O"]}, [1]]}',
+        b'{"map": [[[], 1]]}',
+        b'{"map": [1]}',
+        b'{"array": ["|u1", [101]]}',  # more bytes than this reader takes
+    ],
+)
+def test_a_text_that_is_no_message_is_an_error_of_the_connection(text):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(struct.pack("<4sI", b"RRS1", len(text)) + text)
+        theirs.settimeout(20)
+        with pytest.raises(WireError, match="the text of a message cannot be read"):
+            receive(theirs, 1024, 100)
+
+
+def test_a_peer_without_the_token_gets_no_memory_for_arrays(served):
+    """The server would wait for the array's bytes."""
+    _, (shard, _) = served("away", "away")
+    port = int(shard.address.rpartition(":")[2].partition("/")[0])
+    text = b'[{"array": ["|u1", [68719476736]]}, 2, "away"]'
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(5)  # the server's own limit is 10
+        connection.sendall(struct.pack("<4sI", b"RRS1", len(text)) + text)
+        assert connection.recv(1) == b""
+
+
+def test_a_store_of_this_host_that_may_not_be_opened_is_read_over_tcp(served, monkeypatch, caplog):
+    """As one of another user."""
+
+    def refuse(endpoint):
+        raise ReplayError(f"the replay store at {endpoint!r} cannot be opened (Permission denied)")
+
+    monkeypatch.setattr(ReplayStore, "attach", refuse)
+    table, _ = served("here", "away")
+    assert table.local == []
+    assert "is read over TCP: the replay store at" in caplog.text
+    assert gather(table, select(table, Uniform(), 40, seed=0, draw=0), WINDOWS).current.all()
+
+
+def test_priorities_are_checked_before_any_shard_sets_some(served):
+    table, _ = served("here", "away")
+    before = table.status()["priority"].tolist()
+    with pytest.raises(ReplayError, match=r"priorities are \[nan\]"):
+        table.update_priorities(Keys(np.array([3, 25]), np.array([1, 1], np.uint64)), [5.0, np.nan])
+    assert table.status()["priority"].tolist() == before
+
+
+def test_a_forked_child_that_closes_the_table_leaves_its_parents_requests(served):
+    table, _ = served("away", "away")
+    request = table._members[0].remote.start("rows")
+    child = os.fork()
+    if child == 0:
+        try:
+            table.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert request.result() == ROWS // 2
+    assert len(table) == ROWS
+
+
+def test_a_row_that_has_lost_its_weight_during_a_draw_is_not_drawn():
+    """Between the two questions of a draw, all weights but that of row 5 become 0."""
+    (store,) = shards_of(8, 1, (Prioritized(),))
+    rows = Keys(np.arange(8), np.ones(8, np.uint64))
+
+    class Changing(LocalShards):
+        def ask(self, call, arguments):
+            if call == "descend":
+                store.update_priorities(rows, np.where(rows.indices == 5, 1.0, 0.0))
+            return super().ask(call, arguments)
+
+    assert set(select(Changing([store]), Prioritized(), 30, seed=0, draw=0).keys.indices.tolist()) == {5}
+
+
+@pytest.mark.parametrize(
     "data",
     [
         b"GET / HTTP/1.1\r\n\r\n",
@@ -355,6 +443,12 @@ def test_requests_that_no_client_makes_are_refused(served):
             ["edges", ["a"]],
             ["descend", [0, integers, np.array([10**9]), reals]],
             ["descend", [0, np.array([3]), integers, reals]],
+            ["descend", [0, np.array([100]), integers, reals]],
+            ["descend", [0, np.array([-1]), integers, reals]],
+            ["descend", [0, np.array([1]), np.array([2**61]), reals]],
+            ["descend", [0, integers, integers, np.zeros(10**6)]],
+            ["descend", [0, np.zeros(0, np.int64), np.zeros(0, np.int64), reals]],
+            ["gather", [integers, np.array([1], np.uint64), integers, [["obs", 2**63 - 1, 5, "tail", ""]]]],
             ["mark", [np.array([99]), np.array([1], np.uint64)]],
             ["gather", [integers, np.array([1], np.uint64), integers, [["nothing", 0, 1, "tail", ""]]]],
             ["insert", [{}]],

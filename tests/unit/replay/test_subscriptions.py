@@ -148,6 +148,9 @@ def test_bad_subscriptions_are_explained(subscriptions, options, message):
 def test_windows_of_no_length_and_unknown_paddings_are_refused():
     with pytest.raises(ReplayError, match="length 0"):
         Subscription(column="obs", length=0)
+    for wrong in ({"offset": 2**63 - 1, "length": 5}, {"offset": -(2**31)}, {"length": 2**31}):
+        with pytest.raises(ReplayError, match=r"use numbers below 2\*\*31"):
+            Subscription(column="obs", **wrong)
     with pytest.raises(ReplayError, match="padding 'left' is not known: use in_place, head, tail"):
         Subscription(column="obs", padding="left")
     with pytest.raises(ReplayError, match="an index is not of this shard, which has 0 to 0"):
