@@ -46,7 +46,7 @@ def as_array(column: pa.Array, shape: tuple[int, ...] | None = None) -> NDArray[
         raise ValueError(f"{column.null_count} rows are null")
     rows, sizes = len(column), []
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return np.stack([_unpacked(text) for text in column.to_pylist()])
+        return np.stack([unpacked(text) for text in column.to_pylist()])
     while hasattr(column.type, "value_type") and not pa.types.is_dictionary(column.type):
         inner = column.flatten()
         sizes.append(len(inner) // max(1, len(column)))
@@ -94,7 +94,7 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _unpacked(text: str) -> NDArray[Any]:
+def unpacked(text: str) -> NDArray[Any]:
     """An array that ``ray.rllib.utils.compression.pack`` wrote: pickle, LZ4, base64."""
     content = lz4.frame.decompress(base64.b64decode(text, validate=True))
     found = _ArraysOnly(io.BytesIO(content)).load()

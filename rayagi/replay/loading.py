@@ -14,6 +14,7 @@ from actors.replay import ReplaySchema, ReplayStore
 from rayagi.replay.d4rl import open_d4rl
 from rayagi.replay.minari import minari_folder, open_minari
 from rayagi.replay.rllib import open_episodes
+from rayagi.replay.rllib_batches import batch_files, open_batches
 from rayagi.replay.saved import open_saved, restore, saved_folder
 from rayagi.replay.served import open_served
 from rayagi.replay.tables import open_lerobot, open_steps, parquet_files
@@ -28,6 +29,7 @@ _READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {
     "lerobot": open_lerobot,
     "rllib episodes": open_episodes,
     "rllib steps": open_steps,
+    "rllib batches": open_batches,
     "torch": open_tensors,
     "replay": open_saved,
 }
@@ -73,14 +75,18 @@ def kind_of(path: Path) -> str:
                     if "item" in pyarrow.parquet.read_schema(files[0]).names
                     else "rllib steps"
                 )
+        if batch_files(path):
+            return "rllib batches"
+    elif path.suffix == ".json":
+        return "rllib batches"
     elif path.suffix in (".hdf5", ".h5"):
         return "d4rl"
     elif path.suffix in (".pt", ".pth"):
         return "torch"
     raise DatasetError(
         str(path),
-        "is of no known format: use a saved replay, a folder of rayagi serve, Minari, LeRobot or RLlib (Parquet), or a "
-        "file .hdf5 or .pt",
+        "is of no known format: use a saved replay, a folder of rayagi serve, Minari, LeRobot or RLlib, or a "
+        "file .hdf5, .pt or .json (RLlib)",
     )
 
 

@@ -41,7 +41,7 @@ LEROBOT_NAMES = {
 """LeRobot's name of each of our columns; those that begin with next.obs or next.trunc are of rayagi's exports only."""
 LEROBOT_INDEX = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Columns of every LeRobot dataset."""
-_RLLIB_NAMES = {
+RLLIB_NAMES = {
     "obs": "obs",
     "action": "actions",
     "reward": "rewards",
@@ -50,6 +50,7 @@ _RLLIB_NAMES = {
     "next_obs": "new_obs",
     "log_prob": "action_logp",
 }
+"""RLlib's name of each of our columns."""
 _BATCH_ROWS = 8192
 
 
@@ -104,7 +105,7 @@ def open_steps(path: Path, columns: Sequence[str]) -> Source:
     """
     files = parquet_files(path)
     fields = pyarrow.dataset.dataset(files, format="parquet").schema
-    names = {ours: theirs for ours, theirs in _RLLIB_NAMES.items() if theirs in fields.names}
+    names = {ours: theirs for ours, theirs in RLLIB_NAMES.items() if theirs in fields.names}
     others = {
         name: name
         for name in fields.names

@@ -15,6 +15,8 @@ import pytest
 import torch
 from gymnasium import spaces
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from ray.rllib.offline.json_writer import JsonWriter
+from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.compression import pack
 from trajectories_by_hand import assert_equal, content, trajectories
 
@@ -144,6 +146,101 @@ def test_rllib_s_steps(tmp_path, compressed):
     for own, expected in zip(found, wanted, strict=True):
         for name, values in expected.items():
             assert own[name].tolist() == values.tolist()
+
+
+def written_as_json(path, batches, compress=("obs", "new_obs")):
+    """Sample batches as RLlib's own writer has them. A small file size: several files."""
+    writer = JsonWriter(str(path), max_file_size=500, compress_columns=compress)
+    for number, batch in enumerate(batches):
+        if writer.cur_file is not None:
+            writer.cur_file.close()
+            writer.cur_file = None
+        writer.ioctx.worker_index = number  # in the name of the file
+        writer.write(batch)
+    writer.cur_file.close()
+
+
+def sample_batch(parts, **more):
+    """Steps begin to end of trajectories, given as (number, trajectory, begin, end)."""
+    columns = {
+        "obs": [each["obs"][begin:end] for _, each, begin, end in parts],
+        "new_obs": [each["obs"][begin + 1 : end + 1] for _, each, begin, end in parts],
+        "actions": [each["action"][begin:end] for _, each, begin, end in parts],
+        "rewards": [each["reward"][begin:end] for _, each, begin, end in parts],
+        "terminateds": [each["terminated"][begin:end] for _, each, begin, end in parts],
+        "truncateds": [each["truncated"][begin:end] for _, each, begin, end in parts],
+        "eps_id": [np.full(end - begin, 10**15 + number) for number, _, begin, end in parts],
+        "t": [np.arange(begin, end) for _, _, begin, end in parts],
+    }
+    joined = {name: np.concatenate(values) for name, values in columns.items()}
+    count = len(joined["t"])
+    joined["infos"] = np.array([{"a": number} for number in range(count)])
+    joined["values"] = np.arange(count, dtype=np.float32)
+    return SampleBatch({**joined, **more})
+
+
+@pytest.mark.parametrize("compress", [("obs", "new_obs"), ()])
+@pytest.mark.parametrize("several_agents", [False, True])
+def test_rllib_s_json_batches_of_interleaved_episodes(tmp_path, compress, several_agents):
+    a, b, c = trajectories(lengths=(5, 3, 2), ends="tuc")
+    batches = [
+        sample_batch([(0, a, 0, 2), (1, b, 0, 1)]),  # two environments in turn
+        sample_batch([(0, a, 2, 5), (1, b, 1, 2)]),
+        sample_batch([(1, b, 2, 3), (2, c, 0, 2)]),
+    ]
+    if several_agents:
+        batches = [MultiAgentBatch({"default_policy": batch}, batch.count) for batch in batches]
+    written_as_json(tmp_path, batches, compress)
+    assert len(list(tmp_path.iterdir())) == 3
+    source = open_source(tmp_path)
+    assert (source.kind, source.lengths.tolist()) == ("rllib batches", [5, 3, 2])
+    assert source.left_out == ("values",)
+    with load(tmp_path, columns=["values"]) as store:
+        found = content(store)
+    assert [each.pop("values").tolist() for each in found] == [[0, 1, 0, 1, 2], [2, 3, 0], [1, 2]]
+    assert_equal(found, [a, b, c])
+
+
+def test_rllib_s_older_json_batches(tmp_path):
+    """Of Ray before 2.3: dones, no truncateds; one file. Steps that are missing within an episode end a trajectory."""
+    (a,) = trajectories(lengths=(5,), ends="t")
+    batch = sample_batch([(0, a, 0, 2), (0, a, 3, 5)])
+    del batch["truncateds"], batch["new_obs"]
+    written_as_json(tmp_path, [batch[:2], batch[2:]])
+    files = sorted(tmp_path.iterdir())
+    text = "\n".join(file.read_text() for file in files) + "\n\n"
+    (tmp_path / "all.json").write_text(text.replace("terminateds", "dones"))  # RLlib refuses to write that name now
+    source = open_source(tmp_path / "all.json")
+    # Of steps 0 and 1, the observation after the second is not known; 3 and 4 are terminated.
+    assert source.lengths.tolist() == [1, 2]
+    first, second = source.read()
+    np.testing.assert_array_equal(first["obs"], a["obs"][:2])
+    np.testing.assert_array_equal(second["action"], a["action"][3:])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty: it has no steps"),
+        ("{", "cannot be read as rllib batches"),
+        ("[1]", "cannot be read as rllib batches"),
+        ('{"type": "SampleBatch"}', "cannot be read as rllib batches"),
+        ('{"type": "SampleBatch", "eps_id": [1], "obs": [[1.0]], "actions": [1, 2]}', "1 steps are expected"),
+        ('{"type": "SampleBatch", "eps_id": [1], "obs": [[1.0]]}', "action"),
+        (
+            '{"type": "SampleBatch", "eps_id": [1], "obs": [[1.0]], "actions": [1], "rewards": [1], "dones": [2]}',
+            "dones has values other than 0 and 1",
+        ),
+        (
+            '{"type": "MultiAgentBatch", "policy_batches": {"a": {}, "b": {}}}',
+            "has the policies a, b: one replay has one policy's steps",
+        ),
+    ],
+)
+def test_json_that_is_no_recording_is_explained(tmp_path, text, message):
+    (tmp_path / "output-1.json").write_text(text)
+    with pytest.raises(DatasetError, match=message):
+        open_source(tmp_path)
 
 
 def test_a_compressed_column_cannot_run_code(tmp_path):
