@@ -6,9 +6,8 @@ Names are imported when they are first used: ``import rayagi`` loads neither Ray
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import TYPE_CHECKING, Any
-
-from rayagi.algorithms.registry import DEFINITIONS
 
 if TYPE_CHECKING:
     from rayagi.algorithm import GmiAlgorithm
@@ -45,20 +44,29 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "RunSpec": "rayagi.config.spec",
-    "Session": "rayagi.coordinator.session",
-    **{each.rllib.algorithm: "rayagi.algorithm" for each in DEFINITIONS.values()},
-    **{each.rllib.config: "rayagi.config.rllib_classes" for each in DEFINITIONS.values()},
-}
-__all__ = tuple(sorted({*_HOMES, "__version__"}))
+
+@cache
+def _homes() -> dict[str, str]:
+    """The module of each name. Even the list of algorithms imports numpy, which `rayagi.profiler` must not."""
+    definitions = importlib.import_module("rayagi.algorithms.registry").DEFINITIONS
+    return {
+        "RunSpec": "rayagi.config.spec",
+        "Session": "rayagi.coordinator.session",
+        **{each.rllib.algorithm: "rayagi.algorithm" for each in definitions.values()},
+        **{each.rllib.config: "rayagi.config.rllib_classes" for each in definitions.values()},
+    }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'rayagi' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name.startswith("__") and name != "__all__":  # what Python asks any module
+        raise AttributeError(f"module 'rayagi' has no attribute {name!r}")
+    names = tuple(sorted({*_homes(), "__version__"}))
+    if name == "__all__":
+        return names
+    if name not in names:
+        raise AttributeError(f"module 'rayagi' has no attribute {name!r}; it has {', '.join(names)}")
+    return getattr(importlib.import_module(_homes()[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_homes()})

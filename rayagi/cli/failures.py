@@ -46,6 +46,8 @@ KNOWN: dict[str, int] = {
     "collectives.experience.errors.NoChannelError": BAD_INPUT,
     "actors.replay.errors.ReplayError": BAD_INPUT,
     "actors.replay.errors.ReplayBusyError": FAILED,
+    "rayagi.profiler.errors.ProfilerError": BAD_INPUT,
+    "rayagi.profiler.trace.TraceError": BAD_INPUT,
 }
 """Exit code by class name; the nearest listed base class counts."""
 

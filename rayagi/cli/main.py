@@ -16,6 +16,7 @@ from typing import NoReturn
 from rayagi.cli.failures import FAILED, INTERRUPTED, UsageError, explain
 from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
+from rayagi.cli.profile_parser import split_program
 from rayagi.config.trusted_modules import in_run_folder
 from rayagi.coordinator.lost_ray import LocalRayLostError, when_local_ray_is_lost
 
@@ -31,6 +32,7 @@ _COMMANDS = {
     "serve": "rayagi.cli.serve",
     "policy-server": "rayagi.cli.policy_server",
     "export": "rayagi.cli.export",
+    "profile": "rayagi.cli.profile",
     "channels": "rayagi.cli.channels",
     "channels dump": "rayagi.cli.channels_dump",
     "comm plan": "rayagi.cli.comm_plan",
@@ -57,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 on success, 1 on failure, 2 for invalid input, 130 if interrupted.
     """
-    arguments = build_parser().parse_args(argv)
+    own, program = split_program(list(sys.argv[1:] if argv is None else argv))
+    arguments = build_parser().parse_args(own)
+    arguments.program = program
     try:
         _set_import_path(arguments)
         command: Callable[..., int] = import_module(_COMMANDS[arguments.command]).run

@@ -11,6 +11,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.cli.arguments import add_command, add_trust, count_argument, duration_argument, seed_argument
 from rayagi.cli.channels_parser import add_channels
 from rayagi.cli.comm_parser import add_comm
+from rayagi.cli.profile_parser import add_profile
 from rayagi.cli.replay_parser import add_replay
 from rayagi.cli.serving_parser import add_serving
 from rayagi.config.learning import Template
@@ -50,6 +51,7 @@ start here:
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
   rayagi comm bench                what reducing gradients costs on this machine
   rayagi replay info PATH          what a dataset holds: of rayagi serve, Minari, LeRobot, RLlib, D4RL or torch
+  rayagi profile -- python x.py    record where the time of any program goes
   rayagi channels --watch          experience channels of this machine: contents, speed, slow consumers
 
 exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted (Ctrl-C, SIGTERM or a closed terminal: saved;
@@ -79,6 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_serving(commands)
     add_comm(commands)
     add_channels(commands)
+    add_profile(commands)
     add_replay(commands)
     return parser
 

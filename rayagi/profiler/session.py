@@ -40,7 +40,7 @@ class Session:
     def __init__(
         self,
         profile: Path,
-        name: str,
+        name: str | None,
         metadata: dict[str, Any],
         *,
         packages: Mapping[str, Category],
@@ -54,8 +54,9 @@ class Session:
         self._mode = OFF
         self._num_iterations = self._open_iterations = 0
         self._driver: int | None = None  # thread whose iterations count
+        self._has_default_name = name is None
         self._interception = Interception(self._recorder, self.intern_all, packages)
-        self._open_folder(ProcessFolder(profile, name, metadata))
+        self._open_folder(ProcessFolder(profile, name or _default_name(), metadata))
         self._interception.install()
 
     def _open_folder(self, folder: ProcessFolder) -> None:
@@ -132,7 +133,7 @@ class Session:
     def set_name(self, name: str) -> None:
         """Name the process."""
         with self._lock:
-            self._folder.name = name
+            self._folder.name, self._has_default_name = name, False
             self._folder.describe()
 
     def add_metadata(self, values: dict[str, Any]) -> None:
@@ -146,6 +147,8 @@ class Session:
         with self._lock:
             self._switch(OFF)
             self._interception.remove()
+            if self._has_default_name:  # multiprocessing names a process after it has started
+                self._folder.name = _process_name() or self._folder.name
             self._folder.describe(
                 lost=self._recorder.lost(),
                 intercepted=self._interception.counts,
@@ -158,6 +161,7 @@ class Session:
         self._mode, self._driver = OFF, None
         self._num_iterations = self._open_iterations = 0
         parent = self._folder
+        self._has_default_name = True
         try:
             folder = ProcessFolder(self.profile, f"{parent.name} (forked)", parent.metadata, parent.texts)
         except OSError:  # a full disk: the child runs without a profile
@@ -242,7 +246,7 @@ def start(
         try:
             session = Session(
                 path,
-                name or _default_name(),
+                name,
                 _plain(metadata or {}),
                 packages=packages,
                 schedule=schedule,
@@ -309,11 +313,16 @@ def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _default_name() -> str:
-    """Of the process that multiprocessing started, if it is one; else of the program."""
+def _process_name() -> str | None:
+    """Of a process that multiprocessing started."""
     multiprocessing = sys.modules.get("multiprocessing.process")
-    if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        return str(multiprocessing.current_process().name)
+    if multiprocessing is None or multiprocessing.parent_process() is None:
+        return None
+    return str(multiprocessing.current_process().name)
+
+
+def _default_name() -> str:
+    """Of the program."""
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
 
 

@@ -82,6 +82,8 @@ class ProcessTrace:
     clock: Clock
     names: dict[int, str]
     threads: tuple[ThreadTrace, ...]
+    lost: int = 0
+    """Events of threads that could not make a file; known once the session has ended."""
 
     def name_of(self, name: int) -> str:
         """The text of a name; a number where the process could not write it, as on a full disk."""
@@ -145,6 +147,7 @@ def _read_process(path: Path) -> ProcessTrace:
             clock=Clock(**{key: int(about["clock"][key]) for key in ("monotonic_ns", "unix_ns", "error_ns")}),
             names=_read_names(path / NAMES),
             threads=_read_threads(path),
+            lost=int(about.get("lost", 0)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(f"{path / PROCESS} is damaged: {_reason(error)}") from error

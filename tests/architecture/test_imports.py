@@ -33,3 +33,8 @@ def test_help_is_instant_because_nothing_heavy_is_imported(heavy):
 @pytest.mark.parametrize("heavy", ["ray", "torch", "pyarrow"])
 def test_replay_stores_need_neither_ray_nor_torch(heavy):
     assert heavy not in modules_after("import actors.replay")
+
+
+@pytest.mark.parametrize("heavy", ["numpy", "pyarrow", "ray", "torch", "rayagi.algorithms"])
+def test_the_profiler_starts_in_any_process_without_anything_heavy(heavy):
+    assert heavy not in modules_after("import rayagi.profiler, rayagi.profiler.injection")

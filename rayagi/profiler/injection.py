@@ -1,0 +1,69 @@
+"""Brings the profiler into processes whose program knows nothing of it: a command's, and all Python processes it starts.
+
+They inherit two environment variables. PYTHONPATH begins with the folder ``startup``, whose ``sitecustomize`` Python imports
+at its start; RAYAGI_PROFILE says where and what to record.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from rayagi.profiler import session
+from rayagi.profiler.layout import Category
+from rayagi.profiler.schedule import Schedule
+
+VARIABLE = "RAYAGI_PROFILE"
+_STARTUP = Path(__file__).parent / "startup"
+_HELPERS = re.compile(
+    r"multiprocessing[./]resource_tracker|/ray/(dashboard|autoscaler)/|/ray/_private/(log_monitor|runtime_env)|"
+    r"/ray/util/client/"
+)
+"""Processes of Python's and Ray's own, in which nothing of the program runs."""
+
+
+def injected(
+    environment: Mapping[str, str],
+    profile: Path,
+    packages: Mapping[str, Category],
+    schedule: Schedule | None,
+    limit_mb: int,
+) -> dict[str, str]:
+    """An environment for a command, so that its Python processes are recorded into a profile."""
+    settings = {
+        "profile": str(profile),
+        "root": str(Path(__file__).parents[2]),
+        "packages": {name: int(category) for name, category in packages.items()},
+        "schedule": None if schedule is None else asdict(schedule),
+        "limit_mb": limit_mb,
+    }
+    path = environment.get("PYTHONPATH")
+    return {
+        **environment,
+        VARIABLE: json.dumps(settings),
+        "PYTHONPATH": str(_STARTUP) if not path else os.pathsep.join((str(_STARTUP), path)),
+    }
+
+
+def record_this_process(text: str) -> None:
+    """Begin a session for the rest of the process's life.
+
+    Raises:
+        ProfilerError: the profile's folder is gone, say.
+    """
+    if _HELPERS.search(" ".join(sys.orig_argv)):
+        return
+    settings = json.loads(text)
+    started = session.start(
+        Path(settings["profile"]),
+        {name: Category(number) for name, number in settings["packages"].items()},
+        schedule=None if settings["schedule"] is None else Schedule(**settings["schedule"]),
+        limit_mb=settings["limit_mb"],
+    )
+    atexit.register(session.stop, started)

@@ -1,0 +1,147 @@
+"""`rayagi profile -- COMMAND`: any program and all its Python processes are recorded, and behave as without."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rayagi.cli import main
+from rayagi.cli.profile_parser import split_program
+from rayagi.profiler.layout import Category
+from rayagi.profiler.trace import read_profile
+
+PROGRAM = """
+import multiprocessing, os, signal, subprocess, sys, threading
+
+def work(name):
+    from rayagi import profiler
+    with profiler.operation(name):
+        pass
+
+def left_by_exit(name):
+    work(name)
+    os._exit(0)
+
+def killed(name):
+    work(name)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    work("main")
+    thread = threading.Thread(target=work, args=("thread",))
+    thread.start()
+    thread.join()
+    for method, target, name in (
+        ("fork", work, "forked"), ("fork", left_by_exit, "left"), ("fork", killed, "killed"), ("spawn", work, "spawned"),
+    ):
+        child = multiprocessing.get_context(method).Process(target=target, args=(name,), name=f"worker {name}")
+        child.start()
+        child.join()
+    subprocess.run([sys.executable, "-c", "import program; program.work('subprocess')"], check=True)
+    raise SystemExit(3)
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def operations(profile):
+    """By name of the operation: its process and thread."""
+    return {
+        process.name_of(int(event["name"])): (process, thread)
+        for process in profile.processes
+        for thread in process.threads
+        for event in thread.events
+        if event["category"] == Category.OPERATION
+    }
+
+
+def test_threads_forks_spawns_and_subprocesses_are_recorded(tmp_path, capsys):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    assert main(["profile", "--out", "p", "--", sys.executable, "program.py"]) == 3
+    assert "events of" in capsys.readouterr().out
+    profile = read_profile("p")
+    assert profile.command == (sys.executable, "program.py")
+    found = operations(profile)
+    assert set(found) == {"main", "thread", "forked", "left", "killed", "spawned", "subprocess"}
+    parent = found["main"][0]
+    assert found["thread"][0] is parent
+    assert found["thread"][1].thread_id != found["main"][1].thread_id == parent.pid
+    children = {name: found[name][0] for name in set(found) - {"main", "thread"}}
+    assert {each.parent for each in children.values()} == {parent.pid}
+    assert len({each.pid for each in children.values()}) == len(children)
+    assert {name: children[name].name for name in ("forked", "left", "spawned")} == {
+        "forked": "worker forked",
+        "left": "worker left",
+        "spawned": "worker spawned",
+    }
+    # Only what was killed has no end; not even Python's tracker of resources is in the way.
+    assert {name for name, (_, thread) in found.items() if not thread.events["end"][0]} == {"killed"}
+    assert len(profile.processes) == 1 + len(children)
+
+
+def test_a_program_that_is_killed_keeps_what_it_recorded_and_its_signal(tmp_path):
+    code = "import os; from rayagi import profiler\nwith profiler.operation('act'): os.kill(os.getpid(), 9)"
+    assert main(["profile", "--out", "p", "--", sys.executable, "-c", code]) == 128 + signal.SIGKILL
+    assert set(operations(read_profile("p"))) == {"act"}
+
+
+def test_the_program_s_own_sitecustomize_still_runs(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys; sys.customized = getattr(sys, 'customized', 0) + 1"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    code = "import sys, sitecustomize; sys.exit(10 * ('startup' in sitecustomize.__file__) + sys.customized)"
+    assert main(["profile", "--out", "p", "--", sys.executable, "-c", code]) == 1
+    (process,) = read_profile("p").processes
+    assert process.argv[-1] == code
+
+
+def test_a_process_that_cannot_be_recorded_runs_all_the_same(tmp_path):
+    again = "subprocess.run([sys.executable, '-c', 'print(5)'], check=True)"
+    code = f"import subprocess, shutil, sys; shutil.rmtree('p'); {again}"
+    command = [sys.executable, "-m", "rayagi", "profile", "--out", "p", "--", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.startswith("5\n")
+    assert "is not recorded: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_schedule_waits_for_iterations(tmp_path):
+    code = (
+        "from rayagi import profiler\n"
+        "for i in range(6):\n"
+        "    with profiler.iteration(f'iteration {i}'): pass\n"
+    )
+    options = ["--out", "p", "--skip", "2", "--iterations", "2"]
+    assert main(["profile", *options, "--", sys.executable, "-c", code]) == 0
+    (process,) = read_profile("p").processes
+    names = [process.name_of(int(event["name"])) for thread in process.threads for event in thread.events]
+    assert names[2:] == ["iteration 3", "iteration 4"]  # number 2 warms up
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give the program after two dashes"),
+        (["--"], "give the program after two dashes"),
+        (["--", "no-such-program-here"], "no-such-program-here cannot be run: No such file"),
+        (["--simulator", "no_such_module", "--", "true"], "there is no module 'no_such_module'"),
+        (["--out", ".", "--", "true"], "is not empty"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, message, capsys, tmp_path):
+    (tmp_path / "mine.txt").write_text("")
+    assert main(["profile", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_what_follows_two_dashes_is_the_program_s():
+    given = ["profile", "--out", "p", "--", "python", "x.py", "--", "--out", "q"]
+    assert split_program(given) == (["profile", "--out", "p"], ["python", "x.py", "--", "--out", "q"])
+    assert split_program(["train", "--", "x"]) == (["train", "--", "x"], [])
