@@ -14,7 +14,7 @@ from placement.colocation import colocate_on_cores
 from placement.equal_slices import equal_core_slices, equal_gpu_slices, gpu_fractions, max_gmis_on_cores
 from placement.errors import PlanError, counted
 from placement.role_layout import (
-    MOST_COLLECTORS,
+    MOST_SENDERS,
     OVERLAPPED_TEMPLATES,
     RoleLayout,
     Roles,
@@ -207,7 +207,7 @@ def make_plan(
     choice = _choose(machine, backend, layout, request)
     divide = _in_sizes if request.sizes else _on_gpus if choice.backend.divides_gpus else _on_cores
     slices, kinds, how = divide(choice, layout, request)
-    _refuse_many_collectors(kinds)
+    _refuse_many_senders(kinds)
     plan = PlacementPlan(
         template=template,
         backend=choice.backend.name,
@@ -330,13 +330,21 @@ def _on_cores(choice: _Choice, layout: RoleLayout, request: _Request) -> _Divisi
     return shared, kinds, f"{how}; {sharing}"
 
 
-def _refuse_many_collectors(kinds: Sequence[Roles]) -> None:
+def _refuse_many_senders(kinds: Sequence[Roles]) -> None:
     collectors = sum("agent" in roles and "trainer" not in roles for roles in kinds)
-    if any("trainer" in roles for roles in kinds) and collectors > MOST_COLLECTORS:
+    if any("trainer" in roles for roles in kinds) and collectors > MOST_SENDERS:
         raise PlanError(
             f"{collectors} GMIs that collect experience for trainers in others",
-            f"a trainer takes rollouts of at most {MOST_COLLECTORS}",
+            f"a trainer takes rollouts of at most {MOST_SENDERS}",
             "Use fewer GMIs with more environments each, or the template dp_only",
+        )
+    simulators = sum("simulator" in roles and "agent" not in roles for roles in kinds)
+    agents = sum("agent" in roles and "simulator" not in roles for roles in kinds)
+    if agents and simulators > MOST_SENDERS * agents:
+        raise PlanError(
+            f"{counted(simulators, 'simulator')} with {counted(agents, 'agent')}",
+            f"an agent acts for at most {MOST_SENDERS}",
+            "Use fewer GMIs with more environments each, more GMIs with an agent, or the template dp_only",
         )
 
 

@@ -35,8 +35,8 @@ SERVING_WORKER_TYPES: dict[str, tuple[Roles, ...]] = {
 """The same for the serving templates, which act and do not train (Figure 5). dp_mp: each simulator has its own agent in
 another GMI. mp_dp: simulators share agents."""
 
-MOST_COLLECTORS = 256
-"""MAX_PRODUCERS of collectives.experience.file_layout: GMIs that send experience to the trainers of a run."""
+MOST_SENDERS = 256
+"""MAX_PRODUCERS of collectives.experience.file_layout: GMIs that send rollouts to a trainer, or steps to an agent."""
 
 OVERLAPPED_TEMPLATES = {"decoupled"}
 """Templates whose worker types work at the same time. In the others they alternate."""

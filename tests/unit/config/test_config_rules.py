@@ -197,4 +197,4 @@ def test_offered_divisors_divide_and_none_lies_between(number, wanted):
 
 def test_a_collector_sends_to_as_many_learners_as_a_ring_has_queues():
     assert rules.MOST_LEARNERS == file_layout.MAX_CONSUMERS
-    assert role_layout.MOST_COLLECTORS == file_layout.MAX_PRODUCERS
+    assert role_layout.MOST_SENDERS == file_layout.MAX_PRODUCERS

@@ -239,3 +239,24 @@ def test_more_collectors_than_a_trainer_can_have_are_refused(template):
     with pytest.raises(PlanError, match=r"257 GMIs that collect .*: a trainer takes rollouts of at most 256"):
         make_plan(big, num_envs=1, num_gmis=258, template=template, num_learners=1)
     assert make_plan(big, num_envs=1, num_gmis=258).num_gmis == 258
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "others"),
+    [
+        ("e_at", {"num_learners": 1}, 1),
+        ("e_at", {"num_learners": 2}, 2),
+        ("dp_mp", {"num_agents": 1, "num_learners": 1}, 2),
+        ("mp_dp", {"num_agents": 2, "serving": True}, 2),
+    ],
+)
+def test_more_simulators_than_an_agent_can_step_are_refused(template, options, others):
+    node = Node(name="n", cores=tuple(range(600)), memory_total_bytes=2**40)
+    big = Machine(nodes=(node,), origin="test")
+    agents = options.get("num_agents", options.get("num_learners"))
+    most = 256 * agents + others
+    assert make_plan(big, num_envs=1, num_gmis=most, template=template, **options).num_gmis == most
+    with pytest.raises(
+        PlanError, match=rf"{256 * agents + 1} simulators with {agents} agents?.* at most 256"
+    ):
+        make_plan(big, num_envs=1, num_gmis=most + 1, template=template, **options)
