@@ -25,8 +25,10 @@ from collectives.experience.remote_transport import RemoteTransport
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
 from collectives.transport_factory import TransportName
+from collectives.transports.shm.memory import MEMORY_LIMIT
 from placement.backends import get_backend
 from placement.backends.base import cuda_missing_error
+from placement.inventory.limits import memory_bytes
 from placement.types import Slice
 
 
@@ -117,6 +119,7 @@ class Gmi:
 
     def __init__(self, identity: GmiIdentity, backend_name: str) -> None:
         self.identity = identity
+        MEMORY_LIMIT.lower(memory_bytes())
         self._backend = get_backend(backend_name)
         self._communicator: Communicator | None = None
         self._program: Program | Workload | None = None

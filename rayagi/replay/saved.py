@@ -13,6 +13,7 @@ from actors.replay import ReplayStore
 from actors.replay.checkpoint import ReplayCheckpointer
 from actors.replay.checkpoint_files import Manifest
 from actors.replay.schema import ReplaySchema
+from placement.inventory import limits
 from rayagi.replay.stored import store_source
 from rayagi.replay.trajectories import Source
 from rayagi.serving.errors import DatasetError, ExportError
@@ -81,8 +82,7 @@ def open_saved(path: Path, columns: Sequence[str]) -> Source:
         DatasetError: it has no rows, or lacks a column.
         ReplayCheckpointError, ReplayError: as of ``restore``.
     """
-    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    store = restore(path, memory_bytes=half, folder=tempfile.gettempdir())
+    store = restore(path, memory_bytes=limits.memory_bytes() // 2, folder=tempfile.gettempdir())
     for name in columns:
         store.schema.position(name)
     source = replace(store_source(store, path), kind="replay")

@@ -223,8 +223,27 @@ def _segment_bytes(world_size: int) -> int:
     return _words_end(world_size) + NUM_STAGING_BUFFERS * world_size * STAGING_BUFFER_BYTES
 
 
+class MemoryLimit:
+    """Memory that this process may use: the host's, or less where the process knows of a limit (a container's cgroup)."""
+
+    def __init__(self) -> None:
+        self.max_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+
+    def lower(self, max_bytes: int) -> None:
+        """Set a smaller limit; a larger one than known changes nothing."""
+        self.max_bytes = min(self.max_bytes, max_bytes)
+
+
+MEMORY_LIMIT = MemoryLimit()
+"""Of this process."""
+
+
 def preallocate(descriptor: int, begin: int, size: int) -> None:
-    """Allocate the file's memory now: otherwise a write that finds no memory would end the process with SIGBUS."""
-    if size > os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE:  # Linux would try, and kill processes for it
-        raise OSError(errno.ENOMEM, "that is more than this host's memory")
+    """Allocate the file's memory now: otherwise a write that finds no memory would end the process with SIGBUS.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+    if size > MEMORY_LIMIT.max_bytes:  # Linux would try, and kill processes for it
+        raise OSError(errno.ENOMEM, "that is more memory than this host, or this process's cgroup, has")
     os.posix_fallocate(descriptor, begin, size)

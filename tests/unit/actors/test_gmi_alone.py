@@ -6,10 +6,14 @@ import threading
 import pytest
 import torch
 
+import actors.gmi
 from actors.gmi import Gmi, GmiIdentity
 from actors.protocols import EvaluationResult, IterationResult
 from actors.rendezvous_actor import RendezvousActor
 from collectives.errors import CommunicatorError
+from collectives.experience.errors import ChannelError
+from collectives.experience.file_layout import SharedFile
+from collectives.transports.shm.memory import MEMORY_LIMIT, Segment
 from placement.errors import SliceError
 from placement.types import Slice
 
@@ -98,6 +102,19 @@ def test_building_again_closes_and_replaces_the_first_program():
 def test_a_gmi_reads_as_its_identity():
     alone = gmi()
     assert repr(alone) == f"GMI 0/1 {alone.identity.slice.label()} simulator+trainer Ant-v5"
+
+
+def test_shared_memory_of_a_gmi_stays_within_the_limit_of_its_process(monkeypatch):
+    monkeypatch.setattr(MEMORY_LIMIT, "max_bytes", MEMORY_LIMIT.max_bytes)
+    monkeypatch.setattr(actors.gmi, "memory_bytes", lambda: 2**20)  # as of a container
+    Segment.host(2).close()  # two staging buffers of each of two members: 2 MiB
+    gmi()
+    with pytest.raises(
+        CommunicatorError, match="that is more memory than this host, or this process's cgroup, has"
+    ):
+        Segment.host(2)
+    with pytest.raises(ChannelError, match=r"no 2\.0 MiB for it"):
+        SharedFile.create("rollouts", 2**21)
 
 
 def test_a_gmi_that_entered_its_slice_reports_its_placement():

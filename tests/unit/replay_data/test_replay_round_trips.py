@@ -5,7 +5,8 @@ import pytest
 from trajectories_by_hand import assert_equal, content, trajectories
 
 from actors.replay import Column, ReplaySchema, ReplayStore
-from rayagi.replay import export, load, open_source
+from placement.inventory import limits
+from rayagi.replay import export, load, open_source, saved
 from rayagi.replay.stored import store_source
 from rayagi.serving.errors import ExportError
 
@@ -110,3 +111,18 @@ def test_columns_that_a_format_does_not_have(tmp_path, kind, message):
         store.insert({name: values[None] for name, values in each.items()})
     with pytest.raises(ExportError, match=message):
         export(store_source(store, tmp_path), tmp_path / "out", kind)
+
+
+def test_a_saved_replay_takes_half_of_what_its_process_may_use(tmp_path, monkeypatch):
+    """A container may have less memory than its host; the other rows are on disk."""
+    saved.save(store_of(trajectories()), tmp_path / "replay")
+    given, create = [], ReplayStore.create
+
+    def creating(*args, **options):
+        given.append(options["memory_bytes"])
+        return create(*args, **options)
+
+    monkeypatch.setattr(limits, "memory_bytes", lambda: 2**20)
+    monkeypatch.setattr(ReplayStore, "create", creating)
+    assert open_source(tmp_path / "replay").kind == "replay"
+    assert given == [2**19]
