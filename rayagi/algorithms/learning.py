@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
@@ -39,6 +41,7 @@ class LearnerProgram:
         self.number = number = dataflow.learners.index(context.identity.index)
         gradients = dataflow.learner_group(context.communicator)
         assert gradients is not None
+        self._learners = gradients
         sample = make_env(num_envs=1, first_env_index=0, seed=spec.seed, num_threads=1)
         sample.close()
         policy = new_policy(spec, sample.info, context.device)
@@ -58,7 +61,7 @@ class LearnerProgram:
         self.lags: Counter[int] = Counter()
         """Number of trained rollout rows by policy lag, in updates."""
         self._publisher = ParameterPublisher(policy, context.directory, number, node=context.node)
-        self._stale_rows = 0
+        self._stale_rows = self._counted_stale_rows = 0
 
     def _open_channels(self) -> Batcher:
         """Open consumer endpoints, and announce them to collectors."""
@@ -148,7 +151,21 @@ class LearnerProgram:
     def _learn(self, experience: Experience) -> dict[str, float]:
         rollout = rollout_of(experience.tensors, experience.ragged)
         check_finite(rollout, self.trainer.iteration + 1)
-        return self.trainer.update(rollout)
+        before = self.learner.env_steps
+        metrics = self.trainer.update(rollout)
+        if self.dataflow.free_running:
+            self.learner.env_steps = before + self._used_steps(rollout.num_envs)
+        return metrics
+
+    def _used_steps(self, rows: int) -> int:
+        """Environment steps of all learners since the last update: learned from, or dropped. Collective.
+
+        A run ends after the steps that were made, so its schedules (learning rate, exploration) count dropped ones too.
+        """
+        dropped = self.batcher.stale_rows - self._counted_stale_rows
+        self._counted_stale_rows = self.batcher.stale_rows
+        own = torch.tensor([(rows + dropped) * self.spec.learning.rollout_length])
+        return int(self._learners.all_gather(own).sum())
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Learners have no agent.
@@ -183,7 +200,8 @@ class LearnerProgram:
             self.lags = Counter(state["local"]["lags"])
         if self.batcher.received:
             self.batcher.close()
-            self.batcher, self._stale_rows = self._open_channels(), 0
+            self.batcher = self._open_channels()
+            self._stale_rows = self._counted_stale_rows = 0
         self._publisher.publish(self.trainer.iteration)
 
     def close(self) -> None:

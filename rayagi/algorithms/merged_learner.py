@@ -38,7 +38,8 @@ class MergedLearner(ABC, Generic[SpecT]):
         self.total_envs, self.total_env_steps = total_envs, total_env_steps
         self.sync_s = 0.0
         self.env_steps = 0
-        """Environment steps of all GMIs so far. Counted: a resumed run may have another number of environments."""
+        """Environment steps of all GMIs so far, for schedules. Counted: a resumed run may have another number of
+        environments, and free-running learners drop some (rayagi.algorithms.learning)."""
 
     @abstractmethod
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:

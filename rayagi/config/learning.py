@@ -37,7 +37,8 @@ class LearningSpec:
     learning_rate: float = 3e-4
     """Step size of Adam; with a schedule, the first one."""
     lr_schedule: Literal["constant", "linear", "kl_adaptive"] = "constant"
-    """linear: to zero over total_env_steps. kl_adaptive: divide or multiply by 1.5 to hold target_kl."""
+    """linear: to zero over total_env_steps, steps that learners drop included. kl_adaptive: divide or multiply by 1.5 to
+    hold target_kl."""
     target_kl: float = 0.01
     """For kl_adaptive: KL divergence of an update from the policy before it."""
     max_grad_norm: float = 0.5

@@ -274,6 +274,9 @@ class TrainingLoop:
             self._best_return = training_return
             best = {"metric": "mean return of the last 100 training episodes", "value": training_return}
         state = self._session.state_dict()
+        if "env_steps" in state["shared"]:
+            # Rollouts in flight are not restored: schedules go on from the run's steps, as if they had been dropped.
+            state["shared"]["env_steps"] = self._env_steps
         bad = first_non_finite(state["shared"])
         if bad is not None:
             raise NonFiniteResultError(bad[0], bad[1], self._iteration, self._env_steps)

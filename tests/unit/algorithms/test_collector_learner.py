@@ -138,6 +138,7 @@ def test_in_lockstep_the_updates_are_those_of_dp_only(spec, num_learners, core):
         losses = [result.metrics["value_loss"] for result in of_learners]
         assert sum(losses) / num_learners == pytest.approx(other.metrics["value_loss"], rel=1e-3)
     for _, shared in results[2:]:
+        assert shared["env_steps"] == reference["env_steps"] == 6 * 8 * 8  # updates, environments, steps
         for name, tensor in reference["learner"]["model"].items():
             torch.testing.assert_close(shared["learner"]["model"][name], tensor, rtol=1e-4, atol=1e-5)
         for name in ("obs_normaliser", "reward_moments"):
@@ -172,6 +173,7 @@ def test_a_round_of_collectors_that_form_no_whole_groups_waits_for_the_lost_one(
     learner.batcher._consumer_endpoints[0].lost.append(learner.dataflow.producer_of(1))
     iterated(first, 1)
     assert ("train_samples" in learner.iterate().metrics) is not waits
+    assert learner.learner.env_steps == 6 * 8 + (0 if waits else 3 * 8)
     if waits:
         successor = built(spec, second_of, directory)
         iterated(successor, 1)
@@ -196,7 +198,8 @@ def test_a_collector_goes_on_at_its_own_pace_unless_updates_take_one_rollout_of_
 
 @pytest.mark.parametrize(("max_lag", "learned"), [(3, True), (2, False)])
 def test_experience_beyond_the_bound_is_dropped_and_counted_and_the_bound_is_reported(max_lag, learned):
-    spec = replace(APPO, learning=replace(APPO.learning, max_lag=max_lag))
+    learning = replace(APPO.learning, max_lag=max_lag, lr_schedule="linear")
+    spec = replace(APPO, learning=learning, total_env_steps=1000)
     assert spec.learning.on_stale == "drop"
     directory = RendezvousActor(3)
     first, second, learner = (built(spec, identity, directory) for identity in identities(spec, 2, 1))
@@ -211,6 +214,12 @@ def test_experience_beyond_the_bound_is_dropped_and_counted_and_the_bound_is_rep
     assert metrics["policy_lag_bound"] == max_lag
     assert metrics["policy_lag_max"] == (3 if learned else 0)
     assert metrics["stale_samples"] == (0 if learned else second._own.num_envs * 8)
+    # Nine rollouts of 4 environments and 8 steps. If the late one is learned from, one is left for the next update.
+    used = 9 - learned
+    assert learner.learner.env_steps == used * 4 * 8
+    iterated(first, 2 - learned)
+    rate = iterated(learner, 1)[0].metrics["learning_rate"]
+    assert rate == pytest.approx(1e-3 * (1 - used * 4 * 8 / 1000))
     for program in (first, second, learner):
         program.close()
 

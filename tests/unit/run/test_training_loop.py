@@ -168,6 +168,20 @@ def test_checkpoints_come_by_iterations(tmp_path):
     assert rows.checkpoints == ["iteration_000010", "iteration_000020", "iteration_000025"]
 
 
+def test_a_checkpoint_s_schedules_are_at_the_run_s_steps(tmp_path):
+    """Learners have not learned from rollouts in flight, which are not restored."""
+
+    class Learning(FakeSession):
+        def state_dict(self):
+            state = super().state_dict()
+            state["shared"]["env_steps"] = (self.iteration - 1) * STEPS
+            return state
+
+    loop = make_loop(tmp_path, Learning(), limits=Limits(iterations=3))
+    loop.run()
+    assert loop._checkpoints.load().state["shared"]["env_steps"] == 3 * STEPS
+
+
 def test_checkpoints_come_by_time(tmp_path):
     session, rows = FakeSession(iteration_s=0.5), Rows()
     settings = {"limits": Limits(iterations=20), "checkpoint_every": Interval(time_s=4.0)}
