@@ -24,12 +24,13 @@ def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.
 
 
 def add_trust(parser: Any) -> None:
-    """The option ``--trust-modules`` of a command that opens a run folder."""
+    """The option ``--trust-modules`` of a command that opens a run folder or reads settings."""
     parser.add_argument(
         "--trust-modules",
         action="store_true",
-        help="import what a run folder names (task, network) from wherever it is; default: from the current folder only, "
-        "but not from run folders or installed packages",
+        help="import what a run folder or a settings file names (task, network) from wherever it is; default: for a run "
+        "folder from the current folder only, but not from run folders or installed packages; for a file outside of the "
+        "current folder not from beside it",
     )
 
 

@@ -18,7 +18,7 @@ from rayagi.config.former import with_present_names
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
-from rayagi.config.trusted_modules import in_run_folder, refuse_untrusted_modules
+from rayagi.config.trusted_modules import in_run_folder, refuse_modules_beside, refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
 
 _YAML_SUFFIXES = (".yaml", ".yml")
@@ -41,7 +41,7 @@ def load_config_file(
         path: a .yaml, .yml or .py file
         env_id: the task, if the file does not set it
         algorithm: the algorithm, if a YAML file does not set it; default ppo
-        trust_modules: whether a YAML file of a run folder may name code outside of the working project
+        trust_modules: whether a YAML file may name code that may have come with it (rayagi.config.trusted_modules)
 
     Raises:
         ConfigError: no such file, another suffix, a file that raises (with its line), an unknown key, a wrong
@@ -60,7 +60,7 @@ def load_config_file(
     if python:
         spec = _from_python(file, source, env_id)
     else:
-        spec = _from_yaml(file, source, env_id, algorithm, trusted=trust_modules or not in_run_folder(file))
+        spec = _from_yaml(file, source, env_id, algorithm, trusted=trust_modules)
     for name, what, value, asked in (
         ("env.id", "task", spec.env.id, env_id),
         ("algorithm", "algorithm", spec.algorithm, algorithm),
@@ -84,7 +84,8 @@ def _from_yaml(
     try:
         given = run_spec_from_dict(data)  # reject non-mappings and unknown keys before anything else
         if not trusted:
-            refuse_untrusted_modules(given, file)
+            refuse = refuse_untrusted_modules if in_run_folder(file) else refuse_modules_beside
+            refuse(given, file)
         if "id" in _section(data, "env"):
             env_id = given.env.id
         elif env_id is None:

@@ -1,13 +1,16 @@
-"""Code that a run folder names: used only if it is the working project's, or if the user trusts it.
+"""Code that a run folder or another settings file names: used only where it cannot have come with it, or if it is trusted.
 
-The working project is the current folder, without run folders (of a ``run.json``), the subfolder that the run is in, and
-installed packages. So a folder from somebody else cannot bring the code that it names.
+- A run folder may name code of the working project: the current folder, without run folders (of a ``run.json``), the
+  subfolder that the run is in, and installed packages.
+- A settings file outside of the current folder may name all code but what lies beside it: in its folder or below.
+- A settings file in the current folder is the working project's own, and may name anything.
 """
 
 from __future__ import annotations
 
 import sys
 import sysconfig
+from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -33,6 +36,57 @@ def refuse_untrusted_modules(spec: RunSpec, file: Path) -> None:
         _check("env.kwargs.python", python, "program", None, file)
 
 
+def refuse_modules_beside(spec: RunSpec, file: Path) -> None:
+    """Check what ``spec``, read from a settings file of no run folder, would import or start. Imports nothing.
+
+    Raises:
+        ConfigError: the file is not in the current folder, and what it names lies beside it.
+    """
+    project = Path.cwd().resolve()
+    # Where the file lies, and where it leads to, if it is a link.
+    folders = {file.absolute().parent.resolve(), file.resolve().parent}
+    foreign = {folder for folder in folders if not folder.is_relative_to(project)}
+    if not foreign:
+        return
+    for setting, value, files in _named_files(spec):
+        for code in files:
+            if any(_lies_in(code, folder) for folder in foreign) and not (
+                code.resolve().is_relative_to(project) or _is_installed(code)
+            ):
+                raise ConfigError(
+                    setting,
+                    value,
+                    f"names {code}, which lies beside this file outside of the working project, {project}, and would run "
+                    "its code",
+                    "run this in the folder of your project that has both, or, if you trust that code, with "
+                    "--trust-modules",
+                )
+
+
+def _named_files(spec: RunSpec) -> Iterator[tuple[str, object, list[Path]]]:
+    """(setting, its value, files that it would import or start) of each setting that names code."""
+    python = spec.env.kwargs.get("python")
+    yield "env.id", spec.env.id, module_files(spec.env.id.rpartition(":")[0]) or []
+    if spec.network.module is not None:
+        place = spec.network.module.rpartition(":")[0]
+        found = network_file(place) if place.endswith(".py") else None
+        yield "network.module", spec.network.module, [found] if found else module_files(place) or []
+    if python is not None:
+        yield "env.kwargs.python", python, [Path(str(python)).absolute()]
+
+
+def _lies_in(code: Path, folder: Path) -> bool:
+    """Whether a file is in a folder or below it; a link is where it lies and where it leads to."""
+    return any(place.is_relative_to(folder) for place in (code.parent.resolve(), code.resolve()))
+
+
+def _is_installed(code: Path) -> bool:
+    code = code.resolve()
+    return bool({"site-packages", "dist-packages"} & set(code.parts)) or code.is_relative_to(
+        _standard_library()
+    )
+
+
 def _check(setting: str, value: object, what: str, files: list[Path] | None, config: Path) -> None:
     foreign = None if files is None else next((each for each in files if not _in_project(each, config)), None)
     if files is None or foreign is not None:
@@ -50,7 +104,7 @@ def _in_project(code: Path, config: Path) -> bool:
     project, code, run = Path.cwd().resolve(), code.resolve(), config.parent.resolve()
     if not code.is_relative_to(project) or in_run_folder(code) or code.is_relative_to(run):
         return False
-    if {"site-packages", "dist-packages"} & set(code.parts) or code.is_relative_to(_standard_library()):
+    if _is_installed(code):
         return False
     # What is in one subfolder with the run may have come with it.
     together = project.joinpath(*run.relative_to(project).parts[:1]) if run.is_relative_to(project) else None

@@ -135,6 +135,62 @@ def test_a_config_file_is_checked_if_it_is_of_a_run_folder(project):
         load_config_file("runs/a/config.yaml", trust_modules=True)
 
 
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """A folder beside the project: settings, a network and a package, and it is on Python's path, as is its parent."""
+    folder = tmp_path / "theirs"
+    for name in ("tasks.py", "bundle/net.py", "lib/site-packages/installed_there.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("raise AssertionError('imported')\n")
+    monkeypatch.setattr(
+        sys, "path", [str(folder), str(folder / "lib/site-packages"), str(tmp_path), *sys.path]
+    )
+    return folder
+
+
+def settings(folder, text):
+    (folder / "ant.yaml").write_text(text)
+    return folder / "ant.yaml"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env: {id: 'tasks:Task-v0'}",
+        "env: {id: 'theirs.tasks:Task-v0'}",
+        "{env: {id: Ant-v5}, network: {module: 'bundle.net:Net'}}",
+        "{env: {id: Ant-v5}, network: {module: '../theirs/tasks.py:Net'}}",
+        "{env: {id: 'isaacgym/Ant', kwargs: {python: ../theirs/tasks.py}}}",
+    ],
+)
+def test_a_config_file_from_elsewhere_does_not_bring_its_code(project, theirs, text):
+    for file in (settings(theirs, text), "../theirs/ant.yaml"):
+        with pytest.raises(ConfigError, match="lies beside this file") as error:
+            load_config_file(file)
+        assert "--trust-modules" in str(error.value)
+    (project / "link.yaml").symlink_to(theirs / "ant.yaml")
+    with pytest.raises(ConfigError, match="lies beside this file"):
+        load_config_file("link.yaml")
+    assert not {"tasks", "theirs", "bundle"} & set(sys.modules)
+
+
+def test_a_config_file_from_elsewhere_may_name_all_other_code(project, theirs, monkeypatch):
+    def imports(text, **options):
+        with pytest.raises(EnvironmentOptionError, match=r"AssertionError at .*: imported"):
+            load_config_file(settings(theirs, text), **options)
+
+    imports("env: {id: 'foreign:Task-v0'}")  # on Python's path, in a third folder
+    imports("env: {id: 'own:Task-v0'}")
+    imports("env: {id: 'installed_there:Task-v0'}")
+    imports("env: {id: 'tasks:Task-v0'}", trust_modules=True)
+    assert load_config_file(settings(theirs, "env: {id: Ant-v5}")).env.id == "Ant-v5"
+    # The project in a folder of the settings is still the project.
+    with pytest.raises(EnvironmentOptionError, match="imported"):
+        load_config_file(settings(project.parent, "env: {id: 'own:Task-v0'}"))
+    monkeypatch.chdir(theirs)
+    imports("env: {id: 'tasks:Task-v0'}")
+
+
 def test_a_config_file_that_is_a_link_is_of_the_folder_where_it_lies(project, tmp_path):
     target = project / "came/target.yaml"
     target.write_text("env: {id: 'came.with:Task-v0'}\n")
