@@ -82,6 +82,7 @@ def validation_of(lines: Sequence[Line], origin: Mapping[str, Any]) -> Validatio
         date=str(origin["date"])[:10],
         cpu=str(origin["cpu_model"]),
         cores=int(origin["cores"]),
+        kinds=list(dict.fromkeys(line.group.rpartition(" ")[2] for line in lines)),
     )
 
 

@@ -286,7 +286,7 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         choices=[*(template for template in get_args(Template) if template != "program"), "auto"],
         help="which roles share a GMI (default: the algorithm's first of "
         + "; ".join(f"{each.name}: {', '.join(each.templates)}" for each in DEFINITIONS.values())
-        + "); auto: by the throughput model where it is validated",
+        + "); auto: predicted by the throughput model, decided by short runs",
     )
     group.add_argument(
         "--gmis",

@@ -64,10 +64,12 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
     if arguments.explain:
         validation = load()
         found = template_choice.predictions(costs, template_choice.training_plans(spec, machine))
-        ranked = ranks(validation, machine, on_gpu=on_gpu)
+        ranked = ranks(validation, machine, spec.algorithm, on_gpu=on_gpu)
         say("\n" + template_choice.table(found, ranked=ranked))
         say(template_choice.choose(found, spec, machine, validation)[1])
-        say("Any of them can be used: rayagi train --template NAME.")
+        say(
+            "Any of them can be used: rayagi train --template NAME; --template auto measures the best ones first."
+        )
     if arguments.nodes is not None:
         sms = machine.nodes[0].usable_gpus[0].sm_count if on_gpu else None
         found_sizes = cluster_forecast.forecasts(costs, cluster, costs.num_envs[0], measured_sms=sms)
@@ -79,7 +81,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         if sms is None:
             say("No GPU was measured: from networks as slow as on these cores to networks that cost nothing.")
         say(cluster_forecast.table(found_sizes))
-        say(validation_text(load(), machine, on_gpu=True))
+        say(validation_text(load(), machine, spec.algorithm, on_gpu=True))
     return 0
 
 

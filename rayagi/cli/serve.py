@@ -50,24 +50,24 @@ def run(arguments: argparse.Namespace) -> int:
     for reason in saved.damaged:
         say(f"{reason}; using {saved.checkpoint}.")
     spec = _spec(saved.spec, arguments)
-    template = chosen_template(spec, arguments.template, machine=machine_of_run, log=say)
-    target = _target(arguments, saved)
-    seed = target.seed if target is not None else arguments.seed or 0
     job = ServingJob(
         spec=spec,
         shared=saved.shared,
         version=saved.version,
         greedy=not arguments.explore,
-        seed=seed,
-        recording=None if target is None else target.recording,
+        seed=arguments.seed or 0,
     )
+    template = chosen_template(job, arguments.template, machine=machine_of_run, log=say)
+    target = _target(arguments, saved)
+    if target is not None:
+        job = replace(job, seed=target.seed, recording=target.recording)
     limits = ServingLimits(env_steps=arguments.steps, episodes=arguments.episodes, time_s=arguments.time)
     if limits == ServingLimits():
         limits = ServingLimits(time_s=DEFAULT_TIME_S)
     goal = "nothing is written" if target is None else f"into {target.folder.path}"
     say(
         f"{spec.env.id}, {saved.checkpoint} ({saved.env_steps:,} environment steps), {template}, "
-        f"{'greedy' if job.greedy else 'exploring'}, seed {seed}; {goal}. Ends after {limits.text()}."
+        f"{'greedy' if job.greedy else 'exploring'}, seed {job.seed}; {goal}. Ends after {limits.text()}."
     )
     interrupt = Interrupt(_announce_end)
     provenance = _provenance(arguments, saved, job, template)

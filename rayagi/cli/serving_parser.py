@@ -22,7 +22,7 @@ examples:
   rayagi serve runs/NAME --out data/ant --episodes 500 --explore
   rayagi serve runs/NAME --out data/ant --append --checkpoint last --steps 1M
   rayagi serve runs/NAME --time 20s                      measure only: steps per second and latencies
-  rayagi serve runs/NAME --template auto --out data/ant  the template that the placement model finds fastest
+  rayagi serve runs/NAME --template auto --out data/ant  the template that is fastest here
 
 The folder of --out then holds data/ (what pyarrow.dataset, pandas or RLlib open), statistics.json, provenance.json and
 manifest.jsonl. Files of data/ appear only when complete: after Ctrl-C, a killed GMI or a full disk they stay readable.
@@ -68,7 +68,7 @@ def _add_serve(commands: Any) -> None:
         "--template",
         choices=("dp_only", "dp_mp", "mp_dp", "auto"),
         default="dp_only",
-        help="which roles share a GMI (GMI-DRL, Figure 5); auto: the fastest by the placement model",
+        help="which roles share a GMI (GMI-DRL, Figure 5); auto: predicted by the throughput model, decided by short runs",
     )
     parser.add_argument(
         "--gmis", type=count_argument, metavar="N", help="total number of GMIs (default: one per core or GPU)"

@@ -1,4 +1,4 @@
-"""Resolves ``"auto"``: numbers of GMIs and environments by a search, the template and sizes by the throughput model."""
+"""Resolves ``"auto"``: numbers of GMIs and environments by a search, template and sizes by the model and short runs."""
 
 from __future__ import annotations
 
@@ -64,13 +64,11 @@ def resolve_auto(
 def _with_template(
     spec: RunSpec, machine: Machine, log: Callable[[str], None], *, may_search: bool, folder: Path | None
 ) -> RunSpec:
-    """The spec on the template that the throughput model chooses."""
+    """The spec on the template that the throughput model and short runs choose."""
     from rayagi.coordinator import template_choice
 
     name = template_choice.chosen(spec, machine, log=log, may_measure=may_search, folder=folder)
-    num_learners = None if name == "dp_only" else spec.gmi.num_learners
-    gmi = replace(spec.gmi, template=cast("Template", name), num_learners=num_learners)
-    return checked(replace(spec, gmi=gmi))
+    return checked(template_choice.on_template(spec, cast("Template", name)))
 
 
 def _with_numbers(

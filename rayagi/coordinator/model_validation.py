@@ -1,7 +1,7 @@
 """Validation of the throughput model: its error and its ranking against measurements, recorded beside it.
 
-``python -m experiments.mapping.run --record`` measures and writes the record. Without one, or on another kind of device, the
-model forecasts and does not rank.
+``python -m experiments.mapping.run --record`` measures and writes the record. On another processor, on more cores, for other
+work or without a record, the model does not rank: what it forecasts first is measured before it is used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 
 from placement.types import Machine
+from rayagi.run.versions import cpu_model
 
 RECORD = Path(__file__).with_name("model_validation.json")
 MIN_DIFFERENCE = 0.05
@@ -39,7 +40,10 @@ class Validation:
 
     date: str
     cpu: str
+    """Name of the processor."""
     cores: int
+    kinds: tuple[str, ...]
+    """"serving", and the algorithms that were trained."""
     cases: int
     pairs: int
     """Pairs of a group that differ by more than ``MIN_DIFFERENCE``."""
@@ -64,7 +68,9 @@ class Validation:
         )
 
 
-def validate(cases: Sequence[ValidationCase], *, date: str, cpu: str, cores: int) -> Validation:
+def validate(
+    cases: Sequence[ValidationCase], *, date: str, cpu: str, cores: int, kinds: Sequence[str]
+) -> Validation:
     """Compare predictions with measurements.
 
     Raises:
@@ -84,6 +90,7 @@ def validate(cases: Sequence[ValidationCase], *, date: str, cpu: str, cores: int
         date=date,
         cpu=cpu,
         cores=cores,
+        kinds=tuple(kinds),
         cases=len(cases),
         pairs=len(pairs),
         right=right,
@@ -99,29 +106,52 @@ def save(validation: Validation, path: Path = RECORD) -> None:
 
 def load(path: Path = RECORD) -> Validation | None:
     """The recorded validation; None if there is none."""
-    return Validation(**json.loads(path.read_text())) if path.exists() else None
+    if not path.exists():
+        return None
+    stored = json.loads(path.read_text())
+    return Validation(**{**stored, "kinds": tuple(stored["kinds"])})
 
 
-def ranks(validation: Validation | None, machine: Machine, *, on_gpu: bool) -> bool:
-    """Whether the model may rank layouts of a machine: it is validated there, and orders enough pairs right."""
-    return validation is not None and not _uncovered(validation, machine, on_gpu) and validation.may_rank
+def ranks(validation: Validation | None, machine: Machine, kind: str, *, on_gpu: bool) -> bool:
+    """Whether the model may rank layouts of a machine: it is validated there, and orders enough pairs right.
+
+    Args:
+        validation: the record
+        machine: this machine
+        kind: "serving", or an algorithm
+        on_gpu: whether the GMIs are slices of GPUs
+    """
+    return (
+        validation is not None and not _uncovered(validation, machine, kind, on_gpu) and validation.may_rank
+    )
 
 
-def validation_text(validation: Validation | None, machine: Machine, *, on_gpu: bool) -> str:
-    """What is known about the model's error on a machine, as a sentence or two."""
-    where = _uncovered(validation, machine, on_gpu)
+def may_compare(machine: Machine, *, on_gpu: bool) -> bool:
+    """Whether the model's best candidates can be measured here: unit costs need two cores, and one host."""
+    return not on_gpu and len(machine.nodes) == 1 and machine.num_cores > 1
+
+
+def validation_text(validation: Validation | None, machine: Machine, kind: str, *, on_gpu: bool) -> str:
+    """What is known about the model's error on a machine, as a sentence or two; arguments as for ``ranks``."""
+    where = _uncovered(validation, machine, kind, on_gpu)
     if where or validation is None:
         text = f"The model is not validated {where or 'on this version'}: this is a forecast, and no ranking."
         return text if validation is None or on_gpu else f"{text} {validation.text()}"
     return validation.text() + ("" if validation.may_rank else " That is too few: it does not rank.")
 
 
-def _uncovered(validation: Validation | None, machine: Machine, on_gpu: bool) -> str:
-    """What of a machine the record does not cover; empty if it covers all."""
+def _uncovered(validation: Validation | None, machine: Machine, kind: str, on_gpu: bool) -> str:
+    """What of a machine and a kind of work the record does not cover; empty if it covers all."""
     if on_gpu:
         return "on any GPU"
     if len(machine.nodes) > 1:
         return "on several hosts"
     if machine.num_cores < 2:
         return "on one core"  # nor can unit costs be measured there: messages need two GMIs
-    return f"on {machine.num_cores} cores" if validation and machine.num_cores > validation.cores else ""
+    if validation is None:
+        return ""
+    if machine.num_cores > validation.cores:
+        return f"on {machine.num_cores} cores"
+    if cpu_model() != validation.cpu:
+        return f"on {cpu_model()}"
+    return "" if kind in validation.kinds else f"for {kind}"

@@ -86,7 +86,7 @@ def _squared_error(values: Sequence[float]) -> float:
 
 
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
-_REQUEST_S = 0.5
+REQUEST_S = 0.5
 """Target duration of a request for iterations: short enough to check the time limits, long enough to interrupt rarely."""
 _MIN_KEPT_TIGHT = 4
 """Minimum iterations after the warm-up for a measurement with the tight error."""
@@ -255,8 +255,8 @@ def _measure_until_sufficient(
     results: list[IterationResult] = []
     began = clock()
     while True:
-        last_s = results[-1].metrics["iteration_s"] if results else _REQUEST_S
-        session.submit(max(1, round(_REQUEST_S / last_s)))
+        last_s = results[-1].metrics["iteration_s"] if results else REQUEST_S
+        session.submit(max(1, round(REQUEST_S / last_s)))
         results += session.collect(settings.hang_s)
         if len(results) < warm_up + _MIN_KEPT:
             continue

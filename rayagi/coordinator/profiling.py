@@ -16,6 +16,7 @@ from rayagi.algorithms.gradient_noise import GROUPS, GradientNoiseLearner, Noise
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.algorithms.rollout_learner import RolloutLearner
+from rayagi.config.off_policy import OffPolicySpec
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.search_store import SearchStore
@@ -127,7 +128,14 @@ def _profiled_spec(spec: RunSpec) -> RunSpec:
         gmis_per_gpu=None,
         replan=False,
     )
-    return replace(spec, gmi=gmi)
+    return without_filling(replace(spec, gmi=gmi))
+
+
+def without_filling(spec: RunSpec) -> RunSpec:
+    """The run with learning from the first rows of a replay on: while it is filled, updates cost nothing."""
+    if not isinstance(spec.learning, OffPolicySpec):
+        return spec
+    return replace(spec, learning=replace(spec.learning, learning_starts=0))
 
 
 def cached_unit_costs(

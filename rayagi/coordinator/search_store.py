@@ -59,7 +59,10 @@ _CODE = (
     "actors",
     "collectives",
     "placement",
-    *(f"rayagi/{package}" for package in ("algorithms", "coordinator", "envs", "models", "native")),
+    *(
+        f"rayagi/{package}"
+        for package in ("algorithms", "coordinator", "envs", "models", "native", "serving")
+    ),
 )
 """Folders whose code a trial runs, in Python and C; a change there invalidates old measurements."""
 

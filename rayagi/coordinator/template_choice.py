@@ -1,11 +1,14 @@
-"""Choice of a template by the throughput model: a prediction for each possible one, and the fastest where it may rank."""
+"""Choice of a template: the throughput model predicts each possible one, and short runs by turns decide between the best.
+
+Nothing is measured where the model may rank, and the default is faster than the others by more than the model's error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from placement.errors import PlanError
 from placement.plan import PlacementPlan
@@ -15,9 +18,12 @@ from placement.types import Machine
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import Template
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.model_validation import Validation, load, ranks, validation_text
+from rayagi.coordinator.model_validation import Validation, load, may_compare, ranks, validation_text
 from rayagi.coordinator.throughput_model import PlanThroughput, UnitCosts, layout_of, predict
 from rayagi.planning import plan_of, serving_plan_of, uses_gpus
+
+if TYPE_CHECKING:
+    from rayagi.coordinator.template_probe import MeasureFn
 
 NameT = TypeVar("NameT", bound=str)
 
@@ -25,6 +31,10 @@ _SERVING_TEMPLATES = sorted(SERVING_WORKER_TYPES, key=lambda name: name != "dp_o
 """The default first."""
 TIE = 1.05
 """Templates whose predictions differ by less count as equally fast: such pairs are not validated either."""
+MAX_CANDIDATES = 3
+"""Most templates that are measured."""
+MAX_ITERATION_S = 40.0
+"""Templates are not measured if an iteration is predicted to last longer."""
 
 
 def predictions(costs: UnitCosts, plans: Sequence[PlacementPlan]) -> list[PlanThroughput]:
@@ -35,12 +45,15 @@ def predictions(costs: UnitCosts, plans: Sequence[PlacementPlan]) -> list[PlanTh
 def training_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:
     """The plan of each template of the spec's algorithm that this machine can hold, the default template first."""
 
-    def on(template: Template) -> PlacementPlan:
-        num_learners = None if template == "dp_only" else spec.gmi.num_learners
-        gmi = replace(spec.gmi, template=template, num_learners=num_learners)
-        return plan_of(replace(spec, gmi=gmi), machine)
+    return _possible(
+        lambda name: plan_of(on_template(spec, name), machine), DEFINITIONS[spec.algorithm].templates
+    )
 
-    return _possible(on, DEFINITIONS[spec.algorithm].templates)
+
+def on_template(spec: RunSpec, template: Template) -> RunSpec:
+    """The run on another template; dp_only has no learners of its own."""
+    num_learners = None if template == "dp_only" else spec.gmi.num_learners
+    return replace(spec, gmi=replace(spec.gmi, template=template, num_learners=num_learners))
 
 
 def serving_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:
@@ -73,18 +86,22 @@ def _without_ranking(fitting: Sequence[str], offered: Sequence[str]) -> str:
 
 
 def choose(
-    found: Sequence[PlanThroughput], spec: RunSpec, machine: Machine, validation: Validation | None
+    found: Sequence[PlanThroughput],
+    spec: RunSpec,
+    machine: Machine,
+    validation: Validation | None,
+    *,
+    serving: bool = False,
 ) -> tuple[PlanThroughput, str]:
-    """The template to use, with the reason and the model's error as sentences.
+    """The template to use by the model alone, with the reason and the model's error as sentences.
 
     The fastest one where the model may rank; of several equally fast ones, the first given. Elsewhere the first given, which
     is the default.
     """
-    on_gpu = uses_gpus(spec, machine)
-    known = validation_text(validation, machine, on_gpu=on_gpu)
-    if len(found) == 1 or not ranks(validation, machine, on_gpu=on_gpu):
-        offered = DEFINITIONS[spec.algorithm].templates
-        why = _without_ranking([each.layout.template for each in found], offered)
+    on_gpu, kind = uses_gpus(spec, machine), _kind(spec, serving)
+    known = validation_text(validation, machine, kind, on_gpu=on_gpu)
+    if len(found) == 1 or not ranks(validation, machine, kind, on_gpu=on_gpu):
+        why = _without_ranking([each.layout.template for each in found], _offered(spec, serving))
         return found[0], f"{why}. {known}"
     best = max(found, key=lambda each: each.steps_per_s)
     chosen = next(each for each in found if each.steps_per_s * TIE >= best.steps_per_s)
@@ -94,40 +111,102 @@ def choose(
     return chosen, f"{text} {known}"
 
 
+def candidates(found: Sequence[PlanThroughput], ranking: Validation | None) -> list[str]:
+    """The templates to measure, at most ``MAX_CANDIDATES``, in the order given: the default, and the fastest predictions.
+
+    Args:
+        found: a prediction of each possible template, the default first
+        ranking: validation of a model that may rank: those that its median error e cannot tell from the fastest,
+            p (1 + e) >= p_max (1 - e). None: no prediction is ruled out
+    """
+    fastest = sorted(found, key=lambda each: -each.steps_per_s)
+    if ranking is not None:
+        error, best = ranking.median_error, fastest[0].steps_per_s
+        fastest = [each for each in fastest if each.steps_per_s * (1 + error) >= best * (1 - error)]
+    measured = fastest[:MAX_CANDIDATES]
+    if found[0] not in measured:
+        measured = [found[0], *measured[: MAX_CANDIDATES - 1]]
+    return [each.layout.template for each in found if each in measured]
+
+
+def _kind(spec: RunSpec, serving: bool) -> str:
+    return "serving" if serving else spec.algorithm
+
+
+def _offered(spec: RunSpec, serving: bool) -> Sequence[str]:
+    return _SERVING_TEMPLATES if serving else DEFINITIONS[spec.algorithm].templates
+
+
 def chosen(
     spec: RunSpec,
     machine: Machine,
     *,
     log: Callable[[str], None],
     serving: bool = False,
+    measure: MeasureFn | None = None,
     may_measure: bool = True,
     folder: Path | None = None,
 ) -> str:
-    """The name of the template to use, by unit costs that are measured if they are not cached; logs the reason.
+    """The name of the template to use; logs the reason, with what was predicted and measured.
 
-    Nothing is measured where the model may not rank.
+    Unit costs, and short runs of the best candidates, are measured if they are not cached. Nothing is measured on GPUs, on
+    several hosts and on one core, nor where one template fits.
+
+    Args:
+        spec: the run
+        machine: the machine of the run
+        log: called with sentences
+        serving: whether GMIs act without training
+        measure: runs one turn of a template; None: trains
+        may_measure: whether to measure what is not cached
+        folder: cache of the searches; None: the default
 
     Raises:
-        PlanError: no template fits; or unit costs are missing, and ``may_measure`` is False.
+        PlanError: no template fits; or a measurement is missing, and ``may_measure`` is False.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
     plans = (serving_plans if serving else training_plans)(spec, machine)
-    offered = _SERVING_TEMPLATES if serving else DEFINITIONS[spec.algorithm].templates
-    validation = load()
+    validation, kind = load(), _kind(spec, serving)
     on_gpu = uses_gpus(spec, machine)
-    if len(plans) == 1 or not ranks(validation, machine, on_gpu=on_gpu):
-        name = plans[0].template
-        why = _without_ranking([plan.template for plan in plans], offered)
-        log(f"Template {why}. {validation_text(validation, machine, on_gpu=on_gpu)}")
-        return name
-    # Imported here: most runs measure nothing.
+    if len(plans) == 1 or not may_compare(machine, on_gpu=on_gpu):
+        why = _without_ranking([plan.template for plan in plans], _offered(spec, serving))
+        log(f"Template {why}. {validation_text(validation, machine, kind, on_gpu=on_gpu)}")
+        return plans[0].template
+    # Imported here and below: most runs measure nothing.
     from rayagi.coordinator.profiling import cached_unit_costs
 
     costs = cached_unit_costs(spec, machine, log=log, may_measure=may_measure, folder=folder)
     found = predictions(costs, plans)
-    best, reason = choose(found, spec, machine, validation)
-    log(f"{table(found, ranked=True)}\nTemplate {reason}")
-    return best.layout.template
+    ranked = ranks(validation, machine, kind, on_gpu=on_gpu)
+    log(table(found, ranked=ranked))
+    best, reason = choose(found, spec, machine, validation, serving=serving)
+    names = candidates(found, validation if ranked else None)
+    if len(names) == 1:
+        log(f"Template {reason}")
+        return best.layout.template
+    longest_s = max(
+        costs.num_steps * sum(plan.envs) / each.steps_per_s for plan, each in zip(plans, found, strict=True)
+    )
+    if longest_s > MAX_ITERATION_S:
+        log(f"Template {reason} Not measured: an iteration would last up to {longest_s:,.0f} s.")
+        return best.layout.template
+    from rayagi.coordinator.template_probe import compared, trained_steps_per_s
+
+    log(validation_text(validation, machine, kind, on_gpu=on_gpu))
+    comparison = compared(
+        spec,
+        machine,
+        names,
+        kind=kind,
+        measure=measure or trained_steps_per_s,
+        log=log,
+        may_measure=may_measure,
+        folder=folder,
+    )
+    name = comparison.fastest(default=plans[0].template)
+    text = comparison.text({each.layout.template: each.steps_per_s for each in found})
+    log(f"Template {name}: {text}" if name else f"Template {best.layout.template} by the model alone: {text}")
+    return name or best.layout.template
 
 
 def table(found: Sequence[PlanThroughput], *, ranked: bool) -> str:

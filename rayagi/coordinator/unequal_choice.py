@@ -11,7 +11,7 @@ from placement.search import TrialFailure
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected
-from rayagi.coordinator.model_validation import load, ranks, validation_text
+from rayagi.coordinator.model_validation import load, validation_text
 from rayagi.coordinator.probe import VALIDATION, SessionProbe
 from rayagi.coordinator.profiling import cached_unit_costs
 from rayagi.coordinator.search_store import SearchStore
@@ -56,18 +56,13 @@ def chosen_sizes(
             "Equal GMIs: they leave no core idle that unequal ones could use, or are not on the cores of one node."
         )
         return None
-    validation = load()
-    if not ranks(validation, machine, on_gpu=False):
-        log(f"Equal GMIs, the default. {validation_text(validation, machine, on_gpu=False)}")
-        return None
     costs = cached_unit_costs(spec, machine, log=log, may_measure=may_search, folder=folder)
     equal, unequal = predictions(costs, [plan_of(_with_sizes(spec, each), machine) for each in (None, sizes)])
     gain, text = unequal.steps_per_s / equal.steps_per_s, "+".join(f"{size:g}" for size in sizes)
-    log(
-        f"Sizes {text}: predicted {gain:.2f} of equal GMIs. {validation_text(validation, machine, on_gpu=False)}"
-    )
+    known = validation_text(load(), machine, spec.algorithm, on_gpu=False)
+    log(f"Sizes {text}: predicted {gain:.2f} of equal GMIs. {known}")
     if gain < TIE:
-        log("Equal GMIs: the prediction is within the model's error.")
+        log("Equal GMIs: the predicted gain is too small to be measured.")
         return None
     found = _turns(spec, machine, sizes, log, may_search=may_search, folder=folder)
     better = all(found.values()) and min(found["unequal"]) > max(found["equal"])

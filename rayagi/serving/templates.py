@@ -20,21 +20,27 @@ from actors.roles import LocalSimulator
 from placement.types import Machine
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
-from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
 from rayagi.models.policy import load_policy
+from rayagi.planning import serving_plan_of
 from rayagi.serving.latency import Latencies
-from rayagi.serving.program import RowSink, ServingJob, ServingProgram, ServingResult
+from rayagi.serving.program import RowSink, ServingJob, ServingProgram, ServingResult, merged_results
 from rayagi.serving.simulating import ServingAgent, SimulatingProgram
 
 
 def chosen_template(
-    spec: RunSpec, asked: str, *, machine: Callable[[], Machine], log: Callable[[str], None]
+    job: ServingJob, asked: str, *, machine: Callable[[], Machine], log: Callable[[str], None]
 ) -> str:
-    """The requested template; for ``auto``, the throughput model's choice, with its reason and error logged.
+    """The requested template; for ``auto``, the fastest by the throughput model and short runs, with the reason logged.
+
+    Args:
+        job: what is served, without a recording
+        asked: a template, or "auto"
+        machine: reads the machine
+        log: called with sentences
 
     Raises:
-        PlanError: no serving template fits, or the machine has too few cores to measure unit costs.
+        PlanError: no serving template fits.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
     if asked != "auto":
@@ -42,7 +48,35 @@ def chosen_template(
     # Imported here: only auto measures.
     from rayagi.coordinator import template_choice
 
-    return template_choice.chosen(spec, machine(), log=log, serving=True)
+    return template_choice.chosen(
+        job.spec,
+        machine(),
+        log=log,
+        serving=True,
+        measure=lambda spec, template: served_steps_per_s(job, template),
+    )
+
+
+def served_steps_per_s(job: ServingJob, template: str) -> float:
+    """Environment steps per second of a short run on a template. A request has as many steps as a rollout."""
+    # Imported here, as above.
+    from rayagi.coordinator.probe import VALIDATION
+    from rayagi.coordinator.session import Session
+    from rayagi.coordinator.template_probe import steps_per_s_of
+
+    spec = job.spec
+    with Session(
+        spec,
+        factory=serving_factory(job, template),
+        make_plan=lambda machine: serving_plan_of(spec.gmi, template, machine),
+    ) as session:
+
+        def serve(count: int) -> float:
+            steps = count * spec.learning.rollout_length
+            served = session.run("serve", steps, timeout_s=VALIDATION.hang_s * count)
+            return float(merged_results(served).env_steps)
+
+        return steps_per_s_of(serve)
 
 
 def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:

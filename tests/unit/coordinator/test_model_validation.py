@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 
 from placement.types import Machine, Node
+from rayagi.coordinator import model_validation
 from rayagi.coordinator.model_validation import (
     Validation,
     ValidationCase,
     load,
+    may_compare,
     ranks,
     save,
     validate,
@@ -30,6 +32,11 @@ def case(group: str, predicted: float, measured: float) -> ValidationCase:
     return ValidationCase(group=group, name="", predicted=predicted, measured=measured)
 
 
+@pytest.fixture(autouse=True)
+def _processor(monkeypatch):
+    monkeypatch.setattr(model_validation, "cpu_model", lambda: "A")
+
+
 CASES = [
     case("training", 100, 100),
     case("training", 110, 104),  # 4 % over the first: not compared
@@ -40,46 +47,70 @@ CASES = [
 
 
 def test_pairs_of_a_group_that_differ_by_more_than_5_percent_are_compared():
-    found = validate(CASES, date="2026-11-25", cpu="A", cores=2)
+    found = validate(CASES, date="2026-11-25", cpu="A", cores=2, kinds=["ppo"])
     assert (found.cases, found.pairs, found.right) == (5, 3, 1)
     # Errors 0, 0.058, 0.25, 0, 0.5
     assert found.median_error == pytest.approx(110 / 104 - 1)
     assert found.p90_error == pytest.approx(0.5)
     assert not found.may_rank
     with pytest.raises(ValueError, match="nothing"):
-        validate([], date="", cpu="", cores=1)
+        validate([], date="", cpu="", cores=1, kinds=[])
+
+
+NINE = Validation(
+    date="d", cpu="A", cores=2, kinds=("ppo",), cases=5, pairs=10, right=9, median_error=0.1, p90_error=0.2
+)
 
 
 def test_nine_of_ten_pairs_are_needed_to_rank():
-    nine = Validation(date="d", cpu="A", cores=2, cases=5, pairs=10, right=9, median_error=0.1, p90_error=0.2)
-    assert nine.may_rank
-    assert not dataclasses.replace(nine, right=8).may_rank
-    assert not dataclasses.replace(nine, pairs=0, right=0).may_rank
-    assert ranks(nine, on(2), on_gpu=False)
-    assert not ranks(nine, on(4), on_gpu=False)
-    assert not ranks(nine, on(1), on_gpu=False)
-    assert not ranks(nine, on(2), on_gpu=True)
-    assert not ranks(None, on(2), on_gpu=False)
-    assert not ranks(nine, on(2, nodes=2), on_gpu=False)
+    assert NINE.may_rank
+    assert not dataclasses.replace(NINE, right=8).may_rank
+    assert not dataclasses.replace(NINE, pairs=0, right=0).may_rank
 
 
-def test_the_error_stands_with_every_forecast():
-    nine = Validation(date="d", cpu="A", cores=2, cases=5, pairs=10, right=9, median_error=0.1, p90_error=0.2)
-    text = validation_text(nine, on(2), on_gpu=False)
-    assert text == (
+def test_it_ranks_where_it_was_validated(monkeypatch):
+    assert ranks(NINE, on(2), "ppo", on_gpu=False)
+    assert not ranks(NINE, on(2), "sac", on_gpu=False)
+    assert not ranks(NINE, on(4), "ppo", on_gpu=False)
+    assert not ranks(NINE, on(1), "ppo", on_gpu=False)
+    assert not ranks(NINE, on(2), "ppo", on_gpu=True)
+    assert not ranks(None, on(2), "ppo", on_gpu=False)
+    assert not ranks(NINE, on(2, nodes=2), "ppo", on_gpu=False)
+    monkeypatch.setattr(model_validation, "cpu_model", lambda: "B")
+    assert not ranks(NINE, on(2), "ppo", on_gpu=False)
+
+
+def test_candidates_can_be_measured_on_the_cores_of_one_host():
+    assert may_compare(on(2), on_gpu=False)
+    assert may_compare(on(64), on_gpu=False)
+    assert not may_compare(on(1), on_gpu=False)
+    assert not may_compare(on(4, nodes=2), on_gpu=False)
+    assert not may_compare(on(4), on_gpu=True)
+
+
+def test_the_error_stands_with_every_forecast(monkeypatch):
+    def text(validation, machine, kind="ppo", *, on_gpu=False):
+        return validation_text(validation, machine, kind, on_gpu=on_gpu)
+
+    error = (
         "Error of the model: 10% in the median, 20% at most in 9 of 10 of 5 measured layouts; 9 of 10 pairs ordered "
         "right (2 cores of A, d)."
     )
-    assert "not validated on any GPU" in validation_text(nine, on(2), on_gpu=True)
-    assert "not validated on several hosts" in validation_text(nine, on(2, nodes=2), on_gpu=False)
-    assert "not validated on 4 cores" in validation_text(nine, on(4), on_gpu=False)
-    assert "not validated on this version" in validation_text(None, on(2), on_gpu=False)
-    few = dataclasses.replace(nine, right=8)
-    assert validation_text(few, on(2), on_gpu=False).endswith("That is too few: it does not rank.")
+    assert text(NINE, on(2)) == error
+    assert "not validated on any GPU" in text(NINE, on(2), on_gpu=True)
+    assert "not validated on several hosts" in text(NINE, on(2, nodes=2))
+    assert "not validated on 4 cores" in text(NINE, on(4))
+    assert "not validated on this version" in text(None, on(2))
+    assert "not validated for sac" in text(NINE, on(2), "sac")
+    assert text(dataclasses.replace(NINE, right=8), on(2)).endswith("That is too few: it does not rank.")
+    monkeypatch.setattr(model_validation, "cpu_model", lambda: "B")
+    assert text(NINE, on(2)) == (
+        f"The model is not validated on B: this is a forecast, and no ranking. {error}"
+    )
 
 
 def test_the_record_is_written_and_read(tmp_path):
-    found = validate(CASES, date="2026-11-25", cpu="A", cores=2)
+    found = validate(CASES, date="2026-11-25", cpu="A", cores=2, kinds=["ppo"])
     save(found, tmp_path / "record.json")
     assert load(tmp_path / "record.json") == found
     assert load(tmp_path / "none.json") is None

@@ -20,7 +20,15 @@ from tests.unit.coordinator.test_template_choice import COSTS, on_cores
 
 CPU16, CPU2 = (load_machine(f"tests/data/machines/cpu{cores}.json") for cores in (16, 2))
 GOOD = Validation(
-    date="d", cpu="A", cores=16, cases=20, pairs=100, right=95, median_error=0.06, p90_error=0.15
+    date="d",
+    cpu="A",
+    cores=16,
+    kinds=("ppo",),
+    cases=20,
+    pairs=100,
+    right=95,
+    median_error=0.06,
+    p90_error=0.15,
 )
 SLOW_PHYSICS = dataclasses.replace(COSTS, rollout=on_cores(0.0, 1e-2), step_spread=0.0)
 
@@ -106,15 +114,19 @@ def test_a_turn_that_failed_by_chance_is_measured_again_by_the_next_run(speeds, 
     assert found.gmi.slices == ((6, 5, 5) if turns_again else None)
 
 
-def test_what_the_model_may_not_rank_or_does_not_prefer_is_not_measured(speeds, tmp_path):
-    measured = speeds([], [], validation=None)
+def test_what_the_model_forecasts_without_a_validation_is_measured_too(speeds, tmp_path):
+    speeds(equal=[100, 104], unequal=[105, 110], validation=None)
     lines = []
-    assert resolve_auto(spec_of(3), CPU16, log=lines.append, folder=tmp_path).gmi.slices is None
-    assert "not validated" in lines[-1]
+    assert resolve_auto(spec_of(3), CPU16, log=lines.append, folder=tmp_path).gmi.slices == (6, 5, 5)
+    assert any("not validated" in line for line in lines)
+
+
+def test_what_the_model_does_not_prefer_is_not_measured(speeds, tmp_path):
+    measured, lines = speeds([], []), []
     no_physics = dataclasses.replace(COSTS, rollout=on_cores(1.0, 0.0))
     speeds([], [], costs=no_physics)
     assert resolve_auto(spec_of(3), CPU16, log=lines.append, folder=tmp_path).gmi.slices is None
-    assert lines[-1] == "Equal GMIs: the prediction is within the model's error."
+    assert lines[-1] == "Equal GMIs: the predicted gain is too small to be measured."
     assert measured == []
 
 

@@ -38,6 +38,7 @@ def test_the_validation_compares_medians():
     found = validation_of(LINES, ORIGIN)
     assert (found.cases, found.pairs, found.right, found.cores, found.date) == (2, 1, 1, 2, "2026-11-25")
     assert round(found.p90_error, 6) == 0.2
+    assert found.kinds == ("serving",)
 
 
 def test_every_template_is_run_with_one_and_two_simulators():

@@ -190,7 +190,9 @@ def test_auto_asks_the_throughput_model(serve, monkeypatch):
     from rayagi.coordinator import template_choice
     from rayagi.serving.templates import chosen_template
 
-    monkeypatch.setattr(template_choice, "chosen", lambda spec, machine, log, serving: f"chosen {serving}")
-    spec = SimpleNamespace()
-    assert chosen_template(spec, "auto", machine=local_machine, log=print) == "chosen True"
-    assert chosen_template(spec, "dp_mp", machine=local_machine, log=print) == "dp_mp"
+    monkeypatch.setattr(
+        template_choice, "chosen", lambda spec, machine, log, serving, measure: f"{spec} {serving}"
+    )
+    job = SimpleNamespace(spec="a run")
+    assert chosen_template(job, "auto", machine=local_machine, log=print) == "a run True"
+    assert chosen_template(job, "dp_mp", machine=local_machine, log=print) == "dp_mp"

@@ -1,0 +1,195 @@
+"""Measurement of templates: the best candidates of the throughput model train by turns, and the fastest is used.
+
+A candidate whose GMIs crash, hang or run out of memory is left out, with a sentence. Measurements are cached with those of
+searches: they are repeated on another machine, with other code or other settings.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import cast
+
+from actors.protocols import IterationResult
+from placement.errors import PlanError
+from placement.search import TrialFailure
+from placement.types import Machine
+from rayagi.config.learning import Template
+from rayagi.config.spec import RunSpec
+from rayagi.coordinator.cluster import connected
+from rayagi.coordinator.decoupled import session_of
+from rayagi.coordinator.probe import VALIDATION, failure_kind, is_sufficient, trim_warmup
+from rayagi.coordinator.profiling import without_filling
+from rayagi.coordinator.search_store import SearchStore
+from rayagi.coordinator.template_choice import on_template
+
+MeasureFn = Callable[[RunSpec, str], float]
+"""(run, template) -> environment steps per second of all GMIs. Raises what its session raises."""
+BUDGET_S = 300.0
+"""Wall time after which no further turn starts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Measurements of templates by turns."""
+
+    turns: dict[str, list[float]]
+    """Template -> environment steps per second of each of its turns. Without those that failed."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Template -> why it does not run."""
+    complete: bool = True
+    """False: the time budget ended it."""
+
+    def fastest(self, default: str) -> str | None:
+        """The template with the highest mean. None: one was not measured, or all failed.
+
+        The default, unless the other is faster in each turn than the default in any.
+        """
+        if not self.turns or not all(self.turns.values()):
+            return None
+        best = max(self.turns, key=lambda name: statistics.fmean(self.turns[name]))
+        known = self.turns.get(default)
+        return default if known and min(self.turns[best]) <= max(known) else best
+
+    def text(self, predicted: Mapping[str, float]) -> str:
+        """Measured and predicted steps per second of each template, and why the others failed."""
+        parts = [
+            f"{name} {' and '.join(f'{speed:,.0f}' for speed in speeds)} steps/s (predicted {predicted[name]:,.0f})"
+            for name, speeds in self.turns.items()
+            if speeds
+        ]
+        sentences = [f"measured by turns: {', '.join(parts)}."] if parts else ["nothing could be measured."]
+        sentences += [f"{name} does not run here: {reason}" for name, reason in self.failures.items()]
+        return " ".join(sentences)
+
+
+def compared(
+    spec: RunSpec,
+    machine: Machine,
+    names: Sequence[str],
+    *,
+    kind: str,
+    measure: MeasureFn,
+    log: Callable[[str], None],
+    may_measure: bool = True,
+    folder: Path | None = None,
+) -> Comparison:
+    """The cached comparison of these templates, or a new one.
+
+    Args:
+        spec: the run, with its template "auto"
+        machine: the machine of the run
+        names: the templates
+        kind: "serving", or the algorithm
+        measure: runs one turn
+        log: called with a sentence before turns start
+        may_measure: whether to measure what is not cached
+        folder: cache of the searches; None: the default
+
+    Raises:
+        PlanError: it is not cached, and ``may_measure`` is False.
+        ClusterUnreachableError, ReservationError, EnvError: no template can be measured.
+        DiskError: the cache could not be written.
+    """
+    store, note = SearchStore(spec, machine, folder), _note(spec, names, kind)
+    stored = store.load_note(note)
+    if stored is not None:
+        return Comparison(**stored)
+    if not may_measure:
+        raise PlanError(
+            "a template left to a measurement",
+            f"{', '.join(names)} were not compared on this machine with this version",
+            "Start the run, which compares them, or give a template",
+        )
+    log(f"Comparing {', '.join(names)} by turns: about a minute.")
+    with connected():
+        found, is_final = by_turns(spec, names, measure)
+    if found.complete and is_final:
+        store.save_note(note, asdict(found))
+    return found
+
+
+def _note(spec: RunSpec, names: Sequence[str], kind: str) -> str:
+    """Name in the store; with the numbers that the store's key leaves out."""
+    gmi = spec.gmi
+    return (
+        f"{kind} templates {' '.join(sorted(names))}, {gmi.num_envs} environments, "
+        f"{gmi.num_gmis or 'all'} GMIs, {gmi.gmis_per_gpu or 'any'} per GPU"
+    )
+
+
+def by_turns(
+    spec: RunSpec,
+    names: Sequence[str],
+    measure: MeasureFn,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Comparison, bool]:
+    """Measure in the order A B C C B A, so that drift of the machine's speed affects all alike.
+
+    Returns:
+        The comparison, and whether its failures would recur.
+    """
+    turns: dict[str, list[float]] = {name: [] for name in names}
+    failures, is_final = dict[str, str](), True
+    ends_at = clock() + BUDGET_S
+    for name in (*names, *reversed(names)):
+        if name in failures:
+            continue
+        if clock() >= ends_at:
+            return Comparison(turns=turns, failures=failures, complete=False), is_final
+        try:
+            turns[name].append(measure(spec, name))
+        except Exception as error:
+            kind = failure_kind(error)
+            if kind is None:
+                raise
+            failures[name] = f"{kind} ({type(error).__name__}: {error})"
+            is_final = is_final and TrialFailure(kind=kind, reason="").is_final
+            del turns[name]
+    return Comparison(turns=turns, failures=failures), is_final
+
+
+def trained_steps_per_s(spec: RunSpec, template: str) -> float:
+    """Environment steps per second that are trained on, of a short run on a template.
+
+    A replay is not filled first: while it is, nothing is learned.
+    """
+    candidate = without_filling(on_template(spec, cast("Template", template)))
+    with session_of(candidate) as session:
+
+        def iterate(count: int) -> float:
+            session.submit(count)
+            return sum(map(_steps, session.collect(VALIDATION.hang_s * count)))
+
+        return steps_per_s_of(iterate)
+
+
+def _steps(result: IterationResult) -> float:
+    """Environment steps that an update used. Free-running collectors may have made others."""
+    return result.metrics.get("train_samples", result.metrics["env_steps"])
+
+
+def steps_per_s_of(iterate: Callable[[int], float], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Environment steps per second of a run, without its warm-up.
+
+    Args:
+        iterate: runs so many iterations; returns their environment steps
+        clock: the time in seconds
+    """
+    iterate(1)  # compiles, allocates, and fills the channels
+    began = clock()
+    iterate(1)
+    size = max(1, round(VALIDATION.iteration_s / max(clock() - began, 1e-9)))
+    seconds, steps = list[float](), list[float]()
+    began = clock()
+    while True:
+        started = clock()
+        steps.append(iterate(size))
+        seconds.append(clock() - started)
+        if len(seconds) > 2:
+            steady = trim_warmup(seconds)
+            if is_sufficient(VALIDATION, steady, clock() - began):
+                return statistics.fmean(steps[steady.warm_up :]) / steady.mean_s
