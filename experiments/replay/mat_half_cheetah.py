@@ -1,12 +1,13 @@
 """A Multi-Agent Transformer learns HalfCheetah's two legs on line, from sharded replay (GEAR, section 4.3 and figure 8).
 
-    python -m experiments.replay.mat_half_cheetah --updates 150 --seeds 0 1 --ppo 60s --write
-    python -m experiments.replay.mat_half_cheetah --updates 5 --layouts 1x1 1x2 2x2       # do the layouts learn alike?
+    python -m experiments.replay.mat_half_cheetah --updates 5 --layouts 1x1 1x2 2x2     # do the layouts learn alike?
+    python -m experiments.replay.mat_half_cheetah --updates 160 --seeds 0 1             # does it learn? 330,000 steps
+    python -m experiments.replay.mat_half_cheetah --updates 80 --layouts 1x1 2x2 --out mat.json
 
 Each leg is an agent with three joints. Both get the robot's reward. A layout is trainers x shards: 1x1 is the unsharded run;
-the trainers of 2x2 are GMIs with a shard each. Prints the mean return of the episodes that end during training (with
-exploration) and of greedy episodes, and how far the losses of the layouts differ. --ppo also trains `rayagi train
-HalfCheetah-v5`, one agent with both legs. --write saves results/DATE-mat-half-cheetah.json and .png.
+the trainers of 2x2 are GMIs with a shard each. Prints the mean return of greedy episodes and of the episodes that end during
+training (with exploration), and how far the losses of the layouts differ. --out writes all that to a JSON file, and a plot
+beside it, in which grey lines are PPO's: recorded by experiments.learning.run, one agent with both legs, greedy episodes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import json
 import time
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,13 @@ from actors.workload import GmiProgram
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.solo import SoloCommunicator
-from experiments.learning.run import read_curve, train
 from experiments.origin import origin
 from experiments.replay.multi_agent_learning import HALF_CHEETAH, METRICS, TeamSettings, TeamTrainer
 from rayagi.envs import make_env_factory
 from rayagi.programs import GmiConfig, GmiManager
 
 TASK = "HalfCheetah-v5"
+PPO = Path(__file__).parents[1] / "learning" / "results" / "HalfCheetah-v5.json"
 EVALUATION_SEED = 1_000_003
 EVALUATION_EPISODES = 4
 LAYOUTS = {"1x1": (1, 1), "1x2": (1, 2), "2x2": (2, 2)}
@@ -106,14 +106,11 @@ def curve_of(layout: str, settings: TeamSettings, **wanted: int) -> Curve:
     return found
 
 
-def ppo_curve(seed: int, time_limit: str) -> list[list[float]]:
-    """[environment steps, mean greedy return] of ``rayagi train`` with its preset."""
-    settings = argparse.Namespace(
-        task=TASK, label=f"{TASK}_beside_mat", algorithm="ppo", time=time_limit, set=[], evaluate_every=None,
-        stop_return=None, runs=Path("runs"),
-    )  # fmt: skip
-    rows = read_curve(train(TASK, seed, settings))
-    return [[row["env_steps_total"], row["evaluation_return_mean"]] for row in rows]
+def ppo_curves(path: Path, most_steps: int) -> list[list[list[float]]]:
+    """[environment steps, mean greedy return] of each recorded seed, up to so many steps."""
+    rows = [seed["curve"] for seed in json.loads(path.read_text())["seeds"]]
+    curves = [[[row["env_steps_total"], row["evaluation_return_mean"]] for row in curve] for curve in rows]
+    return [[point for point in curve if point[0] <= most_steps] for curve in curves]
 
 
 def differences(curves: dict[str, Curve]) -> dict[str, dict[str, float]]:
@@ -170,17 +167,17 @@ def draw(report: dict[str, Any], path: Path) -> None:
     styles = dict(zip(LAYOUTS, ("-", "--", ":"), strict=True))
     for number, run in enumerate(report["seeds"]):
         for layout, found in run["layouts"].items():
-            label, style = (
-                f"MAT {layout}, seed {run['seed']}",
-                {"linestyle": styles[layout], "color": f"C{number}"},
-            )
-            if found["training"]:
-                left.plot(*np.array(found["training"]).T, label=label, **style)
+            style = {"linestyle": styles[layout], "color": f"C{number}"}
+            label = f"MAT {layout}, seed {run['seed']}"
+            left.plot(*np.array(found["greedy"]).T, marker=".", label=label, **style)
             losses = np.array(found["losses"])[:, METRICS.index("value_loss")]
             right.plot(size * np.arange(1, len(losses) + 1), losses, **style)
-        if run["ppo"]:
-            left.plot(*np.array(run["ppo"]).T, color="grey", label=f"PPO, one agent, seed {run['seed']}")
-    left.set_ylabel("mean return (MAT: with exploration)")
+    for number, points in enumerate(report["ppo"]):
+        if points:
+            left.plot(
+                *np.array(points).T, marker=".", color="grey", label=None if number else "PPO, one agent"
+            )
+    left.set_ylabel("mean return of greedy episodes")
     left.legend()
     right.set_ylabel("value loss of MAT")
     right.set_yscale("log")
@@ -190,35 +187,49 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}: give at least 1")
+    return value
+
+
 def main() -> None:
     """Run all layouts of all seeds."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--updates", type=int, default=150, help="rollouts, each followed by an update")
-    parser.add_argument("--evaluate-every", type=int, default=50, help="updates between greedy evaluations")
+    parser.add_argument("--updates", type=_positive, default=80, help="rollouts, each followed by an update")
+    parser.add_argument(
+        "--evaluate-every", type=_positive, default=20, help="updates between greedy evaluations"
+    )
     parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=["1x1"], help="trainers x shards")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--envs", type=int, default=32, help="environments of all trainers together")
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument(
+        "--envs", type=_positive, default=32, help="environments of all trainers together, even"
+    )
+    parser.add_argument("--epochs", type=_positive, default=5)
     parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--units", type=int, default=64)
-    parser.add_argument("--ppo", metavar="TIME", help="train PPO for so long, e.g. 60s; default: not at all")
-    parser.add_argument("--write", action="store_true", help="write the results")
+    parser.add_argument("--units", type=_positive, default=64)
+    parser.add_argument("--out", type=Path, help="JSON file of the results; the plot is beside it")
     given = parser.parse_args()
+    if given.envs % 2:
+        parser.error(f"--envs {given.envs}: two trainers share them equally, so give an even number")
+    if given.out and not given.out.absolute().parent.is_dir():
+        parser.error(f"--out {given.out}: make the folder {given.out.parent} first")
     torch.set_num_threads(1)
     settings = TeamSettings(
         num_envs=given.envs, num_epochs=given.epochs, learning_rate=given.learning_rate, units=given.units
     )
+    most_steps = given.updates * settings.num_envs * settings.rollout_length
     per_update = settings.num_epochs * settings.num_minibatches
     report: dict[str, Any] = {
         "origin": origin(), "task": TASK, "settings": asdict(settings), "metrics": METRICS,
-        "standing_still": standing_still(), "seeds": [],
+        "standing_still": standing_still(), "ppo": ppo_curves(PPO, most_steps), "seeds": [],
     }  # fmt: skip
-    path = Path(__file__).parent / "results" / f"{datetime.now(UTC):%Y%m%d}-mat-half-cheetah.json"
     for seed in given.seeds:
         curves: dict[str, Curve] = {}
-        run: dict[str, Any] = {"seed": seed, "ppo": ppo_curve(seed, given.ppo) if given.ppo else []}
+        run: dict[str, Any] = {"seed": seed}
         report["seeds"].append(run)
         for layout in given.layouts:
             curves[layout] = curve_of(
@@ -233,9 +244,9 @@ def main() -> None:
             )
             run["layouts"] = {name: thinned(each, per_update) for name, each in curves.items()}
             run["largest_difference"] = differences(curves)
-            if given.write:  # after each, so that a later one that fails costs nothing
-                path.write_text(json.dumps(report, indent=1) + "\n")
-                draw(report, path.with_suffix(".png"))
+            if given.out:  # after each, so that a later one that fails costs nothing
+                given.out.write_text(json.dumps(report) + "\n")
+                draw(report, given.out.with_suffix(".png"))
         print(f"seed {seed}: largest difference of losses {run['largest_difference']}", flush=True)
     print(f"standing still: {report['standing_still']:.1f}")
 
