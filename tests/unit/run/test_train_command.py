@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,12 +23,17 @@ from placement.plan import make_plan
 from placement.types import Machine, Node
 from rayagi.cli import main
 from rayagi.envs import SimulationError
+from rayagi.monitoring import report
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
 from rayagi.run.folder import open_run
+from rayagi.run.training_loop import TrainingLoop
 
 TASK = "InvertedPendulum-v5"
 pytestmark = pytest.mark.usefixtures("default_signals")
+CLOCK = FakeClock()
+Loop = partial(TrainingLoop, clock=CLOCK)
+"""By the real clock, a request of a second would be thousands of iterations that take no time."""
 
 
 class FakeOpenSession(FakeSession):
@@ -38,7 +44,7 @@ class FakeOpenSession(FakeSession):
     """What an iteration of this session measures instead of the usual."""
 
     def __init__(self, spec, *, log, run_name, on_plan, dashboard):
-        super().__init__(FakeClock(), iteration_s=0.1, events=dict(type(self).events))
+        super().__init__(CLOCK, iteration_s=0.1, events=dict(type(self).events))
         self.plan = make_plan(local_machine(), num_envs=spec.gmi.num_envs, num_gmis=spec.gmi.num_gmis)
         self._on_plan = on_plan
 
@@ -67,11 +73,20 @@ class FakeOpenSession(FakeSession):
 
 
 @pytest.fixture
-def fake(monkeypatch, tmp_path):
+def fake_with_plots(monkeypatch, tmp_path):
     session = type("Session", (FakeOpenSession,), {"events": {}})
     monkeypatch.setattr(train, "session_of", session)
+    monkeypatch.setattr(train, "TrainingLoop", Loop)
     monkeypatch.chdir(tmp_path)
     return session
+
+
+@pytest.fixture
+def fake(fake_with_plots, monkeypatch):
+    """Reports without their plots, which take most of the time of a run here."""
+    monkeypatch.setattr(report, "save_plots", lambda *given: None)
+    monkeypatch.setattr(report, "_PLOTS", ())
+    return fake_with_plots
 
 
 def only_run(out="runs"):
@@ -83,7 +98,7 @@ def rayagi(*arguments):
     return main(["train", *arguments])
 
 
-def test_a_run_leaves_everything_that_it_promises(fake, capsys):
+def test_a_run_leaves_everything_that_it_promises(fake_with_plots, capsys):
     assert rayagi(TASK, "--iterations", "30", "--evaluate-every", "10", "--seed", "5") == 0
     run = only_run()
     wanted = {
@@ -310,7 +325,7 @@ def test_a_pipe_whose_reader_left_loses_nothing(tmp_path, number):
         class Session(module.FakeOpenSession):
             events = {25: interrupted}
 
-        train.session_of = Session
+        train.session_of, train.TrainingLoop = Session, module.Loop
         sys.exit(main(["train", module.TASK, "--time", "1h", "--name", "a"]))
     """
     process = subprocess.Popen(
@@ -491,7 +506,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
         class Session(module.FakeOpenSession):
             events = {25: fill_up}
 
-        train.session_of = Session
+        train.session_of, train.TrainingLoop = Session, module.Loop
         sys.exit(main(["train", module.TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10"]))
     """
     done = subprocess.run(
@@ -539,7 +554,7 @@ def test_a_run_on_a_disk_that_fills_up_ends_with_a_sentence_and_resumes_once_the
         class Session(module.FakeOpenSession):
             events = {25: fill_up}
 
-        train.session_of = Session
+        train.session_of, train.TrainingLoop = Session, module.Loop
         sys.exit(main(["train", *sys.argv[2:]]))
     """
     train = [sys.executable, "-c", textwrap.dedent(code), str(Path(__file__).parent)]
