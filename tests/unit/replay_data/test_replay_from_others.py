@@ -209,7 +209,9 @@ def test_rllib_s_older_json_batches(tmp_path):
     written_as_json(tmp_path, [batch[:2], batch[2:]])
     files = sorted(tmp_path.iterdir())
     text = "\n".join(file.read_text() for file in files) + "\n\n"
-    (tmp_path / "all.json").write_text(text.replace("terminateds", "dones"))  # RLlib refuses to write that name now
+    (tmp_path / "all.json").write_text(
+        text.replace("terminateds", "dones")
+    )  # RLlib refuses to write that name now
     source = open_source(tmp_path / "all.json")
     # Of steps 0 and 1, the observation after the second is not known; 3 and 4 are terminated.
     assert source.lengths.tolist() == [1, 2]
