@@ -108,7 +108,7 @@ class RingLayout:
 
     @cached_property
     def places(self) -> int:
-        """Entries of one queue: one more than slots, so that the place at ``TAIL`` never holds an entry that was posted."""
+        """Entries of one queue: one more than slots, so that the place at ``TAIL`` never holds an untaken entry."""
         return self.slots + 1
 
     @cached_property

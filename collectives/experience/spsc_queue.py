@@ -88,10 +88,12 @@ class SpscQueue:
         words[self._claims + slot] = 0  # the consumer is done with the batch before in this slot
         tail = words[begin + file_layout.TAIL]
         # The entry first, then the state, then the tail that publishes the entry: if this process is killed in between,
-        # the entry at the tail tells that the slot was not posted. No entry is overwritten before it is taken: a queue
-        # has more entries than the ring has slots, and a slot is posted once until it is released.
+        # the entry at the tail tells that the slot was not posted. So the place at the next tail is cleared before: its
+        # entry was taken, but its batch may be held still. No entry is overwritten before it is taken: a queue has more
+        # entries than the ring has slots, and a slot is posted once until it is released.
         words[self._entries + tail % self._places] = ticket << file_layout.SLOT_BITS | slot
         words[self._states[slot]] = file_layout.STATE_POSTED + self._number
+        words[self._entries + (tail + 1) % self._places] = 0
         words[begin + file_layout.TAIL] = tail + 1
         self.notify_consumer()
 

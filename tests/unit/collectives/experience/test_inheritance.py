@@ -76,6 +76,34 @@ def test_a_consumer_that_did_not_run_meanwhile_reads_all_that_two_producers_of_o
     assert (consumer.lost, consumer.producers) == ([0, 0], ())
 
 
+def post_and_die(first, second, batches):
+    """Post batches to one consumer, attach another, and be killed once all but one of them are released."""
+    ring = ProducerRing(NUMBERS, rows=1, slots=3)
+    ring.attach(first)
+    for _ in range(batches):
+        ring.reserve().commit(version=0)
+    ring.attach(second)
+    poll(lambda: ring.drain(0.0) == 1 or None, LIMIT_S)
+    die()
+
+
+@pytest.mark.parametrize("batches", [3, 4, 5])
+def test_a_batch_that_a_live_consumer_holds_is_no_other_consumers_however_many_were_posted_since(batches):
+    """After four batches, a queue of four places has come round, and the next place is that of the held batch."""
+    first, second = ConsumerEndpoint(NUMBERS), ConsumerEndpoint(NUMBERS)
+    process = start(post_and_die, first.endpoint, second.endpoint, batches)
+    held = first.take(LIMIT_S)
+    for _ in range(1, batches):
+        first.take(LIMIT_S).release()
+    wait_until_killed(process)
+    with pytest.raises(ChannelTimeoutError):  # it waits: the first may be killed before it releases the batch
+        second.take(0.3)
+    assert held.sequence == 1
+    held.release()
+    assert first.take(LIMIT_S) is None
+    assert second.take(LIMIT_S) is None
+
+
 def test_the_memory_of_a_killed_producer_goes_once_its_batches_are_released():
     def mappings():
         gc.collect()
