@@ -13,6 +13,7 @@ from statistics import median
 from typing import Literal
 
 from placement.backends.base import SliceHealth
+from placement.errors import counted
 
 SLOW_BELOW, NORMAL_ABOVE = 0.8, 0.9
 """Fractions of the expected speed: a finding is raised below the first and cleared above the second."""
@@ -54,6 +55,8 @@ class RunHealth:
     gmis: tuple[GmiHealth, ...]
     num_envs: int
     """Environments of one GMI."""
+    fewer_envs: int
+    """Environments of one GMI in a plan with at most half as many; 0: the run's settings allow none."""
     window: int
     """Iterations that are needed for a decision."""
     may_replan: bool = False
@@ -214,10 +217,15 @@ def _smaller_plan(
 ) -> tuple[tuple[int, ...], int, str]:
     """(GMIs to leave out, environments of one GMI, explanation) of a plan that needs less memory; 0 environments if there
     is none."""
-    num_envs = health.num_envs
-    if num_envs > 1:
-        return (), num_envs // 2, f"Half as many environments need less: {num_envs // 2} for each GMI"
+    num_envs, fewer = health.num_envs, health.fewer_envs
+    if fewer:
+        how = "Half as many" if 2 * fewer == num_envs else "Fewer"
+        return (), fewer, f"{how} environments need less: {fewer} for each GMI"
     if len(speeds) > 1:
         short = next((index for _, index in memory if index in speeds), max(speeds))
         return (short,), num_envs, f"Fewer GMIs need less: {len(speeds) - 1}"
-    return (), 0, "One GMI with one environment cannot be made smaller: give it more memory"
+    return (
+        (),
+        0,
+        f"One GMI with {counted(num_envs, 'environment')} cannot be made smaller: give it more memory",
+    )

@@ -14,6 +14,9 @@ from actors.protocols import IterationResult
 from placement.backends.base import SliceHealth
 from placement.errors import PartitionError, SliceLostError, counted
 from placement.plan import PlacementPlan
+from placement.unequal_slices import env_counts
+from rayagi.config.errors import ConfigError
+from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.decisions import Decision, Finding, GmiHealth, RunHealth, decide
 from rayagi.coordinator.session import Session
@@ -167,6 +170,7 @@ class RunHealthMonitor:
         self._shares_due_s = self._clock() + SHARE_CHECK_INTERVAL_S
         self._findings = frozenset()
         self._pending_decision = None
+        self._fewer_envs = fewer_envs(self._spec, session.plan.num_gmis)
 
     def _ask_shares(self) -> None:
         """Query the shares' health at intervals, since GMIs are idle meanwhile. Keeps the last values on failure."""
@@ -193,6 +197,7 @@ class RunHealthMonitor:
                 )
             ),
             num_envs=plan.num_envs,
+            fewer_envs=self._fewer_envs,
             window=self._window,
             may_replan=self._spec.gmi.replan,
             findings=self._findings,
@@ -227,6 +232,23 @@ def replanned_spec(spec: RunSpec, num_gmis: int, decision: Decision) -> RunSpec:
     running = [index for index in range(num_gmis + len(before)) if index not in before]
     left_out = sorted((*before, *(running[index] for index in decision.left_out)))
     return replace(spec, gmi=replace(spec.gmi, num_envs=decision.num_envs, left_out=tuple(left_out)))
+
+
+def fewer_envs(spec: RunSpec, num_gmis: int) -> int:
+    """The most environments of one GMI, at most half as many, that the run's settings allow; 0 if they allow none.
+
+    Minibatches of whole sequences need whole groups of environments in each of the ``num_gmis`` that run.
+    """
+    gmi = spec.gmi
+    group = spec.learning.envs_per_shuffle if spec.network.core != "none" else 1
+    for count in range(gmi.envs // 2, 0, -1):
+        counts = env_counts(count, num_gmis + len(gmi.left_out), gmi.sizes, gmi.left_out)
+        if any(each % group for each in counts):
+            continue
+        with suppress(ConfigError):
+            checked(replace(spec, gmi=replace(gmi, num_envs=count)))
+            return count
+    return 0
 
 
 def _speeds_and_memory(

@@ -27,7 +27,7 @@ def health(*speeds, window=6, planned=None, **other):
         )
         for speed in speeds
     )
-    return RunHealth(gmis=gmis, num_envs=32, window=window, **other)
+    return RunHealth(gmis=gmis, num_envs=32, fewer_envs=16, window=window, **other)
 
 
 def remembering(*held, limit=1000, **other):
@@ -37,7 +37,7 @@ def remembering(*held, limit=1000, **other):
         )
         for own in held
     )
-    return RunHealth(**({"gmis": gmis, "num_envs": 32, "window": 6} | other))
+    return RunHealth(**({"gmis": gmis, "num_envs": 32, "fewer_envs": 16, "window": 6} | other))
 
 
 def test_nothing_is_decided_before_a_window_is_full():
@@ -118,7 +118,7 @@ def test_each_gmi_is_compared_with_its_own_prediction(late):
         replace(gmi, planned_steps_per_s=75.0 if index == late else 120.0)
         for index, gmi in enumerate(health(*speeds).gmis)
     )
-    other = decide(RunHealth(gmis=gmis, num_envs=32, window=6))
+    other = decide(RunHealth(gmis=gmis, num_envs=32, fewer_envs=16, window=6))
     assert other.findings == {("slow", index) for index in range(3) if index != late}
 
 
@@ -160,6 +160,11 @@ def test_memory_near_its_limit_halves_the_environments():
     assert (decision.action, decision.left_out, decision.num_envs) == ("replan", (), 16)
     assert "GMI 0 holds 910 MiB of 1,000" in decision.reason
     assert decide(remembering([890] * 6, [500] * 6)).action == "nothing"
+    odd = decide(remembering([910] * 6, [500] * 6, num_envs=10, fewer_envs=4))
+    assert (odd.num_envs, odd.reason.rpartition(". ")[2]) == (
+        4,
+        "Fewer environments need less: 4 for each GMI",
+    )
 
 
 def test_memory_that_grows_is_followed_ten_windows_ahead():
@@ -182,10 +187,10 @@ def test_what_is_allocated_once_is_no_growth():
 
 
 def test_fewer_gmis_where_environments_cannot_be_fewer():
-    decision = decide(remembering([500] * 6, [950] * 6, num_envs=1))
+    decision = decide(remembering([500] * 6, [950] * 6, num_envs=1, fewer_envs=0))
     assert (decision.left_out, decision.num_envs) == ((1,), 1)
     assert "Fewer GMIs need less: 1" in decision.reason
-    alone = decide(remembering([950] * 6, num_envs=1, may_replan=True))
+    alone = decide(remembering([950] * 6, num_envs=1, fewer_envs=0, may_replan=True))
     assert (alone.action, alone.left_out, alone.num_envs) == ("propose", (), 0)
     assert "give it more memory" in alone.reason
 
@@ -203,7 +208,7 @@ def shared(*given, **other):
         )
         for one in given
     )
-    return RunHealth(**({"gmis": gmis, "num_envs": 32, "window": 6} | other))
+    return RunHealth(**({"gmis": gmis, "num_envs": 32, "fewer_envs": 16, "window": 6} | other))
 
 
 def share(state="ok", held=500):
@@ -216,7 +221,9 @@ def test_the_drivers_count_of_memory_is_judged_where_it_is_more_than_the_program
     assert "GMI 0 holds 950 MiB of 1,000" in decision.reason
     # torch holds 600 MiB, the process with CUDA's own memory 920; cleared below 800 only.
     own = replace(shared(share(held=920)).gmis[0], memory_bytes=(600.0 * MIB,) * 6)
-    assert "GMI 0 holds 920 MiB" in decide(RunHealth(gmis=(own,), num_envs=32, window=6)).reason
+    assert (
+        "GMI 0 holds 920 MiB" in decide(RunHealth(gmis=(own,), num_envs=32, fewer_envs=16, window=6)).reason
+    )
     still = decide(shared(share(held=850), share(), findings=decision.findings))
     assert still.findings == decision.findings == {("memory", 0)}
     assert decide(shared(share(held=790), share(), findings=decision.findings)).findings == frozenset()

@@ -1,14 +1,17 @@
 """The health monitor over fake sessions: what it logs, and how it replans and recovers."""
 
+from dataclasses import replace
+
 import pytest
 
 from actors.protocols import IterationResult
 from placement.backends.base import SliceHealth
 from placement.errors import PartitionError, SliceLostError
 from placement.types import Gpu, Machine, Node
+from rayagi.algorithms.ppo import PPOSpec
 from rayagi.cli.settings import with_num_gmis
-from rayagi.config.spec import GmiSpec, RunSpec
-from rayagi.coordinator.health_monitor import SHARE_CHECK_INTERVAL_S, RunHealthMonitor
+from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
+from rayagi.coordinator.health_monitor import SHARE_CHECK_INTERVAL_S, RunHealthMonitor, fewer_envs
 from rayagi.planning import plan_of
 from rayagi.run.limits import Position
 
@@ -124,6 +127,23 @@ def test_replanning_carries_the_shared_state_and_says_what_changes():
     new.answer(1.0, 1.0, 3.0)
     watch.check_health(HERE)
     assert len(messages) == 2
+
+
+def test_a_plan_with_fewer_environments_keeps_to_the_run_s_rules():
+    """Four minibatches of whole rollouts are of four environments at least; of single steps they need two samples."""
+    learning = PPOSpec(rollout_length=8, num_minibatches=4)
+    whole = replace(spec(num_envs=12), network=NetworkSpec(core="lstm"), learning=learning)
+    assert learning.envs_per_shuffle == 4
+    assert fewer_envs(whole, 4) == 4  # not 6
+    assert fewer_envs(replace(whole, gmi=replace(whole.gmi, num_envs=4)), 4) == 0
+    assert fewer_envs(replace(whole, network=NetworkSpec()), 4) == 6
+    # In proportion to 3 and 1, 2 x 8 environments are 12 and 4, and 2 x 4 are 6 and 2.
+    unequal = replace(whole, gmi=GmiSpec(num_envs=16, slices=(3, 1)))
+    assert fewer_envs(unequal, 2) == 8
+    assert fewer_envs(replace(unequal, gmi=GmiSpec(num_envs=8, slices=(3, 1))), 2) == 0
+    single = PPOSpec(rollout_length=2, num_minibatches=2)
+    assert fewer_envs(replace(spec(num_envs=2), learning=single), 4) == 0
+    assert fewer_envs(replace(spec(num_envs=5), learning=single), 4) == 2
 
 
 def test_memory_near_the_even_share_halves_the_environments():
