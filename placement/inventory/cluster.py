@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def cluster_machine(timeout_s: float = 60.0) -> Machine:
             "this process is not connected to a cluster",
             "Call ray.init() first, or use local_machine()",
         )
-    entries = [entry for entry in ray.nodes() if entry["Alive"] and _can_work(entry)]
+    entries = _in_order(entry for entry in ray.nodes() if entry["Alive"] and _can_work(entry))
     if not entries:
         raise InventoryError(
             "Ray", "no live node has a CPU or a GPU", "Start Ray with --num-cpus of at least 1"
@@ -85,6 +86,12 @@ def divide_hosts(nodes: list[Node], host_ids: list[str]) -> tuple[Node, ...]:
         taken_gpus.update(gpu.uuid for gpu in mine.usable_gpus)
         divided.append(mine)
     return tuple(divided)
+
+
+def _in_order(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Nodes by name of their host. Ray lists them by a hash that differs from one start of the cluster to the next, and a
+    plan counts its GMIs by node: gmi.left_out of a resumed run has to mean the same ones."""
+    return sorted(entries, key=lambda entry: (entry["NodeManagerHostname"], entry["NodeID"]))
 
 
 def _can_work(entry: dict[str, Any]) -> bool:

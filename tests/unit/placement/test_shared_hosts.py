@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from placement.allocation import assign_allocated_gpus
-from placement.inventory.cluster import divide_hosts
+from placement.inventory.cluster import _in_order, divide_hosts
 from placement.inventory.nvml import select_visible
 from placement.plan import make_plan
 from placement.types import Gpu, GpuLink, Machine, MigInstance, Node
@@ -28,6 +28,13 @@ def test_nodes_of_one_host_get_disjoint_cores():
     assert second.usable_cores == (1, 2)
     assert first.pinnable
     assert second.pinnable
+
+
+def test_nodes_are_in_one_order_whatever_order_ray_lists_them_in():
+    listed = [{"NodeManagerHostname": host, "NodeID": number} for host, number in ("b1", "a3", "b0", "c2")]
+    expected = ["a3", "b0", "b1", "c2"]
+    for entries in (listed, listed[::-1]):
+        assert [entry["NodeManagerHostname"] + entry["NodeID"] for entry in _in_order(entries)] == expected
 
 
 def test_nodes_of_different_hosts_keep_their_cores():
