@@ -137,6 +137,9 @@ class Recovery:
             (state["shared"] for state in states), key=lambda known: known["iteration"], default=None
         )
         if newest is not None and newest["iteration"] > shared["iteration"]:
+            # Schedules count the updates since the snapshot, at the mean steps of an update until then.
+            done = max(1, shared["iteration"])
+            shared["env_steps"] = shared["env_steps"] * newest["iteration"] // done
             shared["iteration"] = newest["iteration"]
             shared["learner"] = {**shared["learner"], **newest["learner"]}
             if "obs_normaliser" in newest:

@@ -185,7 +185,9 @@ def chosen(
         log(f"Template {reason}")
         return best.layout.template
     longest_s = max(
-        costs.num_steps * sum(plan.envs) / each.steps_per_s for plan, each in zip(plans, found, strict=True)
+        costs.num_steps * sum(plan.envs) / each.steps_per_s
+        for plan, each in zip(plans, found, strict=True)
+        if plan.template in names
     )
     if longest_s > MAX_ITERATION_S:
         log(f"Template {reason} Not measured: an iteration would last up to {longest_s:,.0f} s.")

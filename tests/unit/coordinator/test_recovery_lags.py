@@ -1,6 +1,8 @@
-"""The histogram of policy lags when learners are restarted."""
+"""State that learners get when they are restarted: policy lags, and steps of the schedules."""
 
 from types import SimpleNamespace
+
+import pytest
 
 from rayagi.coordinator import recovery as module
 from rayagi.coordinator.recovery import Recovery
@@ -9,11 +11,13 @@ BOOKS = {"taken": 0, "dropped": 0, "received": {}}
 HOSTING = {"simulator": (0,), "trainer": (1, 2)}
 
 
-def test_restarted_learners_count_each_lag_once(monkeypatch):
-    built = {}
+@pytest.fixture
+def restarting(monkeypatch):
+    """A recovery whose GMIs are not there, the states that it builds, and what collectors have."""
+    built, collectors = {}, []
     monkeypatch.setattr(module, "restart", lambda *whose: None)
-    monkeypatch.setattr(Recovery, "_states", lambda self, indices: [])
-    monkeypatch.setattr(Recovery, "_build", lambda self, index, state: built.update({index: state["local"]}))
+    monkeypatch.setattr(Recovery, "_states", lambda self, indices: collectors)
+    monkeypatch.setattr(Recovery, "_build", lambda self, index, state: built.update({index: state}))
     recovery = Recovery(
         spec=None,
         plan=SimpleNamespace(hosting=HOSTING.get),
@@ -22,10 +26,30 @@ def test_restarted_learners_count_each_lag_once(monkeypatch):
         factory=None,
         log=lambda message: None,
     )
+    return recovery, built, collectors
+
+
+def test_restarted_learners_count_each_lag_once(restarting):
+    recovery, built, _ = restarting
     for index, lags in ((1, {0: 4, 1: 1}), (2, {1: 2})):
         local = {"lags": lags, "books": BOOKS}
         recovery.record_state(index, {"shared": {"iteration": 3}, "local": local})
     recovery.restart_lost(RuntimeError("lost"), 1)
-    for index, local in built.items():
-        recovery.record_state(index, {"local": {**local, "books": BOOKS}})
+    for index, state in built.items():
+        recovery.record_state(index, {"local": {**state["local"], "books": BOOKS}})
     assert recovery.lags() == {0: 4, 1: 3}
+
+
+@pytest.mark.parametrize(("newest", "steps"), [(4, 100), (6, 150), (3, 100)])
+def test_schedules_go_on_where_the_newest_parameters_are(restarting, newest, steps):
+    """A snapshot after 4 updates of 25 steps each; collectors have parameters after as many updates, more, or fewer."""
+    recovery, built, collectors = restarting
+    shared = {"iteration": 4, "env_steps": 100, "learner": {"model": "old"}}
+    recovery.record_state(1, {"shared": shared, "local": {"lags": {}, "books": BOOKS}})
+    books = {"origin": "a", "sent": 0, "unreleased": 0}
+    collectors.append(
+        {"shared": {"iteration": newest, "learner": {"model": "new"}}, "local": {"books": books}}
+    )
+    recovery.restart_lost(RuntimeError("lost"), 1)
+    assert built[1]["shared"]["env_steps"] == built[2]["shared"]["env_steps"] == steps
+    assert shared["env_steps"] == 100
