@@ -21,6 +21,7 @@ from rayagi.config.learning import Template
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.decoupled import session_of
+from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.probe import VALIDATION, failure_kind, is_sufficient, trim_warmup
 from rayagi.coordinator.profiling import without_filling
 from rayagi.coordinator.search_store import SearchStore
@@ -143,7 +144,7 @@ def by_turns(
         try:
             turns[name].append(measure(spec, name))
         except Exception as error:
-            kind = failure_kind(error)
+            kind = "cannot be planned" if isinstance(error, PlanError) else failure_kind(error)
             if kind is None:
                 raise
             failures[name] = f"{kind} ({type(error).__name__}: {error})"
@@ -158,7 +159,7 @@ def trained_steps_per_s(spec: RunSpec, template: str) -> float:
     A replay is not filled first: while it is, nothing is learned.
     """
     candidate = without_filling(on_template(spec, cast("Template", template)))
-    with session_of(candidate) as session:
+    with session_of(candidate, on_plan=lambda plan: reject_insufficient_memory(candidate, plan)) as session:
 
         def iterate(count: int) -> float:
             session.submit(count)

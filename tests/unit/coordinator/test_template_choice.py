@@ -119,14 +119,17 @@ def test_the_default_is_kept_unless_another_is_faster_in_each_turn(measured, oth
     assert chosen(preset("Ant-v5"))[0] == "dp_only"
 
 
-@pytest.mark.parametrize("failure", [LOST, MemoryError("no")])
+TOO_LARGE = PlanError("32 environments", "they need 9 GiB", "Use fewer")
+KINDS = {GmiLostError: "crashed", MemoryError: "out of memory", PlanError: "cannot be planned"}
+
+
+@pytest.mark.parametrize("failure", [LOST, MemoryError("no"), TOO_LARGE])
 def test_a_candidate_that_fails_is_left_out_with_a_sentence(measured, failure):
     turns = measured(SLOW_REDUCTIONS, GOOD, dp_only=[90, 95], ea_t=[failure], e_at=[100, 110])
     name, text = chosen(preset("Ant-v5"))
     assert name == "e_at"
     assert turns == ["dp_only", "ea_t", "e_at", "e_at", "dp_only"]
-    kind = "out of memory" if isinstance(failure, MemoryError) else "crashed"
-    assert f"ea_t does not run here: {kind} ({type(failure).__name__}: {failure})" in text
+    assert f"ea_t does not run here: {KINDS[type(failure)]} ({type(failure).__name__}: {failure})" in text
 
 
 def test_a_default_that_fails_gives_way(measured):
