@@ -15,6 +15,7 @@ from rayagi.config.presets import preset
 from rayagi.config.spec import EnvSpec
 from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.probe import PHASES, ProbeSettings, SessionProbe
+from rayagi.coordinator.template_probe import by_turns, trained_steps_per_s
 
 pytestmark = pytest.mark.cluster
 
@@ -73,6 +74,18 @@ def test_a_candidate_that_is_killed_is_an_answer_and_the_next_one_runs():
     assert found.kind == "crashed"
     assert "was lost" in found.reason
     assert isinstance(measured(misbehaving("not at all"), 1, 2), TrialMeasurement)
+
+
+def test_a_turn_of_a_template_trains_and_one_whose_gmi_is_killed_leaves_it_out():
+    sac = preset("Pendulum-v1", "sac")
+    sac = replace(sac, gmi=replace(sac.gmi, template="auto", num_gmis=2, num_envs=4))
+    assert trained_steps_per_s(sac, "decoupled") > 0
+    killed = misbehaving("killed")
+    killed = replace(killed, gmi=replace(killed.gmi, template="auto", num_gmis=1, num_envs=2))
+    found, is_final = by_turns(killed, ["dp_only"], trained_steps_per_s)
+    assert found.turns == {}
+    assert found.failures["dp_only"].startswith("crashed (GmiLostError: ")
+    assert not is_final
 
 
 @pytest.mark.slow
