@@ -111,22 +111,29 @@ def choose(
     return chosen, f"{text} {known}"
 
 
-def candidates(found: Sequence[PlanThroughput], ranking: Validation | None) -> list[str]:
+def candidates(found: Sequence[PlanThroughput], error: float | None) -> list[str]:
     """The templates to measure, at most ``MAX_CANDIDATES``, in the order given: the default, and the fastest predictions.
 
     Args:
         found: a prediction of each possible template, the default first
-        ranking: validation of a model that may rank: those that its median error e cannot tell from the fastest,
-            p (1 + e) >= p_max (1 - e). None: no prediction is ruled out
+        error: the model's error e: those that it cannot tell from the fastest, p (1 + e) >= p_max (1 - e), are candidates.
+            None: unknown, and no prediction is ruled out
     """
     fastest = sorted(found, key=lambda each: -each.steps_per_s)
-    if ranking is not None:
-        error, best = ranking.median_error, fastest[0].steps_per_s
+    if error is not None:
+        best = fastest[0].steps_per_s
         fastest = [each for each in fastest if each.steps_per_s * (1 + error) >= best * (1 - error)]
     measured = fastest[:MAX_CANDIDATES]
     if found[0] not in measured:
         measured = [found[0], *measured[: MAX_CANDIDATES - 1]]
     return [each.layout.template for each in found if each in measured]
+
+
+def _error(validation: Validation | None, *, ranked: bool) -> float | None:
+    """The recorded error: its median where the model may rank. Elsewhere what nine of ten layouts kept to."""
+    if validation is None:
+        return None
+    return validation.median_error if ranked else validation.p90_error
 
 
 def _kind(spec: RunSpec, serving: bool) -> str:
@@ -180,7 +187,7 @@ def chosen(
     ranked = ranks(validation, machine, kind, on_gpu=on_gpu)
     log(table(found, ranked=ranked))
     best, reason = choose(found, spec, machine, validation, serving=serving)
-    names = candidates(found, validation if ranked else None)
+    names = candidates(found, _error(validation, ranked=ranked))
     if len(names) == 1:
         log(f"Template {reason}")
         return best.layout.template

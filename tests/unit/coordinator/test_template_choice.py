@@ -35,6 +35,10 @@ GOOD = Validation(
 )
 
 
+COARSE = dataclasses.replace(GOOD, p90_error=1.0)
+"""Its error rules out no prediction where it may not rank."""
+
+
 def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
     """Divided by cores: on two cores half of ``per_env_s``."""
     return RoleCost(
@@ -208,13 +212,13 @@ def test_the_default_and_what_the_model_cannot_tell_from_the_fastest_are_candida
         prediction("d", 81),
         prediction("e", 60),
     ]
-    exact, coarse = (dataclasses.replace(GOOD, median_error=error) for error in (0.0, 0.1))
-    assert template_choice.candidates(found, exact) == ["a", "b"]
+    assert template_choice.candidates(found, 0.0) == ["a", "b"]
     # 83 x 1.1 = 91.3 and 81 x 1.1 = 89.1, against 100 x 0.9
-    assert template_choice.candidates(found, coarse) == ["a", "b", "c"]
-    assert template_choice.candidates(found[1:], coarse) == ["b", "c"]
+    assert template_choice.candidates(found, 0.1) == ["a", "b", "c"]
+    assert template_choice.candidates(found[1:], 0.1) == ["b", "c"]
     assert template_choice.candidates(found[1:], None) == ["b", "c", "d"]
     assert template_choice.candidates(found, None) == ["a", "b", "c"]
+    assert template_choice.candidates(found, 1.5) == ["a", "b", "c"]
 
 
 def test_throughput_is_that_of_the_iterations_after_the_warm_up():
@@ -254,9 +258,9 @@ def test_serving_and_asynchronous_algorithms_choose_among_their_own(measured):
     ("machine", "validation", "why"),
     [
         ("cpu2", None, "not validated on this version"),
-        ("cpu16", GOOD, "not validated on 16 cores"),
-        ("cpu2", dataclasses.replace(GOOD, cpu="B"), "not validated on A"),
-        ("cpu2", dataclasses.replace(GOOD, right=80), "does not rank"),
+        ("cpu16", COARSE, "not validated on 16 cores"),
+        ("cpu2", dataclasses.replace(COARSE, cpu="B"), "not validated on A"),
+        ("cpu2", dataclasses.replace(COARSE, right=80), "does not rank"),
     ],
 )
 def test_what_is_not_validated_is_measured_and_not_ranked(measured, machine, validation, why):
@@ -265,6 +269,13 @@ def test_what_is_not_validated_is_measured_and_not_ranked(measured, machine, val
     assert name == "ea_t"
     assert why in text
     assert len(turns) == 6
+
+
+def test_where_it_may_not_rank_what_is_slower_by_more_than_its_largest_error_is_not_measured(measured):
+    turns = measured(COSTS, dataclasses.replace(GOOD, cpu="B", p90_error=0.0))
+    name, text = chosen(preset("Ant-v5"))
+    assert (name, turns) == ("dp_only", [])
+    assert "Template dp_only is the default. The model is not validated on A" in text
 
 
 def test_on_gpus_the_default_is_taken_and_nothing_is_measured(measured):
