@@ -12,7 +12,7 @@ The training loop of a ``dp_only`` GMI in terms of these interfaces::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -201,6 +201,8 @@ class IterationResult:
     episode_lengths: list[int] = field(default_factory=list)
     reward_terms: dict[str, list[float]] = field(default_factory=dict)
     """Sums of each reward term over each of these episodes, by name."""
+    histograms: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Counts by powers of two, named in the catalogue. Bin 0: values of at most 0; bin b: 2**(b - 1) to 2**b - 1."""
 
 
 @dataclass(slots=True)

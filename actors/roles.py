@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -242,6 +242,8 @@ class Learner(Protocol):
 
     sync_s: float
     """Seconds in collectives during the last ``learn``, including waiting."""
+    histograms: Mapping[str, Sequence[int]]
+    """Of the last ``learn``: as of ``IterationResult``."""
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Update on one rollout. Returns metrics named in the catalogue."""

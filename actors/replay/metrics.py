@@ -126,12 +126,20 @@ class ReplayMeter:
     def __init__(self, store: MeasuredStore) -> None:
         """Begin the first interval."""
         self._store, self._before = store, store.metrics()
+        self.histograms: dict[str, list[int]] = {}
+        """Counts of the last interval by names of the catalogue; ages in nanoseconds."""
 
     def values(self) -> dict[str, float]:
         """Metrics of the interval that ends now."""
         now, before = self._store.metrics(), self._before
         self._before = now
         ages, staleness = now.ages.since(before.ages), now.staleness.since(before.staleness)
+        histograms = {
+            "replay_age": ages,
+            "replay_staleness": staleness,
+            "replay_times_sampled": now.times_sampled,
+        }
+        self.histograms = {name: found.counts.tolist() for name, found in histograms.items() if found.total}
         found: dict[str, float] = {
             "replay_inserts": _since(now.inserts, before.inserts),
             "replay_samples": _since(now.samples, before.samples),

@@ -112,6 +112,7 @@ class LearnerProgram:
                 "resident_bytes": float(resident_bytes()),
                 **metrics,
             },
+            histograms=self.learner.histograms,
         )
 
     def _next(self) -> Experience | None:

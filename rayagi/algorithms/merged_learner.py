@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic
 
@@ -37,6 +37,7 @@ class MergedLearner(ABC, Generic[SpecT]):
         self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
         self.total_envs, self.total_env_steps = total_envs, total_env_steps
         self.sync_s = 0.0
+        self.histograms: Mapping[str, Sequence[int]] = {}
         self.env_steps = 0
         """Environment steps of all GMIs so far, for schedules. Counted: a resumed run may have another number of
         environments, and free-running learners drop some (rayagi.algorithms.learning)."""

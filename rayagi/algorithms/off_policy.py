@@ -259,6 +259,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     def _metrics(self, rows: list[Tensor], number: int) -> dict[str, float]:
         """Means over the gradient steps, and metrics of this replay."""
         replay = {**self._meter.values(), "gradient_steps": float(len(rows))}
+        self.histograms = self._meter.histograms
         if not rows:
             return replay
         names = self.updater.measured

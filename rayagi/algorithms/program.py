@@ -85,6 +85,7 @@ class DpOnlyProgram:
                 **self._memory(),
                 **metrics,
             },
+            histograms=self.learner.histograms,
             episode_returns=returns,
             episode_lengths=lengths,
             reward_terms=self.simulator.take_reward_terms(),

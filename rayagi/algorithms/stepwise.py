@@ -152,6 +152,7 @@ class AgentTrainerProgram:
                 **memory_metrics(self.context.device),
                 **metrics,
             },
+            histograms=self.learner.histograms,
         )
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:

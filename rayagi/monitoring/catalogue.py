@@ -171,6 +171,23 @@ DERIVED: tuple[Metric, ...] = (
 )  # fmt: skip
 """Metrics that the driver derives from these."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HistogramMetric:
+    """Counts by powers of two, added over GMIs. TensorBoard has them."""
+
+    tag: str
+    """In TensorBoard."""
+    scale: float
+    """From the counted unit to the tag's."""
+
+
+HISTOGRAMS: dict[str, HistogramMetric] = {
+    "replay_age": HistogramMetric(tag="replay/age_s", scale=1e-9),
+    "replay_staleness": HistogramMetric(tag="replay/staleness", scale=1.0),
+    "replay_times_sampled": HistogramMetric(tag="replay/times_sampled", scale=1.0),
+}
+"""Of drawn rows: age, and rows drawn between insertion and draw. Of the rows that are there: times drawn."""
 FAULTS: tuple[str, ...] = tuple(metric.name for metric in CATALOGUE if metric.group == "faults")
 """Names of the simulation-error metrics."""
 
@@ -225,5 +242,10 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
         reward_terms={
             name: [value for result in results for value in result.reward_terms.get(name, ())]
             for name in dict.fromkeys(name for result in results for name in result.reward_terms)
+        },
+        histograms={
+            name: [sum(counts) for counts in zip(*found, strict=True)]
+            for name in HISTOGRAMS
+            if (found := [result.histograms[name] for result in results if name in result.histograms])
         },
     )

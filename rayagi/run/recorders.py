@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, reward_column
+from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, HISTOGRAMS, reward_column
 from rayagi.run.csv_log import CsvLog, read_columns
 from rayagi.run.errors import disk_errors
 from rayagi.run.folder import RunFolder
@@ -24,13 +24,17 @@ Values = Mapping[str, float | None]
 
 
 class Recorder(Protocol):
-    """Receives the events of a training loop. Subclasses may leave out the last two."""
+    """Receives the events of a training loop. Subclasses may leave out the last three."""
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
         """Iterations finished; one row each, with ``PROGRESS_COLUMNS`` and reward terms."""
 
     def evaluated(self, row: Values, *, best: bool) -> None:
         """The policy was evaluated; a row with ``EVALUATION_COLUMNS``."""
+
+    def counted(self, histograms: Mapping[str, Sequence[int]], row: Values) -> None:
+        """An iteration, whose row ``iterated`` has got, has these histograms of the catalogue."""
+        return
 
     def saved(self, checkpoint: str) -> None:
         """A checkpoint was written."""
@@ -79,6 +83,12 @@ class FileRecorder:
             self._tensorboard.flush()
             self._flushed_at = time.monotonic()
 
+    def counted(self, histograms: Mapping[str, Sequence[int]], row: Values) -> None:
+        """Write them for TensorBoard."""
+        for name, counts in histograms.items():
+            metric = HISTOGRAMS[name]
+            self._tensorboard.histogram(metric.tag, counts, metric.scale, _step_of(row))
+
     def evaluated(self, row: Values, *, best: bool) -> None:
         """Write the row."""
         self._evaluations.append([row])
@@ -105,12 +115,16 @@ class FileRecorder:
             for name, value in row.items()
             if name not in ("iteration", "env_steps_total")
         }
-        # A run without environment steps is drawn against its iterations.
-        self._tensorboard.scalars(tagged, int(row["env_steps_total"] or row["iteration"] or 0))
+        self._tensorboard.scalars(tagged, _step_of(row))
+
+
+def _step_of(row: Values) -> int:
+    """Environment steps; a run without any is drawn against its iterations."""
+    return int(row["env_steps_total"] or row["iteration"] or 0)
 
 
 class TensorBoardLog:
-    """Scalars against environment steps, or iterations of a run without any.
+    """Scalars and histograms against environment steps, or iterations of a run without any.
 
     Writes in the calling thread, so that a full disk raises there.
     """
@@ -147,6 +161,31 @@ class TensorBoardLog:
 
         finite = {tag: value for tag, value in values.items() if value is not None and math.isfinite(value)}
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in finite.items()])
+        with disk_errors(self._path):
+            self._write(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def histogram(self, tag: str, counts: Sequence[int], scale: float, step: int) -> None:
+        """Write counts by powers of two: bin 0 of values of at most 0, bin b of scale * (2**(b - 1) to 2**b)."""
+        from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
+
+        used = [at for at, count in enumerate(counts) if count]
+        if not used:
+            return
+        first, last = used[0], used[-1]
+        # TensorBoard has right edges only: the first bucket begins at min.
+        edges = [0.0 if at == 0 else scale * 2.0 ** (at - 1) for at in range(first, last + 2)]
+        centres = [0.0 if at == 0 else scale * 0.75 * 2.0**at for at in range(first, last + 1)]
+        kept = list(map(float, counts[first : last + 1]))
+        found = HistogramProto(
+            min=edges[0],
+            max=edges[-1],
+            num=sum(kept),
+            sum=sum(count * centre for count, centre in zip(kept, centres, strict=True)),
+            sum_squares=sum(count * centre**2 for count, centre in zip(kept, centres, strict=True)),
+            bucket_limit=edges[1:],
+            bucket=kept,
+        )
+        summary = Summary(value=[Summary.Value(tag=tag, histo=found)])
         with disk_errors(self._path):
             self._write(self._event(wall_time=time.time(), step=step, summary=summary))
 

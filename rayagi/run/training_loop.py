@@ -132,7 +132,8 @@ class TrainingLoop:
             self._session.submit(self._request_size())
         while waiting:
             # 1. Wait for the running request, count its results and check the GMIs.
-            rows = self._account(self._session.collect())
+            results = self._session.collect()
+            rows = self._account(results)
             if self._health_monitor is not None:
                 self._health_monitor.check_health(self.position)
             # 2. If nothing is due, submit the next request before recording: GMIs do not wait for files.
@@ -142,7 +143,7 @@ class TrainingLoop:
             )
             if waiting:
                 self._session.submit(self._request_size())
-            self._record_iterations(rows)
+            self._record_iterations(rows, results)
             # 3. Else evaluate, save and re-plan while no request runs, then continue unless it is the end.
             if not waiting:
                 stop = self._between_requests(stop)
@@ -313,9 +314,12 @@ class TrainingLoop:
             return self._iteration % every.iterations == 0
         return every.time_s is not None and self._train_s - self._saved_at_s >= every.time_s
 
-    def _record_iterations(self, rows: Sequence[Values]) -> None:
+    def _record_iterations(self, rows: Sequence[Values], results: Sequence[IterationResult]) -> None:
         for recorder in self._recorders:
             recorder.iterated(rows, self.position)
+            for row, result in zip(rows, results, strict=True):
+                if result.histograms:
+                    recorder.counted(result.histograms, row)
 
     def _tick(self) -> float:
         """Add the time since the last tick to the training time, and return it."""

@@ -239,9 +239,11 @@ def test_layouts_keep_equal_replicas_and_the_replays_of_their_own_environments()
 def test_nothing_is_learned_before_learning_starts():
     program = build(replace(SPEC, learning=replace(SETTINGS, learning_starts=64, updates_per_step=10.5 / 32)))
     before = program.state_dict()["shared"]["learner"]["model"]
-    first = program.iterate().metrics
+    result = program.iterate()
+    first = result.metrics
     assert first["gradient_steps"] == 0
     assert "policy_loss" not in first
+    assert sum(result.histograms["replay_times_sampled"]) == first["replay_rows"]
     after = program.state_dict()["shared"]["learner"]["model"]
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert after["head.uniform"]

@@ -294,6 +294,14 @@ def test_reward_terms_of_all_gmis_are_those_of_the_run():
     assert merge([alone]) == alone
 
 
+def test_histograms_of_all_gmis_are_added():
+    def result(**histograms):
+        return IterationResult(iteration=3, metrics={"env_steps": 8.0}, histograms=histograms)
+
+    merged = merge([result(replay_age=[1, 2]), result(), result(replay_age=[0, 5], replay_staleness=[4, 0])])
+    assert merged.histograms == {"replay_age": [1, 7], "replay_staleness": [4, 0]}
+
+
 def test_means_over_samples_count_unequal_gmis_by_their_own():
     def result(env_steps, update_s, policy_loss):
         metrics = {"env_steps": env_steps, "update_s": update_s, "policy_loss": policy_loss}

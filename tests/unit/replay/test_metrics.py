@@ -23,7 +23,7 @@ from actors.replay import (
     select,
 )
 from actors.replay.kernel import BINS, COMMITTED
-from rayagi.monitoring.catalogue import CATALOGUE
+from rayagi.monitoring.catalogue import CATALOGUE, HISTOGRAMS
 from rayagi.monitoring.report import _replay
 
 
@@ -105,8 +105,13 @@ def test_a_meter_gives_intervals_by_the_catalogues_names():
     assert first.keys() == {metric.name for metric in CATALOGUE if metric.group == "replay"}
     assert (first["replay_inserts"], first["replay_samples"], first["replay_shard_samples"]) == (4, 3, 3)
     assert first["replay_limiter_error"] == 2.0 * (4 - 1) - 3
+    assert meter.histograms.keys() == HISTOGRAMS.keys()
+    assert {name: sum(counts) for name, counts in meter.histograms.items()} == {
+        "replay_age": 3, "replay_staleness": 3, "replay_times_sampled": 4
+    }  # fmt: skip
     store.insert(content([4, 5]))
     second = meter.values()
+    assert meter.histograms.keys() == {"replay_times_sampled"}  # of rows that are there; nothing was drawn
     assert (second["replay_inserts"], second["replay_samples"], second["replay_evictions"]) == (2, 0, 2)
     assert all(isinstance(value, float) for value in second.values())
     without = ReplayMeter(ReplayStore.create(SCHEMA, 4)).values()

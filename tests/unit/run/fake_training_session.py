@@ -31,6 +31,8 @@ class FakeSession:
         self.evaluation_seeds = []
         self.evaluate_value = lambda iteration: 10.0 * iteration
         self.weights = torch.zeros(3)
+        self.histograms = {}
+        """Of an iteration."""
         self.events = events or {}
         """What happens instead of an iteration: an exception, or metrics that replace the usual ones."""
 
@@ -75,6 +77,7 @@ class FakeSession:
             episode_returns=[float(self.iteration)],
             episode_lengths=[20],
             reward_terms={"up": [2.0 * self.iteration]},
+            histograms=self.histograms.get(self.iteration, {}),
         )
 
     def evaluate(self, num_episodes, *, seed):

@@ -131,6 +131,28 @@ def test_reward_terms_become_columns_and_tensorboard_tags_when_they_appear_and_a
     assert [(e.step, e.value) for e in events.Scalars("reward/reward_up")] == [(20, 3.5), (40, 7.0)]
 
 
+def test_tensorboard_has_histograms_of_replays(tmp_path):
+    folder = make(tmp_path)
+    files = FileRecorder(folder)
+    counts = [0] * 64
+    counts[0], counts[2], counts[3] = 5, 4, 2  # of values of at most 0, of 2 to 3, and of 4 to 7
+    row = {"iteration": 1, "env_steps_total": 10}
+    files.counted({"replay_staleness": counts, "replay_times_sampled": [0] * 64}, row)
+    files.counted({"replay_age": [0] * 30 + [7] + [0] * 33}, {"iteration": 2, "env_steps_total": None})
+    files.close()
+    events = EventAccumulator(str(folder.path / "tensorboard"))
+    events.Reload()
+    assert set(events.Tags()["histograms"]) == {"replay/staleness", "replay/age_s"}
+    (staleness,), (age,) = events.Histograms("replay/staleness"), events.Histograms("replay/age_s")
+    assert (staleness.step, age.step) == (10, 2)
+    found = staleness.histogram_value
+    assert (found.min, found.max, found.num) == (0, 8, 11)
+    assert (found.bucket_limit, found.bucket) == ([1, 2, 4, 8], [5, 0, 4, 2])
+    assert found.sum == 4 * 3 + 2 * 6
+    assert age.histogram_value.bucket == [7]
+    assert (age.histogram_value.min, age.histogram_value.max) == pytest.approx((2**29 * 1e-9, 2**30 * 1e-9))
+
+
 def test_a_rewound_run_has_no_later_rows(tmp_path):
     folder = make(tmp_path)
     at_2 = Position(

@@ -16,13 +16,16 @@ from rayagi.run.training_loop import TrainingLoop
 
 class Rows:
     def __init__(self):
-        self.rows, self.evaluations, self.checkpoints = [], [], []
+        self.rows, self.evaluations, self.checkpoints, self.histograms = [], [], [], []
 
     def iterated(self, rows, position):
         self.rows += rows
 
     def evaluated(self, row, *, best):
         self.evaluations.append((row, best))
+
+    def counted(self, histograms, row):
+        self.histograms.append((row["iteration"], histograms))
 
     def saved(self, checkpoint):
         self.checkpoints.append(checkpoint)
@@ -50,6 +53,13 @@ def test_iterations_are_asked_for_about_a_second_at_a_time(tmp_path):
     assert session.requests[0] == 1
     assert set(session.requests[1:-1]) <= {9, 10}
     assert sum(session.requests) == 35
+
+
+def test_histograms_go_to_recorders_with_the_row_of_their_iteration(tmp_path):
+    session, recorder = FakeSession(), Rows()
+    session.histograms = {2: {"replay_age": [0, 1]}, 5: {"replay_age": [2, 0]}}
+    make_loop(tmp_path, session, recorder=recorder, limits=Limits(iterations=6)).run()
+    assert recorder.histograms == list(session.histograms.items())
 
 
 def test_evaluations_begin_where_training_never_does(tmp_path):
