@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from actors.replay.errors import ReplayError
+from actors.replay.errors import RateLimitedError, ReplayError
 from actors.replay.kernel import COMMITTED
 from actors.replay.rows import Keys, Selection, non_negative
 from actors.replay.shards import ReplayShards
@@ -181,7 +182,7 @@ def move_rows(shards: ReplayShards, keys: Keys, target: int) -> int:
     """Copy rows into another shard, with length, priority and timestamp, then delete them. Returns how many were moved.
 
     They get new keys, and count as not sampled. Rows that are overwritten or deleted before are left alone. If the target is
-    full, it removes rows of its own.
+    full, it removes rows of its own. Where the rate limiter refuses rows, no more are moved: the caller may be who draws.
 
     Raises:
         ShardLostError: the target is lost; the rows that were not moved are still where they were.
@@ -189,7 +190,11 @@ def move_rows(shards: ReplayShards, keys: Keys, target: int) -> int:
     status = {(int(row["index"]), int(row["generation"])): row for row in shards.status()}
     found = [status.get((int(index), int(generation))) for index, generation in zip(*keys, strict=True)]
     rows = [row for row in found if row is not None and row["state"] == COMMITTED]
-    return sum(_move(shards, np.array(rows[at : at + _CHUNK]), target) for at in range(0, len(rows), _CHUNK))
+    moved = 0
+    with suppress(RateLimitedError):
+        for at in range(0, len(rows), _CHUNK):
+            moved += _move(shards, np.array(rows[at : at + _CHUNK]), target)
+    return moved
 
 
 def _move(shards: ReplayShards, rows: NDArray[Any], target: int) -> int:
@@ -207,5 +212,6 @@ def _move(shards: ReplayShards, rows: NDArray[Any], target: int) -> int:
         {name: values[good] for name, values in batch.values.items()},
         *(rows[name][good].copy() for name in ("length", "priority", "timestamp")),
         shard=target,
+        keep_waiting=lambda: False,
     )
     return shards.delete(Keys(keys.indices[good], keys.generations[good]))

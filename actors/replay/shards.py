@@ -365,6 +365,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         timestamps: ArrayLike | None = None,
         *,
         shard: int | None = None,
+        keep_waiting: Callable[[], bool] = lambda: True,
     ) -> Keys:
         """Copy n trajectories into one shard and make them selectable together.
 
@@ -372,10 +373,12 @@ class ReplayShards(ShardedTable, ClosesOnExit):
             rows, lengths, priorities, timestamps: as of ``ReplayStore.insert``
             shard: into which; None: the one of this host with the fewest rows, else of any host (GEAR, section 3.2:
                 online, rows are written beside their generator)
+            keep_waiting: called about twice a second during a wait for the rate limiter; False gives up
 
         Raises:
             ReplayError, ReplayBusyError: as of ``ReplayStore.insert``.
             ReplayTimeoutError: the rate limiter did not admit it within the least timeout_s of the shards.
+            RateLimitedError: ``keep_waiting`` returned False.
             ShardLostError: the shard is lost. If it was lost during the call, it is lost with these rows.
         """
         self.check_open()
@@ -392,6 +395,8 @@ class ReplayShards(ShardedTable, ClosesOnExit):
                 found = self.ask("insert", {chosen: (given, *statistics)})
             except RateLimitedError as error:  # of one request; its shard may have more error than the others
                 limits = balanced(self)
+                if not keep_waiting():
+                    raise
                 waited_s = time.monotonic() - since
                 if waited_s >= min((limit.timeout_s for limit in limits), default=np.inf):
                     raise ReplayTimeoutError(f"inserting waited {waited_s:.3g} s: {error}") from error

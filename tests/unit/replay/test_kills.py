@@ -116,6 +116,30 @@ def test_the_row_of_a_killed_writer_is_given_to_the_next_who_needs_it():
     os.close(pipe)
 
 
+def test_a_suspended_writer_keeps_its_row_and_stops_nobody_else():
+    store = ReplayStore.create(SCHEMA, 3)
+
+    def hold(pipe):
+        store.allocate()
+        os.write(pipe, b"x")
+        signal.pause()
+
+    child, read = forked(hold)
+    os.read(read, 1)
+    os.close(read)
+    os.kill(child, signal.SIGSTOP)
+    os.waitpid(child, os.WUNTRACED)
+    for number in range(8):
+        store.insert(content([number]))
+    assert store.reclaim() == 0
+    assert (len(store), store.counters()["writing"]) == (2, 1)
+    with pytest.raises(ReplayBusyError, match="3 rows were requested of 3, of which 1 are being written"):
+        store.insert(content(range(3)))
+    kill(child)  # SIGKILL ends suspended processes, too
+    assert store.reclaim() == 1
+    assert len(store.insert(content(range(3))).indices) == 3
+
+
 def test_a_suspended_holder_of_the_lock_is_named_instead_of_awaited_for_ever(monkeypatch):
     monkeypatch.setattr("actors.replay.store.LOCK_LIMIT_S", 0.05)
     store = ReplayStore.create(SCHEMA, 2)

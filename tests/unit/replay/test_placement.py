@@ -9,6 +9,8 @@ from replay_tables import LENGTH, SCHEMA, SELECTORS, content
 
 from actors.replay import (
     Keys,
+    RateLimit,
+    RateLimitedError,
     ReplayError,
     ReplayShard,
     ReplayShards,
@@ -71,6 +73,26 @@ def test_priorities_of_any_size_are_placed():
         place_offline([1.0, np.nan], capacity=2, num_shards=1, input_shards=[0])
     huge = place_offline([1e300, 1e300, 1e300], capacity=2, num_shards=2, input_shards=[1], exponent=2.0)
     assert huge.local_share == pytest.approx(2 / 3)
+
+
+def test_a_reader_that_moves_rows_does_not_wait_for_its_own_draws(monkeypatch):
+    monkeypatch.setattr("actors.replay.calls._PATIENCE_S", 0.0)
+    limit = RateLimit(samples_per_insert=1.0)
+    with ExitStack() as stack:
+        stores = [ReplayStore.create(SCHEMA, 10, shard=k, num_shards=2, limit=limit) for k in range(2)]
+        for store in stores:
+            store.insert(content(range(5)))  # error 4 in each: neither admits a row before 4 are drawn
+        shards = [
+            stack.enter_context(ReplayShard(store, host_id=host))
+            for store, host in zip(stores, ("here", "away"), strict=True)
+        ]
+        table = stack.enter_context(ReplayShards([shard.address for shard in shards], host_id="here"))
+        status = table.status()
+        keys = Keys(status["index"][10:15], status["generation"][10:15])
+        assert move_rows(table, keys, 0) == 0
+        assert table.counters()["inserted"] == len(table) == 10
+        with pytest.raises(RateLimitedError):
+            table.insert(content([1]), shard=1, keep_waiting=lambda: False)
 
 
 def test_nothing_is_moved_to_shards_that_are_lost_meanwhile(table, monkeypatch):
