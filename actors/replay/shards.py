@@ -76,6 +76,10 @@ class _Member:
     def rows(self) -> int:
         return self.remote.rows if self.store is None else len(self.store)
 
+    @property
+    def is_limited(self) -> bool:
+        return self.remote.is_limited if self.store is None else self.store.is_limited
+
     def close(self) -> None:
         self.remote.close()
         if self.store is not None:
@@ -306,8 +310,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
     @property
     def is_limited(self) -> bool:
         """As of ``ShardedTable``; of another host as it was at its last answer."""
-        members = list(self._members.values())
-        return any((member.store or member.remote).is_limited for member in members)
+        return any(member.is_limited for member in list(self._members.values()))
 
     def stores_here(self) -> Sequence[ReplayStore]:
         """As of ``ShardedTable``."""

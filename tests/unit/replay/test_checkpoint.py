@@ -72,7 +72,8 @@ def draws(store, draw):
             found.append(str(error))
             continue
         batch = gather(store, chosen, WINDOWS)
-        found.append([chosen.keys.indices, *chosen[1:], *batch.values.values(), *batch.masks.values()])
+        columns = (chosen.steps, chosen.probabilities, chosen.weights, chosen.lengths)
+        found.append([chosen.keys.indices, *columns, *batch.values.values(), *batch.masks.values()])
     return found
 
 

@@ -182,6 +182,15 @@ def test_a_reader_waits_for_shards_of_other_hosts_and_gives_up():
                 table.ask("shift_error", {0: (wrong,)})
 
 
+def test_a_reader_waits_for_an_empty_shard_of_this_host_whose_limit_came_later():
+    store = ReplayStore.create(SCHEMA, 4)
+    with ReplayShard(store) as shard, ReplayShards([shard.address]) as table:
+        assert table.local == [0]
+        store.limiter.set(RateLimit(timeout_s=AT_ONCE_S))
+        with pytest.raises(ReplayTimeoutError, match="1 more are needed"):
+            select(table, Uniform(), 1, seed=0, draw=0)
+
+
 def test_a_remote_insertion_ends_with_the_limits_timeout(monkeypatch):
     monkeypatch.setattr("actors.replay.calls._PATIENCE_S", 0.0)
     (store,) = stores_of(1, samples_per_insert=1.0, timeout_s=0.2)
