@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.replay import kernel
 from actors.replay.candidates import Numbers, Order
 from actors.replay.errors import ReplayError
+from actors.replay.layout import MOST_ROWS
 from actors.replay.rows import Keys
 from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Gatherer, Subscription
@@ -53,8 +55,9 @@ def _descend(
             f"levels {list(levels.shape)}, nodes {list(numbers.shape)} and targets {list(targets.shape)} were given: "
             "give (n,) of each"
         )
-    # Numbers of indices have 31 bits: below, no shift overflows.
-    small = ((levels >= 0) & (levels <= 10) & (numbers >= 0) & (numbers < 2**31)).all()
+    # Nodes of tables of at most MOST_ROWS: no shift overflows.
+    exist = (levels >= 0) & (levels < kernel.MAX_LEVELS) & (numbers >= 0)
+    small = bool(exist.all() and (numbers <= MOST_ROWS >> 3 * levels).all())
     first, last = numbers << 3 * levels, ((numbers + 1) << 3 * levels) - 1
     end = store.base + store.capacity
     if len(targets) and not (small and store.base <= first.min() and last.max() < end):

@@ -17,6 +17,8 @@ from actors.replay.schema import ReplaySchema
 
 META_AT = 4096
 """Byte of the first file at which the table's description begins, as JSON."""
+MOST_ROWS = kernel.FANOUT ** (kernel.MAX_LEVELS - 1)
+"""Of a table, all shards together: more have no root in a tree of MAX_LEVELS."""
 
 
 def check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: int, incarnation: int) -> None:
@@ -33,6 +35,8 @@ def check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: i
         )
     if not 0 <= shard < num_shards:
         raise ReplayError(f"shard {shard} of {num_shards} shards: use 0 to num_shards - 1")
+    if capacity * num_shards > MOST_ROWS:
+        raise ReplayError(f"{num_shards} shards of {capacity} rows: use at most {MOST_ROWS} rows together")
     if not 0 <= incarnation < 2**20:
         raise ReplayError(f"incarnation is {incarnation}: use 0 to {2**20 - 1}")
 

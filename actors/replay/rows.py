@@ -167,6 +167,23 @@ def brief(values: Any) -> str:
     return f"{found[:4].tolist()}{'...' if len(found) > 4 else ''}"
 
 
+def whole(name: str, values: ArrayLike) -> Integers:
+    """Whole numbers of any shape.
+
+    Raises:
+        ReplayError: they are none.
+    """
+    try:
+        given = np.asarray(values)
+        with np.errstate(invalid="ignore"):  # a NaN is not what it is cast to
+            found = given.astype(np.int64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ReplayError(f"{name} are {brief(values)}: use whole numbers") from error
+    if given.dtype.kind not in "biu" and not (given == found).all():
+        raise ReplayError(f"{name} are {brief(values)}: use whole numbers")
+    return found
+
+
 def non_negative(name: str, values: ArrayLike, count: int) -> Floats:
     """(count,) finite values that are not negative."""
     try:

@@ -40,6 +40,7 @@ from actors.replay.rows import (
     default_statistics,
     non_negative,
     status_of,
+    whole,
 )
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Edges, Floats, Integers, total
@@ -706,13 +707,16 @@ class ReplayStore(ClosesOnExit):
             return default_statistics(count, steps)
         sizes, weights, times = np.full(count, steps, np.int64), np.ones(count), None
         if lengths is not None:
-            sizes = np.ascontiguousarray(lengths, np.int64)
+            sizes = np.ascontiguousarray(whole("lengths", lengths))
             if sizes.shape != (count,) or not 0 < sizes.min() <= sizes.max() <= steps:
                 raise ReplayError(f"lengths are {brief(lengths)}: give {count} of 1 to {steps}")
         if priorities is not None:
             weights = non_negative("priorities", priorities, count)
         if timestamps is not None:
-            times = np.ascontiguousarray(np.broadcast_to(np.asarray(timestamps, np.int64), (count,)))
+            found = whole("timestamps", timestamps)
+            if found.shape not in ((), (1,), (count,)):
+                raise ReplayError(f"timestamps are {brief(timestamps)}: give one, or {count}")
+            times = np.ascontiguousarray(np.broadcast_to(found, (count,)))
             if not 0 <= times.min() <= times.max() < MAX_TIMESTAMP:
                 raise ReplayError(f"timestamps are {brief(timestamps)}: use 0 to {MAX_TIMESTAMP - 1}")
         return Statistics.of(sizes, weights, times)

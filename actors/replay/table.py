@@ -174,12 +174,9 @@ class ShardedTable(ABC):
                 f"{self.capacity * self.num_shards - 1}"
             )
         order = np.argsort(owners, kind="stable")
-        bounds = np.searchsorted(owners[order], np.arange(self.num_shards + 1))
-        return {
-            shard: order[bounds[shard] : bounds[shard + 1]]
-            for shard in range(self.num_shards)
-            if bounds[shard] < bounds[shard + 1]
-        }
+        ordered = owners[order]
+        changes = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        return {int(owners[at[0]]): at for at in np.split(order, changes) if len(at)}
 
     @staticmethod
     def _split(keys: Keys, parts: Mapping[int, Integers]) -> dict[int, tuple[Any, ...]]:

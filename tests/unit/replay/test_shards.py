@@ -392,6 +392,17 @@ def test_a_forked_child_that_closes_the_table_leaves_its_parents_requests(served
     assert len(table) == ROWS
 
 
+def test_shards_far_beyond_two_to_the_31_rows_are_drawn_from():
+    """Rows of the last of 2**36 shards of 8 have indices of 39 bits."""
+    last = 2**36 - 1
+    store = ReplayStore.create(SCHEMA, 8, shard=last, num_shards=2**36)
+    store.insert(content(range(8)))
+    with ReplayShard(store, host_id="away") as shard, ReplayShards([shard.address], host_id="here") as table:
+        found = select(table, Uniform(), 20, seed=0, draw=0)
+        assert (found.keys.indices // 8 == last).all()
+        assert gather(table, found, WINDOWS).current.all()
+
+
 def test_a_row_that_has_lost_its_weight_during_a_draw_is_not_drawn():
     """Between the two questions of a draw, all weights but that of row 5 become 0."""
     (store,) = shards_of(8, 1, (Prioritized(),))

@@ -302,6 +302,11 @@ def changed(**columns):
         (lambda s: s.insert(content([0]), priorities=np.nan), "use finite ones"),
         (lambda s: s.insert(content([0]), priorities=[1.0, 2.0]), "give one, or 1"),
         (lambda s: s.insert(content([0]), timestamps=[-1]), r"timestamps are \[-1\]"),
+        (lambda s: s.insert(content([0]), timestamps=[1, 2]), "give one, or 1"),
+        (lambda s: s.insert(content([0]), timestamps=np.nan), r"timestamps are \[nan\]: use whole numbers"),
+        (lambda s: s.insert(content([0]), [2.5]), r"lengths are \[2.5\]: use whole numbers"),
+        (lambda s: s.insert(content([0]), ["many"]), r"lengths are \['many'\]: use whole numbers"),
+        (lambda s: s.insert(content([0]), [2**70]), "use whole numbers"),
         (
             lambda s: s.delete(Keys(np.array([4]), np.array([1], np.uint64))),
             "an index is not of this shard, which has 0 to 3",
@@ -315,6 +320,7 @@ def changed(**columns):
         (lambda s: s.allocate()["reward"], "this store has no column 'reward'"),
         (lambda s: ReplayStore.create(SCHEMA, 0), "capacity is 0"),
         (lambda s: ReplayStore.create(SCHEMA, 4, shard=2, num_shards=2), "shard 2 of 2"),
+        (lambda s: ReplayStore.create(SCHEMA, 4, num_shards=2**38), "use at most 549755813888 rows together"),
         (
             lambda s: ReplayStore.create(SCHEMA, 4, removal="newest"),
             "removal 'newest' is not known: use fifo, lifo",
