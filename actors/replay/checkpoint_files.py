@@ -264,8 +264,9 @@ class Manifest:
         if len(self.segments) > MOST_SEGMENTS:
             raise ValueError("too many segments")
         for segment in self.segments:
-            numbers += [segment["number"], segment["rows"], *(piece[0] for piece in segment["pieces"])]
-            if segment["rows"] != sum(piece[0] for piece in segment["pieces"]):
+            pieces = [rows for rows, _ in segment["pieces"]]
+            numbers += [segment["number"], segment["rows"], *pieces]
+            if segment["rows"] != sum(pieces):
                 raise ValueError("a segment's pieces do not sum to its rows")
             if not 0 < segment["rows"] <= PASSES * self.capacity:
                 raise ValueError("a segment has too many rows")

@@ -179,7 +179,7 @@ class ReplayStore(ClosesOnExit):
         """
         check_sizes(capacity, max_times_sampled, shard, num_shards, incarnation)
         name = removal if isinstance(removal, str) else "user"
-        if name not in kernel.REMOVALS or removal == "user":
+        if name not in kernel.REMOVALS or not (callable(removal) or name != "user"):
             choices = ", ".join(kernel.REMOVALS[:-1])
             raise ReplayError(
                 f"removal {removal!r} is not known: use {choices}, or a function of the status table"

@@ -540,6 +540,8 @@ def put(*path):
     [
         (put("version", 2), None, "has version 2 where this version of rayagi reads 1"),
         (put("format", "other"), None, "manifest is not one of a replay checkpoint"),
+        (put("segments", 0, "pieces", [[6]]), None, "manifest is not one of a replay checkpoint"),
+        (put("segments", 0, "pieces", [[6, "a", 1]]), None, "manifest is not one of a replay checkpoint"),
         (put("capacity", 10**9), None, "1000000000 rows where this one has 7; at least as many"),
         (put("capacity", True), None, "manifest is not one"),
         (put("capacity", -1), None, "manifest is not one"),

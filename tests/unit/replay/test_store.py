@@ -325,6 +325,8 @@ def changed(**columns):
             lambda s: ReplayStore.create(SCHEMA, 4, removal="newest"),
             "removal 'newest' is not known: use fifo, lifo",
         ),
+        (lambda s: ReplayStore.create(SCHEMA, 4, removal="user"), "removal 'user' is not known"),
+        (lambda s: ReplayStore.create(SCHEMA, 4, removal=None), "removal None is not known: use fifo, lifo"),
         (lambda s: ReplayStore.create(SCHEMA, 4, max_times_sampled=-1), "max_times_sampled is -1"),
         (
             lambda s: ReplayStore.create(SCHEMA, 10**6, memory_bytes=10**6),
