@@ -79,7 +79,7 @@ class Candidates(NamedTuple):
         if is_random:
             selectable &= rows["priority"] > 0
         local = np.flatnonzero(selectable)
-        if is_random and order.exponent:  # small priorities may have powers of 0
+        if is_random and rows["priority"][local].min(initial=np.inf) ** order.exponent == 0.0:  # too small
             local = local[_powers(rows[local], order.exponent) > 0]
         available = len(local)
         if len(taken):

@@ -128,9 +128,16 @@ class ReplayShard(ClosesOnExit):
                     connection.close()
                     return
                 self._connections.add(connection)
-            threading.Thread(
+            server = threading.Thread(
                 target=self._serve, args=(connection,), name="replay-shard-client", daemon=True
-            ).start()
+            )
+            try:
+                server.start()
+            except RuntimeError as error:  # as many threads as the system allows: the client connects again
+                _logger.warning("a client of the replay shard is not served: %s", error)
+                with self._lock:
+                    self._connections.discard(connection)
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one client's requests until it disconnects."""

@@ -6,6 +6,7 @@ import pickle
 import signal
 import socket
 import struct
+import threading
 from contextlib import ExitStack, suppress
 from itertools import product
 
@@ -355,6 +356,23 @@ def test_a_peer_without_the_token_gets_no_memory_for_arrays(served):
         connection.settimeout(5)  # the server's own limit is 10
         connection.sendall(struct.pack("<4sI", b"RRS1", len(text)) + text)
         assert connection.recv(1) == b""
+
+
+def test_a_server_without_a_thread_for_a_client_serves_the_next(served, monkeypatch):
+    _, (shard, _) = served("away", "away")
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name == "replay-shard-client":
+            monkeypatch.setattr(threading.Thread, "start", start)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(ReplayError, match="no shard of a replay table can be reached"):
+        ReplayShards([shard.address])
+    with ReplayShards([shard.address]) as table:
+        assert len(table) == ROWS // 2
 
 
 def test_a_store_of_this_host_that_may_not_be_opened_is_read_over_tcp(served, monkeypatch, caplog):
