@@ -24,6 +24,11 @@ def make_learner(
     """
     definition = DEFINITIONS[spec.algorithm]
     place = definition.captured_learner if captured and definition.captured_learner else definition.learner
+    if spec.data.path is not None:
+        # Imported here: it loads readers of datasets.
+        from rayagi.algorithms.recorded_transitions import RecordedTransitions
+
+        whose["recorded"] = RecordedTransitions(spec.data.path, policy.info)
     module, _, name = place.partition(":")
     training: type[MergedLearner[Any]] = getattr(importlib.import_module(module), name)
     return training(

@@ -86,7 +86,8 @@ class MaximumEntropyUpdater(OffPolicyUpdater[SpecT]):
         return {**super().state_dict(), "log_alpha": float(self.temperature.log_alpha.detach())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore in place."""
+        """Restore in place; a state without a temperature leaves it."""
         super().load_state_dict(state)
-        with torch.no_grad():
-            self.temperature.log_alpha.fill_(state["log_alpha"])
+        if "log_alpha" in state:
+            with torch.no_grad():
+                self.temperature.log_alpha.fill_(state["log_alpha"])

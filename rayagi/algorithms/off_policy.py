@@ -2,7 +2,7 @@
 
 One update, in order (``learn``):
 
-1. Insert the rollout's transitions into this trainer's replay.
+1. Insert the rollout's transitions into this trainer's replay; before the first ones, those of a dataset, if there is one.
 2. Once ``learning_starts`` steps of all environments are in, make ``updates_per_step`` gradient steps for each step that was
    inserted. Each takes a share of ``batch_size`` from every trainer's replay, and reduces the gradients over trainers.
 3. Merge the observation statistics of this rollout, for the next one.
@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -52,6 +52,9 @@ from rayagi.config.off_policy import OffPolicySpec
 from rayagi.models.exploring_heads import ExploringHead
 from rayagi.models.networks import Model
 from rayagi.native.denormals import flushed_denormals
+
+if TYPE_CHECKING:  # it loads readers of datasets, which runs without one do not need
+    from rayagi.algorithms.recorded_transitions import RecordedTransitions
 
 OffPolicySpecT = TypeVar("OffPolicySpecT", bound=OffPolicySpec)
 
@@ -102,13 +105,18 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     new_priority = 1.0
     """Of transitions that are inserted."""
 
-    def __init__(self, **whose: Any) -> None:
+    def __init__(self, *, recorded: RecordedTransitions | None = None, **whose: Any) -> None:
         """Collective; arguments as for MergedLearner.
+
+        Args:
+            recorded: a dataset that an empty replay begins with
+            whose: as for MergedLearner
 
         Raises:
             ConfigError: the replay does not fit into memory, or a batch has fewer transitions than there are trainers.
         """
         super().__init__(**whose)
+        self._recorded = recorded
         self._share, weight = self._share_of_batch()
         self.replay = self._make_replay()
         self._meter = ReplayMeter(self.replay)
@@ -145,10 +153,14 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         return share, share * self.communicator.world_size / size
 
     def _make_replay(self) -> ReplayStore:
+        recorded = 0 if self._recorded is None else self._recorded.num_steps
         capacity = self.spec.capacity
         if self.total_env_steps is not None:
-            capacity = min(capacity, max(self.total_env_steps, self.spec.learning_starts))
+            capacity = min(capacity, max(recorded + self.total_env_steps, self.spec.learning_starts))
         rows = max(1, -(-capacity * self.num_envs // self.total_envs))
+        if -(-recorded // self.communicator.world_size) > rows:
+            reason = f"is less than the dataset's {recorded:,} steps need"
+            raise ConfigError("capacity", self.spec.capacity, reason, "use a larger capacity")
         schema = transition_schema(self.policy.info)
         try:
             return ReplayStore.create(schema, rows, selectors=(self.selector,), seed=self.seed)
@@ -192,6 +204,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self.sync_s = 0.0
         with flushed_denormals():
             # 1. Insert.
+            if self._recorded is not None and not len(self.replay):
+                self._insert_recorded(self._recorded)
             self._insert(rollout)
             steps = rollout.num_steps * self.total_envs
             self.inserted += steps
@@ -223,6 +237,25 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         # More rows than the replay holds would need rows of their own batch to be overwritten.
         kept = {name: column[-self.replay.capacity :].numpy() for name, column in rows.items()}
         self.replay.insert(kept, priorities=self.new_priority)
+
+    def _insert_recorded(self, recorded: RecordedTransitions) -> None:
+        """Insert this trainer's part of a dataset. Its observations are the first ones of the running statistics, unless
+        there are some already.
+
+        Raises:
+            DatasetError: it has values that are not finite, or is damaged.
+        """
+        observations, spec = recorded.observations(), self.spec
+        rank, world_size = self.communicator.rank, self.communicator.world_size
+        head = self.policy.model.head
+        for rows in recorded.rows(head, spec.gamma, spec.n_step, part=rank, parts=world_size):
+            if len(rows[REWARD]):
+                columns = {name: column.numpy() for name, column in rows.items()}
+                self.replay.insert(columns, priorities=self.new_priority)
+        self.inserted += recorded.num_steps
+        normaliser = self.policy.normaliser
+        if normaliser is not None and normaliser.moments.count == 0:
+            normaliser.update(observations)
 
     def _steps_for(self, env_steps: int, iteration: int) -> list[Tensor]:
         """The gradient steps that these environment steps allow, with random numbers of this iteration and trainer."""

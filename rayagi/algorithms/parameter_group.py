@@ -137,11 +137,17 @@ class ParameterGroups:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore in place: parameters stay views of their flat vectors."""
+        """Restore in place: parameters stay views of their flat vectors.
+
+        Optimisers that the state lacks begin anew, and targets that it lacks begin equal to their networks.
+        """
         self.model.load_state_dict(state["model"])
         self.steps = int(state["steps"])
         for name, group in self.groups.items():
-            group.adam.load_state_dict(state["optimisers"][name])
+            group.adam.load_state_dict(state.get("optimisers", {}).get(name, {"state": {}}))
             group.flat.gradients.zero_()  # padding included: a gradient that was not finite would stay there
         for name, target in self.targets.items():
-            target.module.load_state_dict(state["targets"][name])
+            if name in state.get("targets", {}):
+                target.module.load_state_dict(state["targets"][name])
+            else:
+                target.follow(1.0)

@@ -108,13 +108,38 @@ class TransitionAssembler:
         starts = count if rollout.log_probs is not None else max(0, count - self._n + 1)
         if rollout.log_probs is None and self._n > 1:
             self._waiting = _Steps(*(field[starts:].clone() for field in steps))
-        rewards, discounts, last = _returns(steps, starts, self._gamma, self._n)
-        return {
-            OBS: torch.stack((steps.obs[:starts], last), 2).flatten(0, 1),
-            ACTION: steps.actions[:starts].flatten(0, 1),
-            REWARD: rewards.flatten(0, 1),
-            DISCOUNT: discounts.flatten(0, 1),
-        }
+        return _rows(steps, starts, self._gamma, self._n)
+
+
+@torch.inference_mode()
+def trajectory_rows(
+    obs: Tensor, rewards: Tensor, terminated: Tensor, actions: Tensor, gamma: float, n_step: int
+) -> dict[str, Tensor]:
+    """The transitions of one recorded trajectory of L steps, (L, ...) by column.
+
+    Args:
+        obs: the last one is after the last action      (L + 1, obs_dim)
+        rewards: after each action                      (L,)
+        terminated: after each action                   (L,)
+        actions: as a rollout holds them                (L, dim), or (L,)
+        gamma: discount
+        n_step: rewards of a return
+    """
+    cut = torch.zeros_like(terminated)
+    cut[-1] = True
+    each = (obs[:-1], obs[1:], actions, rewards, terminated, cut)
+    return _rows(_Steps(*(field.unsqueeze(1) for field in each)), len(rewards), gamma, n_step)
+
+
+def _rows(steps: _Steps, starts: int, gamma: float, n: int) -> dict[str, Tensor]:
+    """The transitions that begin with the first ``starts`` steps."""
+    rewards, discounts, last = _returns(steps, starts, gamma, n)
+    return {
+        OBS: torch.stack((steps.obs[:starts], last), 2).flatten(0, 1),
+        ACTION: steps.actions[:starts].flatten(0, 1),
+        REWARD: rewards.flatten(0, 1),
+        DISCOUNT: discounts.flatten(0, 1),
+    }
 
 
 def _steps_of(rollout: Rollout) -> _Steps:

@@ -26,6 +26,7 @@ examples:
   rayagi train Ant-v5 --evaluate-every 50 --stop-return 2000
   rayagi train Ant-v5 --algorithm appo              asynchronous collecting and learning
   rayagi train Ant-v5 --algorithm bc --dataset data/ant    from a recorded dataset, without simulation
+  rayagi train Ant-v5 --algorithm td3 --init runs/ant-td3bc --dataset data/ant    from offline to online
   rayagi train Ant-v5 --config ant.yaml --seed 3 --name ant-seed3
   rayagi train --resume runs/Ant-v5-20260102-030405   continue after Ctrl-C or a crash
   rayagi train --resume runs/ant-seed3 --time 1h      continue until one hour of training in total
@@ -98,6 +99,13 @@ def _add_train(commands: Any) -> None:
     parser = add_command(commands, "train", "train a policy, save it, and report", _TRAIN_EXAMPLES)
     parser.add_argument("task", nargs="?", metavar="TASK", help="environment id; `rayagi envs` lists them")
     _add_spec_options(parser)
+    parser.add_argument(
+        "--init",
+        type=Path,
+        metavar="RUN",
+        help="begin a new run of an off-policy algorithm with the networks of this run's best checkpoint, of an "
+        "offline algorithm, say",
+    )
     limits = parser.add_argument_group("when to end")
     limits.add_argument(
         "--time", type=duration_argument, metavar="TIME", help="training time: 90s, 5m, 1h30m"
@@ -279,7 +287,8 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dataset",
         metavar="DIR",
-        help="what an offline algorithm learns from: of `rayagi serve`, or Minari, D4RL, ...",
+        help="what an offline algorithm learns from, or an off-policy one's replay begins with: of `rayagi serve`, or "
+        "Minari, D4RL, ...",
     )
     group.add_argument(
         "--template",

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actors.protocols import StateDict
 from placement.inventory import cluster_machine, local_machine
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
@@ -19,12 +20,14 @@ from rayagi.config.rules import checked, refuse_unfit_env
 from rayagi.config.spec import RunSpec
 from rayagi.config.yaml_text import parse_yaml
 from rayagi.envs import env_info
+from rayagi.run.folder import open_run
 from rayagi.run.limits import DEFAULT_TIME_S, Limits
 
 _FIXED_ON_RESUME = {
     "config": "--config",
     "algorithm": "--algorithm",
     "dataset": "--dataset",
+    "init": "--init",
     "template": "--template",
     "gmis": "--gmis",
     "num_envs": "--num-envs",
@@ -53,6 +56,7 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
         )
     else:
         spec = preset(arguments.task, arguments.algorithm or "ppo")
+    spec = _with_networks_of(spec, getattr(arguments, "init", None), arguments.trust_modules)
     gmi = {
         "template": arguments.template,
         "num_gmis": arguments.gmis,
@@ -76,6 +80,32 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
 
         source_of(spec.data.path, info)
     return spec
+
+
+def _with_networks_of(spec: RunSpec, run: Path | None, trust_modules: bool) -> RunSpec:
+    """The spec with the sizes of the networks of a run that it begins with."""
+    if run is None:
+        return spec
+    network = open_run(run).read_spec(trust_modules=trust_modules).network
+    return replace(spec, network=replace(spec.network, hidden=network.hidden, activation=network.activation))
+
+
+def initial_state_from(arguments: argparse.Namespace, spec: RunSpec) -> StateDict | None:
+    """The state that a run begins with; None without --init.
+
+    Raises:
+        ConfigError: the networks of that run do not fit.
+        RunError: it cannot be read.
+    """
+    if arguments.init is None:
+        return None
+    # Imported here: torch takes seconds.
+    from rayagi.algorithms.initial_state import initial_state
+    from rayagi.serving.source import saved_policy
+
+    saved = saved_policy(arguments.init, "best", trust_modules=arguments.trust_modules)
+    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    return initial_state(str(arguments.init), saved.policy, saved.spec, saved.shared, spec, info)
 
 
 def gives_num_envs(arguments: argparse.Namespace) -> bool:

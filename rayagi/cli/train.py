@@ -9,6 +9,7 @@ from pathlib import Path
 from ray._private.worker import get_dashboard_url
 from rich.console import Console
 
+from actors.protocols import StateDict
 from placement.errors import PlanError
 from placement.plan import PlacementPlan
 from rayagi.cli.endings import after_failure, conclude
@@ -16,6 +17,7 @@ from rayagi.cli.output import say
 from rayagi.cli.settings import (
     decays_linearly,
     gives_num_envs,
+    initial_state_from,
     limits_from,
     machine_of_run,
     resumed_limits,
@@ -53,10 +55,12 @@ from rayagi.run.versions import collect_versions, rayagi_version
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit code."""
+    initial: StateDict | None = None
     if arguments.resume is not None:
         folder, spec, checkpoint = _reopened(arguments)
     else:
-        folder, spec, checkpoint = _created(arguments)
+        folder, spec, initial = _created(arguments)
+        checkpoint = None
     settings = _settings(arguments, spec, folder)
     before = None if arguments.resume is None else folder.record
     interrupt = Interrupt(_announce_end)
@@ -64,7 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_if_done(folder, spec, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
         with when_local_ray_is_lost(lambda error: after_failure(folder, spec, error, before=before)):
-            outcome = _train(folder, spec, settings, checkpoint, interrupt, dashboard=arguments.dashboard)
+            outcome = _train(
+                folder, spec, settings, checkpoint, interrupt, initial=initial, dashboard=arguments.dashboard
+            )
     except BaseException as error:
         after_failure(folder, spec, error, before=before)
         raise
@@ -73,8 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
     return conclude(folder, spec, outcome, interrupt.reason)
 
 
-def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
+def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, StateDict | None]:
+    """A new run's folder and settings, and what --init says that it begins with."""
     spec = spec_from(arguments)
+    initial = initial_state_from(arguments, spec)
     if not spec.gmi.is_resolved:
         spec = resolve_auto(spec, machine_of_run(), log=say)
     if takes_default(spec):
@@ -86,7 +94,7 @@ def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, None]:
         rayagi_version=rayagi_version(),
         name=arguments.name,
     )
-    return folder, spec, None
+    return folder, spec, initial
 
 
 def _reopened(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, Checkpoint | None]:
@@ -179,6 +187,7 @@ def _train(
     checkpoint: Checkpoint | None,
     interrupt: Interrupt,
     *,
+    initial: StateDict | None,
     dashboard: bool,
 ) -> TrainingOutcome:
     outcome: TrainingOutcome | None = None
@@ -186,6 +195,8 @@ def _train(
         with ExitStack() as stack:
             stack.enter_context(hangup_ignored())
             loop, screen = _opened(stack, folder, spec, settings, checkpoint, interrupt, dashboard=dashboard)
+            if initial is not None:
+                loop.begin_with(initial)
             with screen, interrupt:
                 outcome = loop.run()
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec, at_least_one, positive
+from rayagi.config.off_policy import OffPolicySpec
 from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import Auto, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.columns import policy_view
@@ -427,10 +428,15 @@ def _schedule(spec: RunSpec) -> Iterator[ConfigError]:
 
 
 def _data(spec: RunSpec) -> Iterator[ConfigError]:
-    """Rules of learning from a dataset: with an offline algorithm it is needed, and nothing is simulated."""
+    """Rules of learning from a dataset. An offline algorithm needs one, and simulates nothing; the replay of an off-policy
+    algorithm may begin with one."""
     path, offline = spec.data.path, isinstance(spec.learning, OfflineSpec)
-    if not offline and path is not None:
-        names = [name for name, each in DEFINITIONS.items() if issubclass(each.settings, OfflineSpec)]
+    if not isinstance(spec.learning, OfflineSpec | OffPolicySpec) and path is not None:
+        names = [
+            name
+            for name, each in DEFINITIONS.items()
+            if issubclass(each.settings, OfflineSpec | OffPolicySpec)
+        ]
         reason = f"does not go with algorithm = {spec.algorithm!r}, which learns from its own experience"
         yield ConfigError(
             "data.path", path, reason, f"leave it out, or use algorithm {' or '.join(map(repr, names))}"

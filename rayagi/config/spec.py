@@ -175,8 +175,8 @@ class DataSpec:
     """Recorded experience."""
 
     path: str | None = None
-    """Dataset that an offline algorithm learns from: of `rayagi serve`, or of another format that rayagi.replay.loading
-    knows. Every GMI reads it from there."""
+    """Dataset that an offline algorithm learns from, or that the replay of an off-policy one begins with: of `rayagi serve`,
+    or of another format that rayagi.replay.loading knows. Every GMI reads it from there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,6 +73,11 @@ class TrainingLoop:
             training_episodes=len(self._window),
         )
 
+    def begin_with(self, shared: Mapping[str, Any]) -> None:
+        """Begin a new run with networks of another one, and save them as its first checkpoint."""
+        self._session.load_state_dict({"shared": shared, "num_gmis": 0})
+        self._save()
+
     def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint: the session's state and the loop's counters."""
         self._session.load_state_dict(checkpoint.state)

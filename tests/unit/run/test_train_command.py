@@ -271,10 +271,18 @@ def test_a_resumed_run_keeps_its_number_of_gmis_on_another_machine(fake, capsys,
     assert (record["status"], record["limits"]["iterations"]) == ("finished", 9)
 
 
+def test_a_run_that_cannot_be_begun_with_leaves_no_folder(fake, capsys):
+    assert rayagi(TASK, "--init", "runs/none") == 2
+    assert "runs/none: there is no such run folder" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
 def test_what_a_resumed_run_learns_cannot_be_changed(fake, capsys):
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
     assert rayagi("--resume", "runs/a", "--gmis", "1", "--set", "ppo.gamma=0.9") == 2
     assert "--gmis, --set cannot change on --resume" in capsys.readouterr().err
+    assert rayagi("--resume", "runs/a", "--init", "runs/a") == 2
+    assert "--init cannot change on --resume" in capsys.readouterr().err
     assert rayagi("--resume", "runs/a", "--seed", "0") == 2
     assert "--seed cannot change on --resume" in capsys.readouterr().err
     assert rayagi("--resume", "runs/a", "--out", "elsewhere") == 2

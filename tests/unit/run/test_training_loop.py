@@ -340,3 +340,16 @@ def test_first_non_finite_names_the_tensor():
     assert first_non_finite({"a": [torch.ones(2)], "b": {"c": 1}}) is None
     name, value = first_non_finite({"a": [torch.ones(2), torch.tensor([1.0, -math.inf])]})
     assert (name, value) == ("a.1", -math.inf)
+
+
+def test_networks_that_a_run_begins_with_are_its_first_checkpoint(tmp_path):
+    session, rows = FakeSession(), Rows()
+    loop = make_loop(tmp_path, session, recorder=rows, limits=Limits(iterations=2))
+    weights = session.weights + 7.0
+    loop.begin_with({"iteration": 0, "learner": {"weights": weights}})
+    assert session.weights.equal(weights)
+    saved = CheckpointStore(tmp_path / "checkpoints").load("last")
+    assert (saved.name, saved.counters["env_steps"]) == ("iteration_000000", 0)
+    assert saved.state["shared"]["learner"]["weights"].equal(weights)
+    assert loop.run().position.iteration == 2
+    assert rows.checkpoints == ["iteration_000000", "iteration_000002"]
