@@ -126,7 +126,7 @@ def _networks(
         reason = f"is of algorithm {their_spec.algorithm!r}, whose policy is not one of {spec.algorithm!r}"
         instead = "begin with td3_bc for td3, or train bc or iql with --set network.head=squashed_gaussian"
         raise _refused(run, reason, instead)
-    return _of_squashed_gaussian(own, model, learner, their_spec)
+    return _of_squashed_gaussian(run, own, model, learner, their_spec)
 
 
 def _refuse_shapes(run: str, model: Model, own: Model, their_spec: RunSpec, spec: RunSpec) -> None:
@@ -139,18 +139,22 @@ def _refuse_shapes(run: str, model: Model, own: Model, their_spec: RunSpec, spec
 
 
 def _of_squashed_gaussian(
-    own: ActorQ, model: Model, learner: Mapping[str, Any], their_spec: RunSpec
+    run: str, own: ActorQ, model: Model, learner: Mapping[str, Any], their_spec: RunSpec
 ) -> StateDict:
     """A policy of BC or IQL, which is the same function, and IQL's critics where their units are rectified linear."""
     head = model.head
     assert isinstance(head, SquashedGaussianHead)
     state = dict(own.state_dict())
+    networks = {name: value.shape for name, value in state.items() if name.startswith("policy.")}
     policy = {name: value for name, value in model.state_dict().items() if name.startswith("policy.")}
-    if isinstance(own.head, StateSquashedGaussianHead):
+    if isinstance(own.head, StateSquashedGaussianHead) and policy:
         # Outputs are means, then log standard deviations: those do not depend on the state at first.
         *_, weight, bias = policy
         policy[weight] = torch.cat((policy[weight], torch.zeros_like(policy[weight])))
         policy[bias] = torch.cat((policy[bias], head.log_std.detach()))
+    if {name: value.shape for name, value in policy.items()} != networks:
+        reason = "has a policy that is not a separate perceptron on all observations"
+        raise _refused(run, reason, "begin with a run without network.shared, module and critic_only")
     state |= policy
     found: StateDict = {"model": state}
     if "critic" in learner and their_spec.network.activation == "relu":

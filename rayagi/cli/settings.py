@@ -90,22 +90,20 @@ def _with_networks_of(spec: RunSpec, run: Path | None, trust_modules: bool) -> R
     return replace(spec, network=replace(spec.network, hidden=network.hidden, activation=network.activation))
 
 
-def initial_state_from(arguments: argparse.Namespace, spec: RunSpec) -> StateDict | None:
-    """The state that a run begins with; None without --init.
+def initial_state_from(run: Path, spec: RunSpec, *, trust_modules: bool) -> StateDict:
+    """The state of a new run that begins with the networks of another one.
 
     Raises:
-        ConfigError: the networks of that run do not fit.
-        RunError: it cannot be read.
+        ConfigError: those networks do not fit.
+        RunError: that run cannot be read.
     """
-    if arguments.init is None:
-        return None
     # Imported here: torch takes seconds.
     from rayagi.algorithms.initial_state import initial_state
     from rayagi.serving.source import saved_policy
 
-    saved = saved_policy(arguments.init, "best", trust_modules=arguments.trust_modules)
+    saved = saved_policy(run, "best", trust_modules=trust_modules)
     info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
-    return initial_state(str(arguments.init), saved.policy, saved.spec, saved.shared, spec, info)
+    return initial_state(str(run), saved.policy, saved.spec, saved.shared, spec, info)
 
 
 def gives_num_envs(arguments: argparse.Namespace) -> bool:

@@ -55,12 +55,8 @@ from rayagi.run.versions import collect_versions, rayagi_version
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit code."""
-    initial: StateDict | None = None
-    if arguments.resume is not None:
-        folder, spec, checkpoint = _reopened(arguments)
-    else:
-        folder, spec, initial = _created(arguments)
-        checkpoint = None
+    opened = _created(arguments) if arguments.resume is None else _reopened(arguments)
+    folder, spec, checkpoint, initial = opened
     settings = _settings(arguments, spec, folder)
     before = None if arguments.resume is None else folder.record
     interrupt = Interrupt(_announce_end)
@@ -79,10 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
     return conclude(folder, spec, outcome, interrupt.reason)
 
 
-def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, StateDict | None]:
-    """A new run's folder and settings, and what --init says that it begins with."""
+_Opened = tuple[RunFolder, RunSpec, Checkpoint | None, StateDict | None]
+"""A run's folder and settings, its last checkpoint, and without one the state of another run that it begins with."""
+
+
+def _created(arguments: argparse.Namespace) -> _Opened:
     spec = spec_from(arguments)
-    initial = initial_state_from(arguments, spec)
+    initial, init = None, ""
+    if arguments.init is not None:
+        initial, init = _initial(arguments.init, spec, arguments), str(arguments.init.absolute())
     if not spec.gmi.is_resolved:
         spec = resolve_auto(spec, machine_of_run(), log=say)
     if takes_default(spec):
@@ -93,11 +94,18 @@ def _created(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, StateDi
         seed=spec.seed,
         rayagi_version=rayagi_version(),
         name=arguments.name,
+        init=init,
     )
-    return folder, spec, initial
+    return folder, spec, None, initial
 
 
-def _reopened(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, Checkpoint | None]:
+def _initial(run: Path, spec: RunSpec, arguments: argparse.Namespace) -> StateDict:
+    state = initial_state_from(run, spec, trust_modules=arguments.trust_modules)
+    say(f"Begins with the networks of {run}.")
+    return state
+
+
+def _reopened(arguments: argparse.Namespace) -> _Opened:
     folder = open_run(arguments.resume)
     spec = resumed_spec(folder.read_spec(trust_modules=arguments.trust_modules), arguments)
     for table in (folder.progress_csv, folder.evaluations_csv):
@@ -109,10 +117,11 @@ def _reopened(arguments: argparse.Namespace) -> tuple[RunFolder, RunSpec, Checkp
         if error.damaged:
             raise
         say("No checkpoint was saved yet: the run starts from the beginning.")
-        return folder, spec, None
+        init = folder.record.init
+        return folder, spec, None, _initial(Path(init), spec, arguments) if init else None
     for reason in checkpoint.damaged:
         say(f"{reason}; continuing from {checkpoint.name}.")
-    return folder, with_num_gmis(spec, checkpoint.state["num_gmis"]), checkpoint
+    return folder, with_num_gmis(spec, checkpoint.state["num_gmis"]), checkpoint, None
 
 
 def _settings(arguments: argparse.Namespace, spec: RunSpec, folder: RunFolder) -> LoopSettings:

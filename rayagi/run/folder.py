@@ -54,6 +54,8 @@ class RunRecord:
     checkpoint_every: dict[str, Any] = field(default_factory=dict)
     counters: dict[str, Any] = field(default_factory=dict)
     """Counters of the last checkpoint: iteration, env_steps, train_s."""
+    init: str = ""
+    """Run whose networks it began with; empty: none."""
 
 
 class RunFolder:
@@ -168,7 +170,9 @@ class RunFolder:
         return spec
 
 
-def create_run(out: Path, task: str, *, seed: int, rayagi_version: str, name: str | None = None) -> RunFolder:
+def create_run(
+    out: Path, task: str, *, seed: int, rayagi_version: str, name: str | None = None, init: str = ""
+) -> RunFolder:
     """Create a run folder, ``<out>/<task>-<date>-<time>`` or ``<out>/<name>``, and lock it.
 
     Raises:
@@ -186,6 +190,7 @@ def create_run(out: Path, task: str, *, seed: int, rayagi_version: str, name: st
         task=task,
         seed=seed,
         created=now.isoformat(timespec="seconds"),
+        init=init,
     )
     folder = RunFolder(path, record)
     folder.lock()

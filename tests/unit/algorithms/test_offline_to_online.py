@@ -151,6 +151,16 @@ def test_iqls_critics_of_the_environments_actions_become_critics_of_normalised_o
         ),
         (("td3_bc", TD3BCSpec(normalize_rewards=True), RELU), run_of("td3", TD3_SETTINGS), "scaled rewards"),
         (("bc", BCSpec(), RELU), run_of("td3", TD3_SETTINGS), "network.head=squashed_gaussian"),
+        (
+            ("ppo", PPOSpec(normalize_obs=True), replace(SQUASHED, critic_only=("0:1",))),
+            run_of("td3", TD3_SETTINGS),
+            "not a separate perceptron on all observations",
+        ),
+        (
+            ("ppo", PPOSpec(normalize_obs=True), replace(SQUASHED, shared=True)),
+            run_of("sac", SACSpec(normalize_obs=True)),
+            "not a separate perceptron on all observations",
+        ),
         (("bc", BCSpec(), SQUASHED), run_of("fast_td3", FastTD3Spec()), "not those of 'fast_td3'"),
         (("td3_bc", TD3BCSpec(), RELU), run_of("sac", SACSpec(normalize_obs=True)), "not one of 'sac'"),
         (

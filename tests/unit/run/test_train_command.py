@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import torch
 from fake_training_session import FakeClock, FakeSession
 
 import rayagi.cli.train as train
@@ -275,6 +276,26 @@ def test_a_run_that_cannot_be_begun_with_leaves_no_folder(fake, capsys):
     assert rayagi(TASK, "--init", "runs/none") == 2
     assert "runs/none: there is no such run folder" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_the_same_networks(fake, monkeypatch):
+    given = []
+
+    def state_of(run, spec, *, trust_modules):
+        given.append(str(run))
+        return {"iteration": 0, "learner": {"weights": torch.full((3,), 7.0)}}
+
+    monkeypatch.setattr(train, "initial_state_from", state_of)
+    assert rayagi(TASK, "--iterations", "1", "--name", "old") == 0
+    assert rayagi(TASK, "--init", "runs/old", "--iterations", "5", "--name", "a") == 0
+    assert given == ["runs/old"]
+    shutil.rmtree("runs/a/checkpoints")
+    Path("runs/a/checkpoints").mkdir()
+    assert rayagi("--resume", "runs/a", "--iterations", "6") == 0
+    assert given == ["runs/old", str(Path("runs/old").absolute())]
+    # With a checkpoint the other run is not read
+    assert rayagi("--resume", "runs/a", "--iterations", "7") == 0
+    assert len(given) == 2
 
 
 def test_what_a_resumed_run_learns_cannot_be_changed(fake, capsys):
