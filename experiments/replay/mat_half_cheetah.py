@@ -1,13 +1,15 @@
 """A Multi-Agent Transformer learns HalfCheetah's two legs on line, from sharded replay (GEAR, section 4.3 and figure 8).
 
-    python -m experiments.replay.mat_half_cheetah --updates 5 --layouts 1x1 1x2 2x2     # do the layouts learn alike?
-    python -m experiments.replay.mat_half_cheetah --updates 160 --seeds 0 1             # does it learn? 330,000 steps
+    python -m experiments.replay.mat_half_cheetah --updates 5 --layouts 1x1 1x2 2x2 nudged    # do the layouts learn alike?
+    python -m experiments.replay.mat_half_cheetah --updates 160 --seeds 0 1                   # does it learn? 330,000 steps
     python -m experiments.replay.mat_half_cheetah --updates 80 --layouts 1x1 2x2 --out mat.json
 
 Each leg is an agent with three joints. Both get the robot's reward. A layout is trainers x shards: 1x1 is the unsharded run;
-the trainers of 2x2 are GMIs with a shard each. Prints the mean return of greedy episodes and of the episodes that end during
-training (with exploration), and how far the losses of the layouts differ. --out writes all that to a JSON file, and a plot
-beside it, in which grey lines are PPO's: recorded by experiments.learning.run, one agent with both legs, greedy episodes.
+the trainers of 2x2 are GMIs with a shard each. "nudged" is 1x1 from an initial weight that differs in its last bit: how fast
+training itself amplifies rounding. Prints the mean return of greedy episodes and of the episodes that end during training
+(with exploration), and how far the losses differ from the first layout's, over the first 1, 40, 80, ... gradient steps (40
+are an update). --out writes all that to a JSON file, and a plot beside it, in which grey lines are PPO's: recorded by
+experiments.learning.run, one agent with both legs, greedy episodes.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ TASK = "HalfCheetah-v5"
 PPO = Path(__file__).parents[1] / "learning" / "results" / "HalfCheetah-v5.json"
 EVALUATION_SEED = 1_000_003
 EVALUATION_EPISODES = 4
-LAYOUTS = {"1x1": (1, 1), "1x2": (1, 2), "2x2": (2, 2)}
+LAYOUTS = {"1x1": (1, 1), "1x2": (1, 2), "2x2": (2, 2), "nudged": (1, 1)}
 """Trainers, and shards of all of them."""
-COMPARED_STEPS = (1, 10, 40, 200, 400)
+COMPARED_STEPS = (1, 40, 80, 120, 160, 200, 400)
 
 Curve = dict[str, Any]
 """losses: METRICS of every gradient step; training: [environment steps, mean return] where episodes ended; greedy: the same
@@ -54,10 +56,14 @@ def curve(
     updates: int,
     evaluate_every: int,
     local_shards: int = 1,
+    nudged: bool = False,
 ) -> Curve:
-    """Train, and evaluate. Collective."""
+    """Train, and evaluate. Collective. ``nudged``: begin with the least change that float32 has, of one weight."""
     make_env = make_env_factory(TASK)
     trainer = TeamTrainer(make_env, HALF_CHEETAH, settings, communicator, local_shards=local_shards)
+    if nudged:
+        weight = trainer.optimiser.flat.parameters.data[:1]
+        weight.copy_(weight.nextafter(torch.ones(1)))
     found: Curve = {"losses": [], "training": [], "greedy": [], "training_s": 0.0, "cpu_s": 0.0}
     for number in range(1, updates + 1):
         began, began_cpu = time.perf_counter(), time.process_time()
@@ -97,7 +103,7 @@ def curve_of(layout: str, settings: TeamSettings, **wanted: int) -> Curve:
     """The curve of a layout."""
     trainers, shards = LAYOUTS[layout]
     if trainers == 1:
-        return curve(settings, SoloCommunicator(), local_shards=shards, **wanted)
+        return curve(settings, SoloCommunicator(), local_shards=shards, nudged=layout == "nudged", **wanted)
     manager = GmiManager(GmiConfig(backend="cpu"), name="mat_half_cheetah")
     for gmi_id in range(trainers):
         manager.add_gmi(gmi_id, CurveProgram, settings, **wanted)
@@ -113,22 +119,29 @@ def ppo_curves(path: Path, most_steps: int) -> list[list[list[float]]]:
     return [[point for point in curve if point[0] <= most_steps] for curve in curves]
 
 
-def differences(curves: dict[str, Curve]) -> dict[str, dict[str, float]]:
-    """Of losses over the first gradient steps, the largest between the first layout and any other.
+def differences(curves: dict[str, Curve]) -> dict[str, dict[str, list[float]]]:
+    """Of losses between the first layout and each other, the largest over the first ``COMPARED_STEPS`` gradient steps.
 
     Of the value loss relative; of the policy loss, which is about 0, absolute.
     """
-    policy, value = METRICS.index("policy_loss"), METRICS.index("value_loss")
-    whole, *others = [np.array(each["losses"]) for each in curves.values()]
-    found = {}
-    for steps in COMPARED_STEPS:
-        if others and steps <= len(whole):
-            parts = [(other - whole)[:steps] for other in others]
-            found[f"first {steps}"] = {
-                "value_loss": max(float(np.abs(p[:, value] / whole[:steps, value]).max()) for p in parts),
-                "policy_loss": max(float(np.abs(p[:, policy]).max()) for p in parts),
-            }
-    return found
+    losses = {layout: np.array(each["losses"]) for layout, each in curves.items()}
+    whole, *_ = losses.values()
+    columns = {
+        "value_loss": whole[:, METRICS.index("value_loss")],
+        "policy_loss": np.ones(len(whole)),
+    }
+    return {
+        layout: {
+            name: [
+                float(np.abs((each - whole)[:steps, METRICS.index(name)] / scale[:steps]).max())
+                for steps in COMPARED_STEPS
+                if steps <= len(whole)
+            ]
+            for name, scale in columns.items()
+        }
+        for layout, each in losses.items()
+        if each is not whole
+    }
 
 
 def standing_still() -> float:
@@ -164,7 +177,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     size = report["settings"]["num_envs"] * report["settings"]["rollout_length"]
-    styles = dict(zip(LAYOUTS, ("-", "--", ":"), strict=True))
+    styles = dict(zip(LAYOUTS, ("-", "--", ":", "-."), strict=True))
     for number, run in enumerate(report["seeds"]):
         for layout, found in run["layouts"].items():
             style = {"linestyle": styles[layout], "color": f"C{number}"}
@@ -224,7 +237,7 @@ def main() -> None:
     most_steps = given.updates * settings.num_envs * settings.rollout_length
     per_update = settings.num_epochs * settings.num_minibatches
     report: dict[str, Any] = {
-        "origin": origin(), "task": TASK, "settings": asdict(settings), "metrics": METRICS,
+        "origin": origin(), "task": TASK, "settings": asdict(settings), "metrics": METRICS, "compared_steps": COMPARED_STEPS,
         "standing_still": standing_still(), "ppo": ppo_curves(PPO, most_steps), "seeds": [],
     }  # fmt: skip
     for seed in given.seeds:
@@ -247,7 +260,8 @@ def main() -> None:
             if given.out:  # after each, so that a later one that fails costs nothing
                 given.out.write_text(json.dumps(report) + "\n")
                 draw(report, given.out.with_suffix(".png"))
-        print(f"seed {seed}: largest difference of losses {run['largest_difference']}", flush=True)
+        for layout, found in run["largest_difference"].items():
+            print(f"seed {seed}: largest difference of losses of {layout}: {found}", flush=True)
     print(f"standing still: {report['standing_still']:.1f}")
 
 
