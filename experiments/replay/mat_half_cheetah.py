@@ -5,7 +5,7 @@
     python -m experiments.replay.mat_half_cheetah --updates 80 --layouts 1x1 2x2 --out mat.json
 
 Each leg is an agent with three joints. Both get the robot's reward. A layout is trainers x shards: 1x1 is the unsharded run;
-the trainers of 2x2 are GMIs with a shard each. "nudged" is 1x1 from an initial weight that differs in its last bit: how fast
+the trainers of 2x2 are GMIs with a shard each. "nudged" is 1x1 from initial weights that differ in their last bits: how fast
 training itself amplifies rounding. Prints the mean return of greedy episodes and of the episodes that end during training
 (with exploration), and how far the losses differ from the first layout's, over the first 1, 40, 80, ... gradient steps (40
 are an update). --out writes all that to a JSON file, and a plot beside it, in which grey lines are PPO's: recorded by
@@ -58,12 +58,12 @@ def curve(
     local_shards: int = 1,
     nudged: bool = False,
 ) -> Curve:
-    """Train, and evaluate. Collective. ``nudged``: begin with the least change that float32 has, of one weight."""
+    """Train, and evaluate. Collective. ``nudged``: begin with every weight changed in its last bit."""
     make_env = make_env_factory(TASK)
     trainer = TeamTrainer(make_env, HALF_CHEETAH, settings, communicator, local_shards=local_shards)
     if nudged:
-        weight = trainer.optimiser.flat.parameters.data[:1]
-        weight.copy_(weight.nextafter(torch.ones(1)))
+        weights = trainer.optimiser.flat.parameters.data
+        weights.copy_(weights.nextafter(torch.ones(1)))
     found: Curve = {"losses": [], "training": [], "greedy": [], "training_s": 0.0, "cpu_s": 0.0}
     for number in range(1, updates + 1):
         began, began_cpu = time.perf_counter(), time.process_time()

@@ -129,7 +129,7 @@ def test_shards_and_trainers_have_the_gradient_of_one(layout):
     losses, expected = gradient(SoloCommunicator(), 1)
     assert float(expected.norm()) > 0.01
     for own_losses, own in on_layout(layout, gradient):
-        np.testing.assert_allclose(own_losses, losses, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(own_losses, losses, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -144,8 +144,8 @@ def test_shards_and_trainers_learn_as_one(layout):
     losses, weights = learned(SoloCommunicator(), 1)
     assert np.shape(losses) == (3 * 2 * 3, 4)
     for own_losses, own_weights in on_layout(layout, learned):
-        np.testing.assert_allclose(own_losses, losses, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(own_weights, weights, rtol=1e-2, atol=1e-4)
+        np.testing.assert_allclose(own_losses, losses, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(own_weights, weights, rtol=1e-3, atol=1e-5)
 
 
 def test_a_team_learns_to_push_the_point_inwards():
