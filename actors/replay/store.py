@@ -521,6 +521,20 @@ class ReplayStore(ClosesOnExit):
         """Call kernel.c's ``replay_gather``. Threads of one process may do so at the same time."""
         return self._call(self._library.replay_gather, begin, end, *arguments)
 
+    def examine(self, keys: Keys, steps: Integers) -> NDArray[np.uint8]:
+        """STALE, VALID or OUTSIDE of ``kernel`` for each row and timestep, (n,): a gather that copies nothing.
+
+        Raises:
+            ReplayError: another number of steps than rows, or a row of another shard.
+        """
+        indices, generations = checked(keys)
+        steps, valid = np.ascontiguousarray(steps, np.int64), np.empty(len(indices), np.uint8)
+        if len(steps) != len(indices):
+            raise ReplayError(f"{len(steps)} steps were given for {len(indices)} rows")
+        arguments = map(address, (indices, generations, steps))
+        self.gather(0, len(indices), *arguments, 0, None, address(valid), None)
+        return valid
+
     def prefetch(self, keys: Keys) -> int:
         """Start reading the spilled rows of these, so that a later gather does not wait. Returns how many are spilled."""
         indices, _ = checked(keys)
@@ -567,6 +581,24 @@ class ReplayStore(ClosesOnExit):
         """
         arguments = (ctypes.addressof(frozen.header), address(frozen.rows), address(frozen.queue))
         self._call(self._library.replay_thaw, *arguments)
+
+    # ---- for devices that read this process's memory
+
+    @property
+    def slot_bytes(self) -> NDArray[np.uint8]:
+        """The memory of the rows' blocks: (slots, bytes of a row). Without spilling a row's slot is its index."""
+        return np.frombuffer(self._data, np.uint8, self.slots * self.schema.row_bytes).reshape(
+            self.slots, self.schema.row_bytes
+        )
+
+    @property
+    def status_words(self) -> NDArray[np.uint64]:
+        """The memory of the status table: (capacity, 8). The first word is the tag: generation << 2 | state."""
+        return self._rows.view(np.uint64).reshape(self.capacity, -1)
+
+    def lengths_of(self, slots: Integers) -> Integers:
+        """Timesteps of the rows at these local indices, as they are now."""
+        return self._rows["length"][slots].astype(np.int64)
 
     def close(self) -> None:
         """Close the files. Views of rows stay valid. Other processes are not affected. Safe to call twice."""

@@ -193,12 +193,7 @@ class Gatherer:
             ReplayError: another number of rows, a row of another shard, or a timestep that its trajectory does not have.
         """
         valid = self.copy(*selection.keys, selection.steps)
-        if (valid == kernel.OUTSIDE).any():
-            at = int(np.argmax(valid == kernel.OUTSIDE))
-            raise ReplayError(
-                f"row {int(selection.keys.indices[at])} has no timestep {int(selection.steps[at])}: its trajectory is "
-                "shorter"
-            )
+        refuse_outside(valid, selection)
         return Gathered(self.values, self.masks, valid.view(bool))  # STALE is 0, VALID is 1
 
     def copy(self, indices: Any, generations: Any, steps: Any) -> NDArray[np.uint8]:
@@ -288,6 +283,19 @@ class Gatherer:
         valid[at] = kernel.STALE
         for key in self.masks:
             _array(self.values[key])[at], self.masks[key][at] = 0, False
+
+
+def refuse_outside(valid: NDArray[np.uint8], selection: Selection) -> None:
+    """Raise if a row is OUTSIDE.
+
+    Raises:
+        ReplayError: names the first one.
+    """
+    if (valid == kernel.OUTSIDE).any():
+        at = int(np.argmax(valid == kernel.OUTSIDE))
+        raise ReplayError(
+            f"row {int(selection.keys.indices[at])} has no timestep {int(selection.steps[at])}: its trajectory is shorter"
+        )
 
 
 def gather(

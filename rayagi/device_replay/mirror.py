@@ -1,0 +1,208 @@
+"""Batches out of device memory, which has a copy of every row that was selected once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.replay import Column, Keys, ReplayStore, Selection, Subscription
+from actors.replay.subscriptions import ReadableShards
+from rayagi.device_replay.buffers import (
+    DeviceBatch,
+    Field,
+    Staging,
+    UnavailableError,
+    as_batch,
+    batch_fields,
+    unit_bytes,
+)
+from rayagi.device_replay.copying import CopyGatherer
+from rayagi.device_replay.located import Located, locate, refuse_unreadable
+
+_MOST_OF_FREE = 0.25
+"""Of the device's free memory: the rest is for networks, and for others that share it."""
+_NOTHING = np.iinfo(np.uint64).max
+"""Generation of a row that is not in the mirror."""
+
+
+class _Mirrored(NamedTuple):
+    """A column on the device: units of its blocks, (capacity, units of a block)."""
+
+    column: Column
+    blocks: Tensor
+
+
+class MirrorGatherer:
+    """Rows cross once per generation, when they are first selected. [unverified on GPU]"""
+
+    def __init__(
+        self,
+        store: ReplayStore | ReadableShards,
+        subscriptions: Sequence[Subscription],
+        n: int,
+        device: torch.device,
+    ) -> None:
+        """Allocate the columns that are subscribed to.
+
+        Args:
+            store: one shard, in memory
+            subscriptions, n: as of ``Gatherer``
+            device: of the batches
+
+        Raises:
+            UnavailableError: they need too much of the device's memory.
+            ReplayError: an unknown column.
+        """
+        self._store, self._subscriptions, self._n = refuse_unreadable(store), tuple(subscriptions), n
+        schema = store.schema
+        names = dict.fromkeys(wanted.column for wanted in subscriptions)
+        columns = [schema.columns[schema.position(name)] for name in names]
+        needed = self._store.capacity * sum(map(schema.block_bytes, columns))
+        if device.type == "cuda" and needed > (most := _MOST_OF_FREE * torch.cuda.mem_get_info(device)[0]):
+            raise UnavailableError(
+                f"its columns need {needed / 2**20:,.0f} MiB, and a quarter of the device's free memory is "
+                f"{most / 2**20:,.0f} MiB"
+            )
+        self._device = device
+        self._mirrored = {column.name: self._allocate(column) for column in columns}
+        self._generations = np.full(self._store.capacity, _NOTHING, np.uint64)
+        self._lengths = np.zeros(self._store.capacity, np.int64)
+        """Of the rows that the mirror has."""
+        self._whole = [
+            Subscription(column=column.name, length=schema.max_length + column.extra) for column in columns
+        ]
+        self._copiers: dict[int, tuple[CopyGatherer, Staging]] = {}
+        """By number of rows: what crosses, and the rows' places."""
+        self._outputs = [
+            torch.empty(field.shape, dtype=field.dtype, device=device)
+            for field in batch_fields(schema, subscriptions, n)
+        ]
+        self._batch = as_batch(self._outputs, subscriptions)
+        # Of each subscription: which timesteps of the columns make its windows, and which of them exist; then ``current``.
+        lengths = [wanted.length or 1 for wanted in subscriptions]
+        self._staging = Staging(
+            [
+                *(Field(torch.int64, (n * length,)) for length in lengths),
+                *(Field(torch.bool, (n * length, 1)) for length in lengths),
+                Field(torch.bool, (n,)),
+            ],
+            device,
+        )
+
+    def _allocate(self, column: Column) -> _Mirrored:
+        unit = unit_bytes(column.step_bytes)
+        units = self._store.schema.block_bytes(column) // unit
+        shape = (self._store.capacity, units)
+        return _Mirrored(column, torch.zeros(shape, dtype=_UNITS[unit], device=self._device))
+
+    def __call__(self, selection: Selection) -> DeviceBatch:
+        """The windows of these n rows.
+
+        Raises:
+            ReplayError: another number of rows, a row of another shard, or a timestep that its trajectory does not have.
+        """
+        found = locate(self._store, selection, self._n)
+        self._fetch(found)
+        current = found.valid & (self._generations[found.slots] == found.generations)
+        # 1. Timesteps of the windows, on the host: whole numbers, as many as the batch has steps.
+        self._staging.wait()
+        host, count = self._staging.host, len(self._subscriptions)
+        lengths = np.where(current, self._lengths[found.slots], 0)
+        for wanted, steps, inside in zip(
+            self._subscriptions, host[:count], host[count : 2 * count], strict=True
+        ):
+            column = self._mirrored[wanted.column].column
+            block = self._store.schema.max_length + column.extra
+            places, exist = _windows(found.steps, lengths, column.extra, wanted)
+            steps.numpy()[:] = np.where(exist, found.slots[:, None] * block + places, 0).ravel()
+            inside.numpy()[:, 0] = exist.ravel()
+        host[-1].numpy()[:] = current
+        self._staging.upload()
+        # 2. The windows themselves.
+        there = self._staging.there
+        for wanted, steps, inside, mask in zip(
+            self._subscriptions,
+            there[:count],
+            there[count : 2 * count],
+            self._batch.masks.values(),
+            strict=True,
+        ):
+            column, blocks = self._mirrored[wanted.column]
+            unit = unit_bytes(column.step_bytes)
+            units = self._batch.values[wanted.key].view(-1).view(_UNITS[unit])
+            units = units.view(len(steps), column.step_bytes // unit)
+            torch.index_select(blocks.view(-1, units.shape[1]), 0, steps, out=units)
+            units.masked_fill_(~inside, 0)
+            mask.copy_(inside.view(mask.shape))
+        self._batch.current.copy_(there[-1])
+        return self._batch
+
+    def _fetch(self, found: Located) -> None:
+        """Bring the rows that the mirror does not have, or has in another generation."""
+        missing = found.valid & (self._generations[found.slots] != found.generations)
+        slots, at = np.unique(found.slots[missing], return_index=True)
+        if not len(slots):
+            return
+        generations = found.generations[missing][at]
+        count = len(slots)
+        rows = min(self._n, 1 << (count - 1).bit_length())  # few sizes, and at most twice what is missing
+        copier, places = self._copier(rows)
+        # Where fewer are missing, the first ones are copied again, and left out on the device.
+        keys = Keys(np.resize(slots + self._store.base, rows), np.resize(generations, rows))
+        ones = np.ones(rows)
+        staged = copier.stage(Selection(keys, np.zeros(rows, np.int64), ones, ones.astype(np.float32)))
+        batch = copier.upload()
+        places.wait()
+        places.host[0].numpy()[:count] = slots
+        places.upload()
+        for wanted in self._whole:
+            blocks = self._mirrored[wanted.column].blocks
+            units = batch.values[wanted.key].view(-1).view(blocks.dtype).view(rows, -1)
+            blocks.index_copy_(0, places.there[0][:count], units[:count])
+        self._generations[slots] = np.where(staged.current[:count], generations, _NOTHING)
+        first = self._whole[0]
+        extra = self._mirrored[first.column].column.extra
+        self._lengths[slots] = staged.masks[first.key][:count].sum(1) - extra
+
+    def _copier(self, rows: int) -> tuple[CopyGatherer, Staging]:
+        if rows not in self._copiers:
+            self._copiers[rows] = (
+                CopyGatherer(self._store, self._whole, rows, self._device),
+                Staging([Field(torch.int64, (rows,))], self._device),
+            )
+        return self._copiers[rows]
+
+    def close(self) -> None:
+        """Nothing is to be released."""
+
+
+_UNITS = {1: torch.uint8, 4: torch.int32}
+"""Types that are copied, by their bytes."""
+
+
+def _windows(
+    steps: NDArray[np.int64], lengths: NDArray[np.int64], extra: int, wanted: Subscription
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Timestep of the block at each step of the windows, and whether it exists, (n, length) each.
+
+    Args:
+        steps: that were selected, (n,)
+        lengths: of the trajectories; 0: nothing of them exists   (n,)
+        extra: timesteps of the column beyond the trajectory's length
+        wanted: the windows
+    """
+    length = wanted.length or 1
+    # 1. The steps max(0, t + offset) to min(t + offset + length, trajectory length) exist.
+    start = steps + wanted.offset
+    begin = np.maximum(start, 0)
+    size = np.maximum(np.minimum(start + length, np.where(lengths > 0, lengths + extra, 0)) - begin, 0)
+    # 2. Where the first of them goes: to its place in the window, to the end (padding at the head), or to the begin.
+    at = {"in_place": begin - start, "head": length - size, "tail": np.zeros_like(size)}[wanted.padding]
+    at = np.where(size > 0, at, 0)[:, None]
+    k = np.arange(length)
+    return begin[:, None] + k - at, (k >= at) & (k < at + size[:, None])
