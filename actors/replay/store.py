@@ -596,6 +596,11 @@ class ReplayStore(ClosesOnExit):
         """The memory of the status table: (capacity, 8). The first word is the tag: generation << 2 | state."""
         return self._rows.view(np.uint64).reshape(self.capacity, -1)
 
+    @property
+    def replaced(self) -> int:
+        """Times that a checkpoint has replaced all rows. Generations of before may then be those of other rows."""
+        return int(self._header.thawed)
+
     def lengths_of(self, slots: Integers) -> Integers:
         """Timesteps of the rows at these local indices, as they are now."""
         return self._rows["length"][slots].astype(np.int64)

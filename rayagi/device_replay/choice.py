@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from actors.replay import Keys, ReplayStore, Selection, Subscription, kernel
+from actors.replay import Keys, ReplayError, ReplayStore, Selection, Subscription, kernel
 from actors.replay.subscriptions import ReadableShards
 from rayagi.device_replay.buffers import DeviceBatch, UnavailableError
 from rayagi.device_replay.copying import CopyGatherer
@@ -42,7 +42,12 @@ def _zero_copy(
         from rayagi.device_replay.zero_copy import ZeroCopyGatherer
     except ImportError as error:
         raise UnavailableError(f"Warp is not installed ({error}): pip install 'rayagi[gpu]'") from error
-    return ZeroCopyGatherer(store, subscriptions, n, device)
+    try:
+        return ZeroCopyGatherer(store, subscriptions, n, device)
+    except ReplayError:
+        raise
+    except Exception as error:  # Warp has no exception type of its own
+        raise UnavailableError(f"Warp cannot compile or load its kernels: {error}") from error
 
 
 Way = Callable[[ReplayStore | ReadableShards, Sequence[Subscription], int, torch.device], BatchGatherer]

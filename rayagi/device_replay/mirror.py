@@ -69,8 +69,14 @@ class MirrorGatherer:
                 f"{most / 2**20:,.0f} MiB"
             )
         self._device = device
-        self._mirrored = {column.name: self._allocate(column) for column in columns}
+        try:
+            self._mirrored = {column.name: self._allocate(column) for column in columns}
+        except torch.OutOfMemoryError as error:  # of a slice that may have less than the device has free
+            raise UnavailableError(
+                f"its columns need {needed / 2**20:,.0f} MiB of the device: {error}"
+            ) from error
         self._generations = np.full(self._store.capacity, _NOTHING, np.uint64)
+        self._replaced = self._store.replaced
         self._lengths = np.zeros(self._store.capacity, np.int64)
         """Of the rows that the mirror has."""
         self._whole = [
@@ -106,6 +112,9 @@ class MirrorGatherer:
         Raises:
             ReplayError: another number of rows, a row of another shard, or a timestep that its trajectory does not have.
         """
+        if self._replaced != (replaced := self._store.replaced):
+            self._replaced = replaced
+            self._generations.fill(_NOTHING)
         found = locate(self._store, selection, self._n)
         self._fetch(found)
         current = found.valid & (self._generations[found.slots] == found.generations)

@@ -16,6 +16,7 @@ from actors.replay import (
     Column,
     Gatherer,
     Keys,
+    ReplayCheckpointer,
     ReplayError,
     ReplaySchema,
     ReplayStore,
@@ -208,6 +209,38 @@ def test_a_row_crosses_once_into_the_mirror(monkeypatch):
     for rows in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [0, 0, 0, 0, 6, 6], [6, 7, 7, 7, 1, 2]):
         batch_of(rows)
     assert copied == [6, 1, 1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_restored_store_is_read_anew(way, tmp_path):
+    store = ReplayStore.create(SCHEMA, 2)
+    store.insert(content([1, 2]))
+    ReplayCheckpointer(store).save(tmp_path, {})
+    gatherer = WAYS[way](store, WANTED, 2, CPU)
+    chosen = selection_of(store.insert(content([3, 4])), [0, 0])
+    assert gatherer(chosen).values["obs"][:, 0, 0].tolist() == [300, 400]
+    ReplayCheckpointer(store).restore(tmp_path)
+    again = store.insert(content([5, 6]))
+    assert again.generations.tolist() == chosen.keys.generations.tolist()  # of other rows
+    assert gatherer(chosen).values["obs"][:, 0, 0].tolist() == [500, 600]
+
+
+def test_a_device_that_has_too_little_memory_is_a_reason(monkeypatch):
+    def refuse(self, column):
+        raise torch.OutOfMemoryError("tried to allocate")
+
+    monkeypatch.setattr(mirror.MirrorGatherer, "_allocate", refuse)
+    with pytest.raises(UnavailableError, match=r"need 0 MiB of the device: tried to allocate"):
+        WAYS["mirror"](ReplayStore.create(SCHEMA, 2), WANTED, 2, CPU)
+
+
+def test_kernels_that_cannot_be_compiled_are_a_reason(monkeypatch):
+    def refuse(*arguments, **options):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("rayagi.device_replay.zero_copy.wp.launch", refuse)
+    with pytest.raises(UnavailableError, match="Warp cannot compile or load its kernels: no compiler"):
+        WAYS["zero-copy"](ReplayStore.create(SCHEMA, 2), WANTED, 2, CPU)
 
 
 @pytest.mark.parametrize("way", WAYS)
