@@ -161,12 +161,9 @@ def _found(drawn: Drawn, steps: Integers, probabilities: Floats) -> _Found:
     return _Found(drawn.indices, drawn.generations, steps, probabilities, drawn.lengths, drawn.accepted)
 
 
-@lru_cache(maxsize=64)
 def _zeros(n: int) -> Integers:
-    """Steps of n whole trajectories; read-only."""
-    zeros = np.zeros(n, np.int64)
-    zeros.flags.writeable = False
-    return zeros
+    """Steps of n whole trajectories."""
+    return np.zeros(n, np.int64)
 
 
 @lru_cache(maxsize=64)
