@@ -1136,7 +1136,9 @@ static int draw_rows(const Store *s, const Tree *t, int64_t n, const Drawn *d) {
     double *u = d->rest;
     const double total = *d->total = total_of(t);
     if (!(total > 0.0 && total < INFINITY)) return 0;
-    for (int64_t i = 0; i < n; i++) u[i] *= total;
+    /* Below the total: of a subnormal one the product is rounded up to it. */
+    const double most = nextafter(total, 0.0);
+    for (int64_t i = 0; i < n; i++) u[i] = u[i] * total < most ? u[i] * total : most;
     if (t->kind == ROWS && s->base == 0 && s->header->count == s->header->high)
         /* Every index is committed: the tree would return the target's whole part. */
         for (int64_t i = 0; i < n; i++) d->indices[i] = within(t, 0, (int64_t)u[i]), u[i] -= (double)d->indices[i];

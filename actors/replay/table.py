@@ -22,7 +22,7 @@ from actors.replay.errors import ReplayError
 from actors.replay.kernel import TreeStruct, address
 from actors.replay.rows import Drawn, Keys, TreeSpec, checked
 from actors.replay.store import ReplayStore
-from actors.replay.tree import Edges, Floats, Integers, descend, merge, total
+from actors.replay.tree import Edges, Floats, Integers, descend, merge, targets_of, total
 
 Exchange = Callable[[Any], list[Any]]
 """Given this rank's value, returns the values of all shards in order: an all-gather."""
@@ -111,7 +111,8 @@ class ShardedTable(ABC):
         # 1. The tree of all shards, down to the nodes that lie in one shard.
         groups, everything = self._groups(tree)
         drawable(everything)
-        level, number, rest = descend(groups, max(height for height, _ in groups), u * everything)
+        targets = targets_of(u, everything)
+        level, number, rest = descend(groups, max(height for height, _ in groups), targets)
         # 2. Each shard finishes the draws that end in it.
         parts = self._by_owner(number << 3 * level)
         answers = self.ask(
@@ -273,8 +274,9 @@ class GatheredTable:
         rows, leaves = self._status(tree)
         struct, sums = _tree_of(leaves)
         found, _ = Drawn.of(n)
-        found.total[:] = drawable(float(sums[-kernel.FANOUT]))  # the root
-        found.rest[:] = Numbers(seed, draw, round_).uniforms(stream, 0, n) * found.total
+        everything = drawable(float(sums[-kernel.FANOUT]))  # the root
+        found.total[:] = everything
+        found.rest[:] = targets_of(Numbers(seed, draw, round_).uniforms(stream, 0, n), everything)
         kernel.library().replay_tree_draw(
             ctypes.addressof(struct), n, address(found.rest), address(found.indices)
         )

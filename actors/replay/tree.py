@@ -57,6 +57,11 @@ def total(children: Floats) -> float:
     return float(np.cumsum(children)[-1])
 
 
+def targets_of(u: Floats, everything: float) -> Floats:
+    """Uniform numbers times the sum of all leaves, below it: of a subnormal one the product is rounded up to it."""
+    return np.minimum(u * everything, np.nextafter(everything, 0.0))
+
+
 def descend(groups: Groups, top: int, targets: Floats) -> tuple[Integers, Integers, Floats]:
     """Go down from node 0 of level ``top`` to the node that holds each target, until a node is not in ``groups``.
 

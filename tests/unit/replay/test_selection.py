@@ -221,6 +221,17 @@ def test_a_row_is_selected_at_most_as_often_as_allowed(selector, num_shards):
         select(shards, selector, 1, seed=1, draw=9)
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("choose", [select, select_centralised])
+def test_a_row_of_weight_0_is_not_selected_beside_the_smallest_weight(num_shards, choose):
+    """u * 5e-324 is 0 or, rounded up, the whole sum, which lies in no row."""
+    priorities = np.zeros(8)
+    priorities[2] = 5e-324
+    selector = Prioritized(1.0)
+    shards = shards_of(8, num_shards, (selector,), priorities=priorities)
+    assert choose(shards, selector, 64, seed=0, draw=0).keys.indices.tolist() == 64 * [2]
+
+
 def test_mixtures_keep_their_shares():
     assert mixture_counts([0.5, 0.5], 256, 3) == [128, 128]
     for shares in ([0.03, 0.97], [1, 1, 1], [0.2, 0.5, 0.0, 0.3]):
