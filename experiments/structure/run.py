@@ -42,6 +42,37 @@ def lines_per_package() -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
+def lines_by_kind() -> dict[str, int]:
+    """Lines of Python and C that are code, imports, documentation (docstrings and comments of their own line), or blank."""
+    found: Counter[str] = Counter()
+    for path in sources(".py", ".c", ".h"):
+        text = path.read_text()
+        documented = docstring_lines(ast.parse(text)) if path.suffix == ".py" else set()
+        mark = re.compile(r"\s*#" if path.suffix == ".py" else r"\s*(//|/?\*)")
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                found["blank"] += 1
+            elif number in documented or mark.match(line):
+                found["documentation"] += 1
+            elif path.suffix == ".py" and re.match(r"\s*(from|import)\s", line):
+                found["imports"] += 1
+            else:
+                found["code"] += 1
+    return dict(found.most_common())
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """Numbers of the lines of strings that stand alone: of modules, classes and functions, and below fields."""
+    return {
+        number
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
 def classes_of_several_meanings() -> list[str]:
     """Public class names that are defined in more than one module."""
     where: dict[str, set[str]] = defaultdict(set)
@@ -151,6 +182,7 @@ def main() -> None:
             "depth": path.depth,
         },
         "lines": {**lines, "all": sum(lines.values())},
+        "lines_by_kind": lines_by_kind(),
         "classes_of_several_meanings": classes_of_several_meanings(),
         "commented_share": round(commented_share(), 4),
         "private_words": {**words, "all": sum(words.values())},
