@@ -9,7 +9,7 @@ TIME   ?= 5m
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup train test check docs test-all test-slow test-gpu clean
+.PHONY: setup train test check check-types check-docs check-style check-imports docs test-all test-slow test-gpu clean
 
 setup: $(READY)
 
@@ -24,23 +24,33 @@ $(READY): pyproject.toml constraints.txt
 train: setup
 	$(BIN)/rayagi train $(TASK) --time $(TIME) --evaluate-every 40
 
+# Two at a time: each of them works on one core.
 check: setup
+	@$(MAKE) --no-print-directory -j 2 --output-sync check-types check-docs check-style check-imports
+
+check-types:
+	$(BIN)/mypy
+
+check-docs:
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+check-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+check-imports:
 	$(BIN)/lint-imports
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # With `apt-get install qemu-user gcc-aarch64-linux-gnu`, the C that orders shared memory is tested for aarch64, too.
-# Tests that start Ray mostly wait for its processes: two files of them at a time, by themselves. A head with a dashboard and
-# its jobs are work for all cores.
+# Tests that start Ray mostly wait for its processes: two files of them at a time (tests/cluster/conftest.py), by themselves.
+# A head with a dashboard and its jobs are work for all cores.
 test: check
-	$(BIN)/python -m pytest -n 2 -m "not cluster and not slow and not gpu"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" --ignore tests/cluster
 	$(BIN)/python -m pytest tests/cluster/test_job_submit.py
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not slow and not gpu" --ignore tests/cluster/test_job_submit.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" tests/cluster --ignore tests/cluster/test_job_submit.py
 
 test-all: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,gpu,envpool,jax,minari]'

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,10 +57,18 @@ def wait_until(question):
     return answer
 
 
+def children_of(pid, tell):
+    """What ``tell`` says of the folder in /proc of each child of a process, by process id; those that end are left out."""
+    found = {}
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        with suppress(OSError):
+            found[child] = tell(Path(f"/proc/{child}"))
+    return found
+
+
 def workers_of(raylet):
     """Ray's worker processes that a raylet has started: names by process id."""
-    children = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
-    names = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().decode().strip("\0") for pid in children}
+    names = children_of(raylet, lambda process: (process / "cmdline").read_bytes().decode().strip("\0"))
     return {pid: name for pid, name in names.items() if name.startswith("ray::") and "Agent" not in name}
 
 
@@ -102,10 +111,7 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
     process = rayagi(tmp_path, "local", "train", "InvertedPendulum-v5", *SMALL, *options)
     checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
     wait_until(lambda: checkpoints.names() or process.poll() is not None)
-    children = {
-        int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    }
-    programs = {pid: os.path.basename(os.readlink(f"/proc/{pid}/exe")) for pid in children}
+    programs = children_of(process.pid, lambda child: os.path.basename(os.readlink(child / "exe")))
     (pid,) = (pid for pid, program in programs.items() if program == killed)
     (raylet,) = (pid for pid, program in programs.items() if program == "raylet")
     workers = workers_of(raylet)
@@ -123,4 +129,4 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
     ]
     record = open_run(tmp_path / "runs/a").record
     assert (record.status, first) == ("failed", f"rayagi: {record.reason}")
-    wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *children)))
+    wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))

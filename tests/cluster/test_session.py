@@ -114,23 +114,86 @@ def comes_true(question, limit_s=20.0):
     return True
 
 
-@pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
-def test_iterations_run_on_all_gmis_and_merge(cluster, transport):
-    plans = []
-    with Session(spec(transport=transport), factory=SumProgram(), on_plan=plans.append) as session:
-        results = session.train(2)
-        # What each measured, before it was merged.
-        assert [[own.metrics["iteration_s"] for own in each] for each in session.collected] == [
-            [0.0] * 2,
-            [1.0] * 2,
-        ]
-        assert len(plans) == 1
-        assert session.plan.num_gmis == 2
+def trains_two_iterations(session):
+    results = session.train(2)
+    # What each measured, before it was merged.
+    assert [[own.metrics["iteration_s"] for own in each] for each in session.collected] == [
+        [0.0] * 2,
+        [1.0] * 2,
+    ]
+    assert session.plan.num_gmis == 2
     assert [result.iteration for result in results] == [1, 2]
     assert [result.metrics["env_steps"] for result in results] == [20.0, 20.0]
     assert results[1].metrics["iteration_s"] == 1.0  # the slowest GMI's
     assert results[1].episode_returns == [6.0, 6.0]  # 1 + 2, twice, on both
     assert results[1].episode_lengths == [0, 1]
+
+
+class TestTwoGmis:
+    """One session for all: to start its processes takes longer than what they are asked here."""
+
+    @pytest.fixture(scope="class")
+    def plans(self):
+        return []
+
+    @pytest.fixture(scope="class")
+    def opened(self, cluster, plans):
+        assert comes_true(lambda: free_cpus() == 2.0)  # who is not alone on the node is not pinned
+        with Session(spec(), factory=SumProgram(), on_plan=plans.append) as session:
+            yield session
+
+    @pytest.fixture
+    def session(self, opened):
+        opened.rebuild(SumProgram())
+        return opened
+
+    def test_iterations_run_on_all_gmis_and_merge(self, session, plans):
+        trains_two_iterations(session)
+        assert plans == [session.plan]
+
+    def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(self, session):
+        first, second = session.workers
+        assert first.pid != second.pid
+        assert (first.num_threads, second.num_threads) == (1, 1)
+        assert first.node_id == ray.get_runtime_context().get_node_id()
+        (node,) = session.plan.machine.nodes
+        if not node.pinnable:
+            pytest.skip("a quota, not a set of cores, limits this machine: GMIs are not pinned")
+        assert [worker.cores for worker in session.workers] == [s.cores for s in session.plan.slices]
+        assert first.cores
+        assert second.cores
+        assert not set(first.cores) & set(second.cores)
+
+    def test_ray_lists_gmis_by_slice_roles_and_task(self, cluster, session):
+        actors = ray_state.list_actors(
+            address=cluster.address_info["gcs_address"], filters=[("state", "=", "ALIVE")], detail=True
+        )
+        names = sorted(actor.repr_name for actor in actors if actor.class_name == "GmiActor")
+        assert [name.split(" cpu[")[0] for name in names] == ["GMI 0/2", "GMI 1/2"]
+        assert all(name.endswith("simulator+agent+trainer Ant-v5") for name in names)
+
+    def test_requests_can_be_kept_in_flight(self, session):
+        session.submit(1)
+        session.submit(2)
+        assert session.num_pending == 2
+        with pytest.raises(RuntimeError, match="2 submitted requests"):
+            session.train(1)
+        assert [result.iteration for result in session.collect()] == [1]
+        assert [result.iteration for result in session.collect()] == [2, 3]
+        with pytest.raises(RuntimeError, match="nothing was submitted"):
+            session.collect()
+
+    def test_evaluation_episodes_are_spread_over_gmis_with_distinct_seeds(self, session):
+        result = session.evaluate(3, seed=100)
+        assert result.episode_returns == [100.0, 101.0, 102.0]
+        assert result.episode_lengths == [0, 0, 1]
+        assert session.evaluate(1).episode_lengths == [0]
+
+
+@pytest.mark.slow
+def test_iterations_run_on_all_gmis_and_merge_over_gloo(cluster):
+    with Session(spec(transport="gloo"), factory=SumProgram()) as session:
+        trains_two_iterations(session)
 
 
 def test_another_program_takes_the_place_of_the_first_in_the_same_processes(cluster):
@@ -160,22 +223,6 @@ def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
     assert comes_true(lambda: free_cpus() == 2.0)
 
 
-def test_gmis_land_on_disjoint_cores_in_processes_of_their_own(cluster):
-    assert comes_true(lambda: free_cpus() == 2.0)  # who is not alone on the node is not pinned
-    with Session(spec(), factory=SumProgram()) as session:
-        first, second = session.workers
-        assert first.pid != second.pid
-        assert (first.num_threads, second.num_threads) == (1, 1)
-        assert first.node_id == ray.get_runtime_context().get_node_id()
-        (node,) = session.plan.machine.nodes
-        if not node.pinnable:
-            pytest.skip("a quota, not a set of cores, limits this machine: GMIs are not pinned")
-        assert [worker.cores for worker in session.workers] == [s.cores for s in session.plan.slices]
-        assert first.cores
-        assert second.cores
-        assert not set(first.cores) & set(second.cores)
-
-
 def test_beside_another_holder_of_cpus_no_gmi_is_pinned(cluster):
     holder = ray.remote(_Holder).options(num_cpus=1).remote()
     ray.get(holder.everything.remote(), timeout=60)
@@ -194,37 +241,6 @@ class _Holder:
 
     def everything(self):
         return ray.get_runtime_context().get_assigned_resources()
-
-
-def test_ray_lists_gmis_by_slice_roles_and_task(cluster):
-    with Session(spec(), factory=SumProgram()):
-        actors = ray_state.list_actors(
-            address=cluster.address_info["gcs_address"], filters=[("state", "=", "ALIVE")], detail=True
-        )
-        names = sorted(actor.repr_name for actor in actors if actor.class_name == "GmiActor")
-    assert [name.split(" cpu[")[0] for name in names] == ["GMI 0/2", "GMI 1/2"]
-    assert all(name.endswith("simulator+agent+trainer Ant-v5") for name in names)
-
-
-def test_requests_can_be_kept_in_flight(cluster):
-    with Session(spec(), factory=SumProgram()) as session:
-        session.submit(1)
-        session.submit(2)
-        assert session.num_pending == 2
-        with pytest.raises(RuntimeError, match="2 submitted requests"):
-            session.train(1)
-        assert [result.iteration for result in session.collect()] == [1]
-        assert [result.iteration for result in session.collect()] == [2, 3]
-        with pytest.raises(RuntimeError, match="nothing was submitted"):
-            session.collect()
-
-
-def test_evaluation_episodes_are_spread_over_gmis_with_distinct_seeds(cluster):
-    with Session(spec(), factory=SumProgram()) as session:
-        result = session.evaluate(3, seed=100)
-        assert result.episode_returns == [100.0, 101.0, 102.0]
-        assert result.episode_lengths == [0, 0, 1]
-        assert session.evaluate(1).episode_lengths == [0]
 
 
 def test_state_moves_to_a_new_session_and_to_another_number_of_gmis(cluster):

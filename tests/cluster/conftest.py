@@ -1,0 +1,36 @@
+"""How tests with Ray are shared by several workers (``-n 2 --dist loadfile``), and what Ray starts for them."""
+
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+EACH_ON_ITS_OWN = {
+    "test_cli.py",
+    "test_documented_pages.py",
+    "test_killed_raylet.py",
+    "test_learning.py",
+    "test_saved_runs.py",
+    "test_user_network.py",
+}
+"""Files whose tests share no Ray: any worker may run each of them. The tests of other files stay with one worker."""
+
+
+class FilesOrTests(LoadFileScheduling):
+    """Gives workers large files first and single tests last, so that they end at about the same time."""
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return nodeid if Path(file).name in EACH_ON_ITS_OWN else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return FilesOrTests(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_prestarted_workers():
+    """No process per CPU with the first driver: GMIs need processes of their own, with their slice's environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
+        yield
