@@ -24,6 +24,7 @@ class FilesOrTests(LoadFileScheduling):
         return nodeid if Path(file).name in EACH_ON_ITS_OWN else file
 
 
+@pytest.hookimpl(optionalhook=True)  # without xdist nobody asks
 def pytest_xdist_make_scheduler(config, log):
     return FilesOrTests(config, log) if config.getvalue("dist") == "loadfile" else None
 
