@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -315,17 +315,27 @@ class CollectTimes:
     act_s: float = 0.0
 
 
-def collect(simulator: StepSource, agent: Agent, rollout: Rollout, noise: Tensor) -> CollectTimes:
+Annotate = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Returns a function that does the same, as an operation of this name for a profiler."""
+
+
+def collect(
+    simulator: StepSource,
+    agent: Agent,
+    rollout: Rollout,
+    noise: Tensor,
+    annotate: Annotate = lambda _name, function: function,
+) -> CollectTimes:
     """Fill ``rollout`` with T steps of every environment; ``noise`` (T, N, output_dim) is on the policy's device."""
     times = CollectTimes()
     rollout.finals.clear()
     clock = time.perf_counter
-    act = agent.through(rollout, noise)
+    act, step_simulator = annotate("act", agent.through(rollout, noise)), annotate("simulate", simulator.step)
     for t, row in enumerate(rollout.steps()):
         started = clock()
         actions = act(t, simulator.obs)  # fills the agent's part of the row: obs, outputs, actions
         acted = clock()
-        step = simulator.step(actions)
+        step = step_simulator(actions)
         times.simulate_s += clock() - acted
         row.rewards.copy_(step.rewards)
         row.terminated.copy_(step.terminated)

@@ -21,6 +21,7 @@ from actors.stepping import RemoteSimulators
 from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy
+from rayagi.profiler import operation
 
 
 class Collection(Protocol):
@@ -66,7 +67,9 @@ class Stepwise:
             first_env_index=self._first_env_index,
             number=number,
         )
-        return collect(self.simulator, self.agent, self.rollout, noise)
+        return collect(
+            self.simulator, self.agent, self.rollout, noise, lambda name, function: operation(name)(function)
+        )
 
 
 class WholeRollouts:

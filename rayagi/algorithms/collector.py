@@ -17,6 +17,7 @@ from actors.stepping import RemoteSimulators
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
+from rayagi import profiler
 from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
 from rayagi.algorithms.program import memory_metrics
@@ -100,6 +101,7 @@ class CollectorProgram:
         )
         return LocalSimulator(env)
 
+    @profiler.iteration()
     def iterate(self) -> IterationResult:
         """Collect and send one rollout. If free-running, returns an empty result when no slot is free for POLL_TIMEOUT_S.
 
@@ -113,8 +115,9 @@ class CollectorProgram:
         timeout_s = POLL_TIMEOUT_S if self.dataflow.free_running else limit_s
         try:
             # 1. A free slot, and only then the parameters: read before, they could be older than the update that freed it.
-            rows = self._dispenser.open(timeout_s)
-            version = self._parameters.read(timeout_s)
+            with profiler.operation("wait"), profiler.activity(profiler.Category.WAIT, "slot, parameters"):
+                rows = self._dispenser.open(timeout_s)
+                version = self._parameters.read(timeout_s)
         except ChannelTimeoutError:
             if not self.dataflow.free_running:
                 raise
@@ -122,11 +125,13 @@ class CollectorProgram:
         begun = time.perf_counter()
         # 2. T steps, written in place into the slot, which no consumer reads before ``send`` commits it.
         rollout = self.collection.rollout = rollout_over(rows, self._own.obs, self._own.outputs)
-        times = self.collection.collect(self.rollouts)
+        with profiler.operation("collect"):
+            times = self.collection.collect(self.rollouts)
         check_finite(rollout, self.rollouts + 1)
         # 3. What learners cannot compute, log mu(a|s) and R_t; 4. commit the slot with the version that acted.
-        self._complete(rollout)
-        self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
+        with profiler.operation("send"):
+            self._complete(rollout)
+            self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
         ended = time.perf_counter()
         returns, lengths = self.simulator.take_finished()
         self.rollouts += 1

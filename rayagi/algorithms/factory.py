@@ -9,6 +9,7 @@ from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, Program
 from rayagi.config.spec import RunSpec
 from rayagi.envs import make_env_factory
+from rayagi.profiler import name_process
 
 _PROGRAMS: dict[tuple[str, ...], str] = {
     ("simulator", "agent", "trainer"): "program:DpOnlyProgram",
@@ -33,6 +34,8 @@ class TrainingFactory:
         """Build the program of this GMI's roles on its slice."""
         module, _, name = _PROGRAMS[context.identity.roles].partition(":")
         build = getattr(import_module(f"rayagi.algorithms.{module}"), name)
+        identity = context.identity
+        name_process(f"GMI {identity.index}: {', '.join(identity.roles)}")
         program: Program = build(self.spec, self.make_env, context)
         return program
 

@@ -18,6 +18,7 @@ from rayagi.algorithms import losses
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
 from rayagi.native.learning import CompiledOptimizerStep, OptimizerState, ThreadPool, library
+from rayagi.profiler import Category, activity, operation
 
 BETAS = (0.9, 0.999)
 
@@ -234,7 +235,8 @@ class GradientUpdater(Generic[SpecT]):
         """The mean over all trainers, in place."""
         if self.communicator.world_size > 1:
             started = time.perf_counter()
-            self.communicator.all_reduce(tensor, "mean")
+            with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
+                self.communicator.all_reduce(tensor, "mean")
             self.sync_s += time.perf_counter() - started
 
     def _adapt(self, kl: Tensor) -> None:

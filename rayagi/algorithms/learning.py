@@ -15,6 +15,7 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.roles import Trainer, check_finite
 from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
+from rayagi import profiler
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
 from rayagi.algorithms.learners import make_learner
 from rayagi.algorithms.publishing import ParameterPublisher
@@ -70,6 +71,7 @@ class LearnerProgram:
         batcher.announce(self.context.directory, EXPERIENCE_CHANNEL, self.number, node=self.context.node)
         return batcher
 
+    @profiler.iteration()
     def iterate(self) -> IterationResult:
         """One update. If free-running, returns an empty result when no experience arrives within POLL_TIMEOUT_S.
 
@@ -83,7 +85,8 @@ class LearnerProgram:
         if self._publisher.version < 0:
             self._publisher.publish(iteration)
         # 1. Wait for the rows of an update.
-        experience = self._next()
+        with profiler.operation("wait"), profiler.activity(profiler.Category.WAIT, "experience"):
+            experience = self._next()
         begun = time.perf_counter()
         waited = {"wait_s": begun - started, "stale_samples": self._stale_samples()}
         if experience is None:
@@ -92,8 +95,10 @@ class LearnerProgram:
         # slot is free, which bounds the policy lag by the number of slots.
         with experience:
             lags = iteration - experience.versions
-            metrics = self._learn(experience)
-            self._publisher.publish(self.trainer.iteration)
+            with profiler.operation("learn"):
+                metrics = self._learn(experience)
+            with profiler.operation("publish"):
+                self._publisher.publish(self.trainer.iteration)
         iteration_s = time.perf_counter() - started
         self.lags.update(lags.tolist())
         return IterationResult(

@@ -15,6 +15,7 @@ from collectives.statistics import Moments, all_merge
 from rayagi.algorithms.gradient_updater import SpecT
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.models.policy import NetworkPolicy
+from rayagi.profiler import Category, activity, operation
 
 
 class MergedLearner(ABC, Generic[SpecT]):
@@ -51,7 +52,11 @@ class MergedLearner(ABC, Generic[SpecT]):
     ) -> Moments:
         """Merge moments over all trainers, and add them to running statistics: all get the same result."""
         started = time.perf_counter()
-        merged = all_merge(moments, self.communicator)
+        if self.communicator.world_size == 1:
+            merged = all_merge(moments, self.communicator)
+        else:
+            with operation("reduce"), activity(Category.COMMUNICATION, "all_merge"):
+                merged = all_merge(moments, self.communicator)
         self.sync_s += time.perf_counter() - started
         if statistics is not None:
             statistics.update(merged)

@@ -53,6 +53,7 @@ from rayagi.device_replay import DeviceGatherer
 from rayagi.models.exploring_heads import ExploringHead
 from rayagi.models.networks import Model
 from rayagi.native.denormals import flushed_denormals
+from rayagi.profiler import Category, activity, operation
 
 if TYPE_CHECKING:  # it loads readers of datasets, which runs without one do not need
     from rayagi.algorithms.recorded_transitions import RecordedTransitions
@@ -231,7 +232,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         if self.communicator.world_size == 1:
             return own
         started = time.perf_counter()
-        found = self.communicator.all_gather(torch.tensor([own]))
+        with operation("reduce"), activity(Category.COMMUNICATION, "all_gather"):
+            found = self.communicator.all_gather(torch.tensor([own]))
         self.sync_s += time.perf_counter() - started
         return int(found.min())
 

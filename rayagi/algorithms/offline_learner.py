@@ -27,6 +27,7 @@ from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native.denormals import flushed_denormals
+from rayagi.profiler import Category, activity, operation
 
 Batch = Mapping[str, Tensor]
 """Timesteps of this GMI's shard, (n, ...) each, by column: obs and next_obs normalised; 0 <= n <= B."""
@@ -107,7 +108,8 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
         totals = torch.stack(rows).double().mean(0).cpu()
         norm = float(totals[-1])  # of the reduced gradient: equal on all GMIs
         started = time.perf_counter()
-        self.communicator.all_reduce(totals, "sum")
+        with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
+            self.communicator.all_reduce(totals, "sum")
         self.sync_s += time.perf_counter() - started + self.updater.sync_s
         metrics = {**dict(zip(self.measured, totals[:-1].tolist(), strict=True)), "grad_norm": norm}
         for name, value in metrics.items():

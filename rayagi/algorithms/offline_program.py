@@ -13,6 +13,7 @@ from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import evaluate_in_new_envs
 from collectives.statistics import Moments
+from rayagi import profiler
 from rayagi.algorithms.offline_data import OfflineData, scan, source_of
 from rayagi.algorithms.offline_learner import OfflineLearner
 from rayagi.algorithms.program import memory_metrics
@@ -61,6 +62,7 @@ class OfflineProgram:
         spread = max(returns) - min(returns)
         return 1000.0 / spread if self.learning.normalize_rewards and spread > 0 else 1.0
 
+    @profiler.iteration()
     def iterate(self) -> IterationResult:
         """K gradient steps.
 
@@ -70,7 +72,8 @@ class OfflineProgram:
         """
         started = time.perf_counter()
         self._drawn_s, self._own_steps = 0.0, 0
-        metrics = self.learner.learn(self._batches(), self.iteration + 1)
+        with profiler.operation("learn"):
+            metrics = self.learner.learn(self._batches(), self.iteration + 1)
         iteration, self.iteration = self.iteration, self.iteration + 1
         iteration_s = time.perf_counter() - started
         return IterationResult(
@@ -93,7 +96,8 @@ class OfflineProgram:
         first = self.iteration * spec.num_updates
         for draw in range(first, first + spec.num_updates):
             began = time.perf_counter()
-            batch = self._prepared(self.data.batch(spec.batch_size, draw))
+            with profiler.operation("draw batch"):
+                batch = self._prepared(self.data.batch(spec.batch_size, draw))
             self._drawn_s += time.perf_counter() - began
             self._own_steps += len(next(iter(batch.values())))
             yield batch

@@ -15,6 +15,7 @@ from collectives.communicator import Communicator
 from rayagi.algorithms.gradient_updater import BETAS, FlatAdam, on_host
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
+from rayagi.profiler import Category, activity, operation
 
 
 class ParameterGroup:
@@ -47,7 +48,8 @@ class ParameterGroup:
         """The mean of the gradients over all trainers, in place."""
         if self._communicator.world_size > 1:
             started = time.perf_counter()
-            self._communicator.all_reduce(self.flat.gradients, "mean")
+            with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
+                self._communicator.all_reduce(self.flat.gradients, "mean")
             self.sync_s += time.perf_counter() - started
 
     def step(self) -> Tensor:

@@ -14,6 +14,7 @@ from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import Agent, Trainer, check_finite, evaluate_in_new_envs
 from placement.unequal_slices import env_counts
+from rayagi import profiler
 from rayagi.algorithms.collection import choose_collection
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.learners import make_learner
@@ -59,6 +60,7 @@ class DpOnlyProgram:
         )
         self.trainer = Trainer(self.learner)
 
+    @profiler.iteration()
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
 
@@ -68,9 +70,11 @@ class DpOnlyProgram:
         started = time.perf_counter()
         iteration = self.trainer.iteration
         self.learner.refresh()
-        times = self.collection.collect(iteration)
+        with profiler.operation("collect"):
+            times = self.collection.collect(iteration)
         check_finite(self.rollout, iteration + 1)
-        metrics = self.trainer.update(self.rollout)
+        with profiler.operation("learn"):
+            metrics = self.trainer.update(self.rollout)
         iteration_s = time.perf_counter() - started
         returns, lengths = self.simulator.take_finished()
         return IterationResult(

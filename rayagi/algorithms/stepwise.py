@@ -15,6 +15,7 @@ from actors.partners import close_on_error
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import Agent, LocalSimulator, Trainer, check_finite, evaluate_in_new_envs
 from actors.stepping import RemoteSimulators
+from rayagi import profiler
 from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
@@ -45,6 +46,7 @@ class SimulatorProgram:
         limit_s = spec.gmi.collective_timeout_s
         self.server = connect_step_server(self.simulator, env.info, context, assignment, limit_s)
 
+    @profiler.iteration()
     def iterate(self) -> IterationResult:
         """T steps of every environment, with the agent's actions.
 
@@ -55,7 +57,8 @@ class SimulatorProgram:
         num_steps = self.spec.learning.rollout_length
         with close_on_error(self.server):
             self.server.begin(self.iteration)
-            spent = [self.server.step() for _ in range(num_steps)]
+            with profiler.operation("simulate, wait for actions"):
+                spent = [self.server.step() for _ in range(num_steps)]
         exchange_s, simulate_s = map(sum, zip(*spent, strict=True))
         self.iteration += 1
         returns, lengths = self.simulator.take_finished()
@@ -129,6 +132,7 @@ class AgentTrainerProgram:
             first_env_index=self._first_env_index,
         )
 
+    @profiler.iteration()
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
 
@@ -139,9 +143,11 @@ class AgentTrainerProgram:
         started = time.perf_counter()
         iteration = self.trainer.iteration
         with close_on_error(self.simulators):
-            times = self.collection.collect(iteration)
+            with profiler.operation("collect"):
+                times = self.collection.collect(iteration)
             check_finite(self.rollout, iteration + 1)
-            metrics = self.trainer.update(self.rollout)
+            with profiler.operation("learn"):
+                metrics = self.trainer.update(self.rollout)
         return IterationResult(
             iteration=iteration,
             metrics={

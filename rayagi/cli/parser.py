@@ -133,6 +133,12 @@ def _add_train(commands: Any) -> None:
         help="start Ray's dashboard with the local Ray, and print its address",
     )
     during.add_argument(
+        "--profile",
+        type=count_argument,
+        metavar="N",
+        help="record where the time of N iterations goes, of all GMIs, into the run's folder `profile`; with a local Ray",
+    )
+    during.add_argument(
         "--replan",
         action="store_true",
         help="if a GMI is too slow or memory runs out, continue with another plan at the next checkpoint; the "

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack, suppress
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from ray._private.worker import get_dashboard_url
@@ -13,6 +16,7 @@ from actors.protocols import StateDict
 from placement.errors import PlanError
 from placement.plan import PlacementPlan
 from rayagi.cli.endings import after_failure, conclude
+from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.cli.settings import (
     decays_linearly,
@@ -28,6 +32,7 @@ from rayagi.cli.settings import (
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolve_auto
+from rayagi.coordinator.cluster import starts_local
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
 from rayagi.coordinator.default_layout import takes_default, with_default_layout
 from rayagi.coordinator.health_monitor import RunHealthMonitor
@@ -37,6 +42,11 @@ from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.ray_metrics import RunExporter
+from rayagi.profiler.injection import VARIABLE, injected
+from rayagi.profiler.interception import packages_with
+from rayagi.profiler.schedule import Schedule
+from rayagi.profiler.session import DEFAULT_LIMIT_MB, create_profile
+from rayagi.profiler.trace import read_profile
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
@@ -52,9 +62,16 @@ from rayagi.run.recorders import FileRecorder
 from rayagi.run.training_loop import TrainingLoop
 from rayagi.run.versions import collect_versions, rayagi_version
 
+_SKIPPED_ITERATIONS = 2
+"""First iterations are slower than all others: torch and the kernels start up."""
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit code."""
+    if arguments.profile is not None and not starts_local():
+        raise UsageError(
+            "--profile needs a local Ray, whose processes inherit the profiler: unset RAY_ADDRESS"
+        )
     opened = _created(arguments) if arguments.resume is None else _reopened(arguments)
     folder, spec, checkpoint, initial = opened
     settings = _settings(arguments, spec, folder)
@@ -63,7 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         _refuse_if_done(folder, spec, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
-        with when_local_ray_is_lost(lambda error: after_failure(folder, spec, error, before=before)):
+        with (
+            when_local_ray_is_lost(lambda error: after_failure(folder, spec, error, before=before)),
+            _profiled(folder, arguments.profile),
+        ):
             outcome = _train(
                 folder, spec, settings, checkpoint, interrupt, initial=initial, dashboard=arguments.dashboard
             )
@@ -73,6 +93,37 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         folder.unlock()
     return conclude(folder, spec, outcome, interrupt.reason)
+
+
+@contextmanager
+def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[None]:
+    """Processes that Ray starts within it record that many iterations of theirs, after the first ones."""
+    if num_iterations is None:
+        yield
+        return
+    path, number = folder.path / "profile", 1
+    while path.exists():  # of a session before this one was resumed
+        number += 1
+        path = folder.path / f"profile-{number}"
+    packages = packages_with(())
+    schedule = Schedule(skip=_SKIPPED_ITERATIONS, record=num_iterations)
+    create_profile(path, sys.orig_argv, packages)
+    changed = injected(os.environ, path.absolute(), packages, schedule, DEFAULT_LIMIT_MB)
+    before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
+    os.environ.update({name: changed[name] for name in before})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    profile = read_profile(path)
+    threads = [thread for process in profile.processes for thread in process.threads]
+    say(
+        f"Profile {path}: {sum(len(each.events) for each in threads):,} events of {len(profile.processes)} processes."
+    )
 
 
 _Opened = tuple[RunFolder, RunSpec, Checkpoint | None, StateDict | None]

@@ -25,6 +25,7 @@ from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
 from rayagi.native.acting import ACTIVATIONS
 from rayagi.native.binding import numbers, pointer, shared
+from rayagi.profiler import Category, activity
 
 LEARNING = Kernel(
     name="learning",
@@ -160,7 +161,8 @@ class CompiledOptimizerStep:
         """One step, on the threads of ``pool`` or on the calling thread. Returns the norm before clipping, ()."""
         self._optimizer_step.learning_rate = learning_rate
         pool, norm = pool or ThreadPool(self.library, 1), torch.empty(())
-        self.library.rayagi_optimizer_step(self._address, pool.address, pointer(norm))
+        with activity(Category.KERNEL_UPDATE, "optimizer step"):
+            self.library.rayagi_optimizer_step(self._address, pool.address, pointer(norm))
         return norm
 
 
@@ -273,7 +275,7 @@ class CompiledGradient:
         plain, pool = obs.to(torch.float32).contiguous(), self._current_pool()
         values = torch.empty(len(plain))
         at = ctypes.addressof(self._learner), pool.address, pointer(plain), len(plain), pointer(values)
-        with pool.running():
+        with pool.running(), activity(Category.KERNEL_UPDATE, "values"):
             self._library.rayagi_ppo_values(*at)
         return values
 
@@ -346,7 +348,10 @@ class Minibatches:
         order, stats = order.contiguous(), torch.empty(NUM_STATS)
         self._learner.samples = len(order)
         learner, batch = ctypes.addressof(self._learner), ctypes.addressof(self._batch)
-        self._library.rayagi_ppo_gradient(learner, batch, pointer(order), self.pool.address, pointer(stats))
+        with activity(Category.KERNEL_UPDATE, "gradient"):
+            self._library.rayagi_ppo_gradient(
+                learner, batch, pointer(order), self.pool.address, pointer(stats)
+            )
         return stats
 
 

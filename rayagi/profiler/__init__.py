@@ -14,14 +14,17 @@ Scopes of one thread are strictly nested. Without a profile they do nothing. ``p
 """
 
 from rayagi.profiler.errors import ProfilerError
+from rayagi.profiler.layout import Category
 from rayagi.profiler.schedule import Schedule
-from rayagi.profiler.scopes import iteration, operation, phase
+from rayagi.profiler.scopes import activity, iteration, operation, phase
 from rayagi.profiler.session import Session, add_metadata, name_process, profile
 
 __all__ = [
+    "Category",
     "ProfilerError",
     "Schedule",
     "Session",
+    "activity",
     "add_metadata",
     "iteration",
     "name_process",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable
 from functools import wraps
 from types import TracebackType
@@ -22,6 +23,9 @@ class ScopeRecorder(Protocol):
 
     def end(self, category: Category, name: str) -> None:
         """Close it."""
+
+    def record(self, start: int, end: int, category: Category, name: str) -> None:
+        """Record what the calling thread did between two times of CLOCK_MONOTONIC, in ns."""
 
     def begin_iteration(self) -> None:
         """Before an iteration's scope."""
@@ -123,6 +127,33 @@ class iteration(_Scope):  # noqa: N801
         if session is not None:
             session.end(self.category, self.name)
             session.end_iteration()
+
+
+class activity:  # noqa: N801
+    """Time that a thread spends outside Python in what is not intercepted: a call by ctypes, a wait, communication.
+
+    An object is entered once.
+    """
+
+    __slots__ = ("_start", "category", "name")
+
+    def __init__(self, category: Category, name: str) -> None:
+        self.category, self.name = category, name
+        self._start: int | None = None
+
+    def __enter__(self) -> Self:
+        if session is not None:
+            self._start = time.monotonic_ns()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if session is not None and self._start is not None:
+            session.record(self._start, time.monotonic_ns(), self.category, self.name)
 
 
 def _kind(scope: _Scope) -> str:

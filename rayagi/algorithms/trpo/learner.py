@@ -17,6 +17,7 @@ from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner, On
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.models.networks import Model
 from rayagi.models.recurrent import Sequences
+from rayagi.profiler import Category, activity, operation
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
 
@@ -107,7 +108,8 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
         tensor = self.weight * tensor.detach()
         if self.communicator.world_size > 1:
             started = time.perf_counter()
-            self.communicator.all_reduce(tensor, "mean")
+            with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
+                self.communicator.all_reduce(tensor, "mean")
             self.sync_s += time.perf_counter() - started
         return tensor
 

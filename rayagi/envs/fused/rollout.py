@@ -17,6 +17,7 @@ from rayagi.envs.fused.c.backend import CBackend, RolloutPointers
 from rayagi.envs.fused.simulator import Discrete
 from rayagi.native.acting import PackedPolicy
 from rayagi.native.binding import pointer
+from rayagi.profiler import Category, activity
 
 
 class FusedRollout:
@@ -59,12 +60,13 @@ class FusedRollout:
             *(pointer(one) for one in (final_obs, running, final_returns, final_lengths)),
         )
         env_state, call = backend.env_state_pointers(), backend.library.rayagi_rollout
-        results = backend.on_threads(
-            num_steps,
-            lambda begin, end: call(
-                env_state, begin, end, num_steps, iteration, packed.address, ctypes.byref(out)
-            ),
-        )
+        with activity(Category.SIMULATOR, "whole rollout, acting included"):
+            results = backend.on_threads(
+                num_steps,
+                lambda begin, end: call(
+                    env_state, begin, end, num_steps, iteration, packed.address, ctypes.byref(out)
+                ),
+            )
         if any(results):
             raise MemoryError(
                 f"no memory for the activations of layers {[len(bias) for bias in policy.biases]}"

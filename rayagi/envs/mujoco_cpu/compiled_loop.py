@@ -27,6 +27,7 @@ from rayagi.envs.mujoco_cpu.world_structs import (
     WorldBatchStruct,
 )
 from rayagi.native.binding import shared
+from rayagi.profiler import Category, activity
 
 WORLDS = Kernel(
     name="MuJoCo's worlds",
@@ -69,7 +70,8 @@ class CompiledLoop:
     def run(self, data: mujoco.MjData, num_substeps: int, max_worlds: int) -> bool:
         """Claim and step at most ``max_worlds`` worlds."""
         thread = self._thread(data)
-        end = thread.checked(self._step(self.address, thread.address, num_substeps, max_worlds))
+        with activity(Category.SIMULATOR, "step worlds"):
+            end = thread.checked(self._step(self.address, thread.address, num_substeps, max_worlds))
         if end == WARNED and thread.became_unstable():
             self._kept.unstable[thread.world] = True
         return end != NONE_LEFT
@@ -88,7 +90,8 @@ class CompiledLoop:
             WorldError: MuJoCo refuses to step a world.
         """
         thread = self._thread(data)
-        return thread.checked(self._run_rollout(rollout, thread.address, thread_state, max_groups))
+        with activity(Category.SIMULATOR, "whole rollout, acting included"):
+            return thread.checked(self._run_rollout(rollout, thread.address, thread_state, max_groups))
 
     def became_unstable(self, data: mujoco.MjData) -> bool:
         """Whether the world that was last stepped in this MjData became unstable."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayagi.cli.parser import build_parser
+from rayagi.cli.profile_parser import split_program
 from rayagi.config.convert import with_settings
 from rayagi.config.spec import EnvSpec, RunSpec
 from tests.documents import PAGES, ROOT, SHELL, blocks, commands, run_page, runs, starts_ray
@@ -21,7 +22,8 @@ def each(pages):
 
 
 def check_rayagi(words, page):
-    arguments = build_parser().parse_args(words)
+    own, _program = split_program(words)
+    arguments = build_parser().parse_args(own)
     spec = RunSpec(algorithm=getattr(arguments, "algorithm", None) or "ppo", env=EnvSpec(id="Ant-v5"))
     with_settings(spec, getattr(arguments, "settings", []))
 

@@ -611,3 +611,28 @@ def test_a_run_on_a_disk_that_fills_up_ends_with_a_sentence_and_resumes_once_the
     assert not [name for name in files if name.endswith(".tmp") or name.startswith(".iteration")]
     assert "at iteration 20 in runs/a" in (tmp_path / "disk.resumed").read_text()
     assert [row["iteration"] for row in read_rows(tmp_path / "disk.csv")] == list(range(1, 25))
+
+
+def test_a_run_can_be_profiled(fake, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    inherited = []
+    fake.swell = staticmethod(lambda session: inherited.append(dict(os.environ)))
+    assert rayagi(TASK, "--iterations", "2", "--profile", "5", "--name", "a") == 0
+    run = Path("runs/a")
+    settings = json.loads(inherited[0]["RAYAGI_PROFILE"])
+    assert settings["profile"] == str((run / "profile").absolute())
+    assert settings["schedule"] == {"skip": 2, "warm_up": 1, "record": 5, "repeat": 1}
+    startup, mine = inherited[0]["PYTHONPATH"].split(os.pathsep)
+    assert (Path(startup) / "sitecustomize.py").is_file()
+    assert mine == "mine"
+    assert os.environ["PYTHONPATH"] == "mine"
+    assert "RAYAGI_PROFILE" not in os.environ
+    assert main(["train", "--resume", str(run), "--iterations", "4", "--profile", "5"]) == 0
+    assert {each.name for each in run.glob("profile*")} == {"profile", "profile-2"}
+
+
+def test_only_the_workers_of_a_local_ray_can_be_profiled(fake, monkeypatch, capsys):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    assert rayagi(TASK, "--iterations", "2", "--profile", "5") == 2
+    assert "--profile needs a local Ray" in capsys.readouterr().err
