@@ -58,7 +58,8 @@ def _homes() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__") and name != "__all__":  # what Python asks any module
+    # `from rayagi import profiler` asks here before it imports the submodule; all names of _homes() are classes.
+    if not name[:1].isupper() and name != "__all__":
         raise AttributeError(f"module 'rayagi' has no attribute {name!r}")
     names = tuple(sorted({*_homes(), "__version__"}))
     if name == "__all__":
