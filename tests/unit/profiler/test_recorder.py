@@ -249,6 +249,32 @@ def test_every_event_survives_a_kill(tmp_path, which):
     assert thread.events["end"][:3].tolist() == [0, 0, 0]  # thread, process, operation: open when it died
 
 
+CLOSING = """
+import os, sys
+from rayagi.profiler.native import compile_native
+recorder = compile_native()
+recorder.setup(sys.argv[1], 1 << 26)
+recorder.start(2, 9)
+recorder.begin(3, 1, 0)
+os.closerange(3, 64)
+own = [os.open(sys.argv[2], os.O_RDWR | os.O_CREAT) for _ in range(30)]
+for name in range(10_000):
+    recorder.record(1 << 62, 1 << 62, 17, name, 0)
+recorder.end(3, 1)
+recorder.stop()
+assert [os.fstat(each).st_size for each in own] == [0] * 30
+"""
+
+
+def test_a_program_may_close_all_descriptors_and_reuse_their_numbers(tmp_path):
+    folder = make_profile(tmp_path)
+    command = [sys.executable, "-c", CLOSING, str(folder), str(tmp_path / "own")]
+    subprocess.run(command, timeout=100, check=True)
+    (thread,) = threads(folder)
+    assert thread.events["name"][3:].tolist() == list(range(10_000))
+    assert (thread.events["end"][:3] > 0).all()
+
+
 def test_a_forked_child_writes_to_files_of_its_own(process, recorder, tmp_path):
     recorder.start(RECORD, 9)
     recorder.begin(OPERATION, 1, 0)
