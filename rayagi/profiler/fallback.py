@@ -36,11 +36,11 @@ class _FullError(Exception):
 class _Lane:
     """The file of one thread in one window, mapped as a whole."""
 
-    def __init__(self, recorder: PythonRecorder, window: int) -> None:
-        self.window, self.used, self.room, self.dropped = window, 0, 0, 0
+    def __init__(self, recorder: PythonRecorder, start: int) -> None:
+        self.used, self.room, self.dropped = 0, 0, 0
         thread = threading.get_native_id()
         self.path = Path(recorder.folder) / f"{thread}-{recorder.next_number()}{EVENTS}"
-        self.start = time.monotonic_ns()
+        self.start = start
         self._recorder = recorder
         self._map: mmap.mmap | None = None
         with self.path.open("xb"):
@@ -128,7 +128,7 @@ class PythonRecorder:
         self.folder, self.bytes_left, self.mode = "", 0, OFF
         self._lock = threading.RLock()
         self._local = threading.local()
-        self._session = self._window = self._lost = self._num_lanes = 0
+        self._window_start = self._session = self._window = self._lost = self._num_lanes = 0
         self._lanes: list[_Lane] = []
         self._process: tuple[_Lane, int] | None = None
         os.register_at_fork(after_in_child=self._forget)
@@ -142,6 +142,7 @@ class PythonRecorder:
     def start(self, mode: int, process_name: int, /) -> None:
         """See Recorder."""
         self._lanes.clear()
+        self._window_start = time.monotonic_ns()
         self._window += 1
         self.mode = mode
         lane = self._lane_for_event(self._thread())
@@ -187,9 +188,9 @@ class PythonRecorder:
 
     def record(self, start: int, end: int, category: int, name: int, depth: int, /) -> None:
         """See Recorder."""
-        if self.mode == OFF:
+        if self.mode == OFF or start < self._window_start:
             return
-        lane = self._lane_for_event(self._thread())
+        lane = self._lane_for_event(self._thread(), start)
         if lane is not None and start >= lane.start:
             lane.put(start, end, name, category, depth, 0)
 
@@ -217,20 +218,20 @@ class PythonRecorder:
             thread = self._local.thread = _Thread(self._session)
         return thread
 
-    def _lane_for_event(self, thread: _Thread) -> _Lane | None:
-        lane = self._lane(thread)
+    def _lane_for_event(self, thread: _Thread, start: int | None = None) -> _Lane | None:
+        lane = self._lane(thread, start)
         if lane is None:
             with self._lock:
                 self._lost += 1
         return lane
 
-    def _lane(self, thread: _Thread) -> _Lane | None:
+    def _lane(self, thread: _Thread, start: int | None = None) -> _Lane | None:
         """The thread's lane of this window; made at the first event, with the scopes that are already open."""
         if thread.window == self._window:
             return thread.lane
         thread.window, thread.lane = self._window, None
         with suppress(_FullError, OSError):
-            lane = thread.lane = _Lane(self, self._window)
+            lane = thread.lane = _Lane(self, time.monotonic_ns() if start is None else start)
             self._lanes.append(lane)
             lane.put(lane.start, 0, 0, Category.THREAD, 0, 0)
             for depth, scope in enumerate(thread.scopes):

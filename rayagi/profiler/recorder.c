@@ -74,6 +74,7 @@ typedef struct {
 static __thread Thread self;
 static _Atomic int mode = OFF;
 static _Atomic uint64_t window_number, session_number;
+static _Atomic int64_t window_start;
 static _Atomic int64_t bytes_left; /* on disk, for all lanes of the process */
 static _Atomic uint64_t lost;      /* events of threads that could not make a lane */
 static _Atomic uint32_t num_lanes;
@@ -196,7 +197,7 @@ static void release_lane(Lane *lane, int64_t end) {
     pthread_mutex_unlock(&lanes_lock);
 }
 
-static Lane *make_lane(void) {
+static Lane *make_lane(int64_t start) {
     Lane *lane = calloc(1, sizeof *lane);
     long thread = syscall(SYS_gettid);
     if (!lane) return NULL;
@@ -216,7 +217,7 @@ static Lane *make_lane(void) {
         return NULL;
     }
     uint64_t capacity = lane->room + (uint64_t)(atomic_load(&bytes_left) > 0 ? atomic_load(&bytes_left) : 0) / sizeof(Record);
-    *lane->header = (Header){"", 1, sizeof(Record), (uint64_t)thread, capacity, 0, 0, now_ns(), 0};
+    *lane->header = (Header){"", 1, sizeof(Record), (uint64_t)thread, capacity, 0, 0, start, 0};
     memcpy(lane->header->magic, "RAYAGIEV", 8);
     lane->window_number = atomic_load(&window_number);
     return lane;
@@ -227,17 +228,16 @@ static void release_at_exit(Thread *t) {
 }
 
 /* The calling thread's first event of a window: make its lane, record the thread and the scopes that are already open. */
-static __attribute__((noinline)) Lane *open_lane(Thread *t, uint64_t window) {
+static __attribute__((noinline)) Lane *open_lane(Thread *t, uint64_t window, int64_t start) {
     int saved = errno;
     if (t->lane) release_lane(t->lane, 0); /* of an earlier window, which stop() has ended */
     pthread_mutex_lock(&lanes_lock);
-    Lane *lane = make_lane();
+    Lane *lane = make_lane(start);
     if (lane) lane->next = lanes, lanes = lane;
     pthread_mutex_unlock(&lanes_lock);
     t->lane = lane, t->window = window;
     release_at_exit(t);
     if (lane) {
-        int64_t start = lane->header->start;
         put(lane, start, 0, 0, THREAD, 0, 0);
         for (uint32_t i = 0; i < t->num_scopes; i++) {
             Scope *scope = &t->scopes[i];
@@ -251,7 +251,7 @@ static __attribute__((noinline)) Lane *open_lane(Thread *t, uint64_t window) {
 /* The calling thread's lane of this window, NULL if it could not be made. */
 static inline Lane *current_lane(Thread *t) {
     uint64_t window = atomic_load_explicit(&window_number, memory_order_acquire);
-    return __builtin_expect(t->window == window, 1) ? t->lane : open_lane(t, window);
+    return __builtin_expect(t->window == window, 1) ? t->lane : open_lane(t, window, now_ns());
 }
 
 /* The same for a new event, which is counted if it is lost. */
@@ -314,6 +314,7 @@ static PyObject *py_start(PyObject *module, PyObject *arguments) {
     unsigned name;
     if (!PyArg_ParseTuple(arguments, "iI", &wanted, &name)) return NULL;
     enter_session(&self);
+    atomic_store(&window_start, now_ns());
     atomic_fetch_add(&window_number, 1);
     atomic_store(&mode, wanted);
     Lane *lane = lane_of(&self);
@@ -388,14 +389,16 @@ static PyObject *py_end(PyObject *module, PyObject *const *arguments, Py_ssize_t
     return PyLong_FromUnsignedLong(innermost_name);
 }
 
-/* record(start, end, category, name, depth): an event that has ended. */
+/* record(start, end, category, name, depth): an event that has ended; one that began before the window is left out. */
 static PyObject *py_record(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 5) return PyErr_Format(PyExc_TypeError, "record takes 5 arguments, not %zd", count);
     int64_t start = PyLong_AsLongLong(arguments[0]), end = PyLong_AsLongLong(arguments[1]);
     uint8_t category = (uint8_t)PyLong_AsLong(arguments[2]);
     uint32_t name = (uint32_t)PyLong_AsUnsignedLong(arguments[3]), depth = (uint32_t)PyLong_AsUnsignedLong(arguments[4]);
     if (PyErr_Occurred()) return NULL;
-    if (is_off()) Py_RETURN_NONE;
+    if (is_off() || start < atomic_load(&window_start)) Py_RETURN_NONE;
+    uint64_t window = atomic_load(&window_number);
+    if (self.window != window) open_lane(&self, window, start); /* the thread has lived that long */
     Lane *lane = lane_of(&self);
     if (lane && start >= lane->header->start) put(lane, start, end, name, category, depth, 0);
     Py_RETURN_NONE;

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -172,6 +173,25 @@ def test_each_thread_has_a_file(process, recorder):
         events = by_name[name].events
         assert kinds(by_name[name])[1:] == [("OPERATION", name)] * 5000
         assert (events["end"] >= events["start"]).all()
+
+
+def test_a_thread_s_first_event_may_have_begun_before_its_file(process, recorder):
+    before = time.monotonic_ns()
+    recorder.start(RECORD, 9)
+    starts = []
+
+    def wait():
+        starts.append(time.monotonic_ns())
+        recorder.record(before, time.monotonic_ns(), BACKEND, 4, 0)  # began before the window: left out
+        recorder.record(starts[0], time.monotonic_ns(), BACKEND, 5, 0)
+
+    other = threading.Thread(target=wait)
+    other.start()
+    other.join()
+    recorder.stop()
+    _, thread = threads(process)
+    assert kinds(thread) == [("THREAD", 0), ("BACKEND", 5)]
+    assert thread.start_ns == thread.events["start"][0] == thread.events["start"][1] == starts[0]
 
 
 def test_the_limit_on_disk_drops_and_counts(tmp_path, recorder):
