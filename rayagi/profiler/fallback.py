@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -29,6 +30,10 @@ _SEGMENT_RECORDS = 4096
 _MAX_SEGMENT_RECORDS = 65536
 
 
+_write_record = RECORD.pack_into
+_write_count = struct.Struct("<Q").pack_into
+
+
 class _FullError(Exception):
     """No space for another record."""
 
@@ -42,7 +47,6 @@ class _Lane:
         self.path = Path(recorder.folder) / f"{thread}-{recorder.next_number()}{EVENTS}"
         self.start = start
         self._recorder = recorder
-        self._map: mmap.mmap | None = None
         with self.path.open("xb"):
             pass
         try:
@@ -53,11 +57,6 @@ class _Lane:
         capacity = self.room + max(0, recorder.bytes_left) // RECORD.size
         HEADER.pack_into(self.map, 0, MAGIC, VERSION, RECORD.size, thread, capacity, 0, 0, self.start)
 
-    @property
-    def map(self) -> mmap.mmap:
-        assert self._map is not None
-        return self._map
-
     def put(self, start: int, end: int, name: int, category: int, depth: int, flags: int) -> int:
         """The record's index, -1 if it was not kept."""
         if self._recorder.mode == WARM_UP:
@@ -67,12 +66,12 @@ class _Lane:
                 self._grow()
             except _FullError:
                 self.dropped += 1
-                self._write_count(DROPPED_AT, self.dropped)
+                _write_count(self.map, DROPPED_AT, self.dropped)
                 return -1
         index, self.used = self.used, self.used + 1
-        at = HEADER.size + index * RECORD.size
-        RECORD.pack_into(self.map, at, start, end, name, category, min(depth, MAX_DEPTH), flags)
-        self._write_count(COMMITTED_AT, self.used)
+        depth = depth if depth < MAX_DEPTH else MAX_DEPTH
+        _write_record(self.map, HEADER.size + index * RECORD.size, start, end, name, category, depth, flags)
+        _write_count(self.map, COMMITTED_AT, index + 1)
         return index
 
     def complete(self, index: int, end: int) -> None:
@@ -86,9 +85,6 @@ class _Lane:
         if not self.used and not self.dropped:
             self.path.unlink(missing_ok=True)
 
-    def _write_count(self, at: int, count: int) -> None:
-        self.map[at : at + 8] = count.to_bytes(8, "little")
-
     def _grow(self) -> None:
         """Allocate disk space before it is mapped: a store to a page without space would end the process."""
         records = min(max(self.room, _SEGMENT_RECORDS), _MAX_SEGMENT_RECORDS)
@@ -98,7 +94,7 @@ class _Lane:
         try:
             with self.path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, size)
-                self._map = mmap.mmap(file.fileno(), size)
+                self.map = mmap.mmap(file.fileno(), size)
         except OSError as error:
             self._recorder.reserve(-records * RECORD.size)
             raise _FullError from error
