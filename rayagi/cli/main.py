@@ -42,10 +42,23 @@ _COMMANDS = {
     "replay export": "rayagi.cli.replay_export",
     "replay sample": "rayagi.cli.replay_sample",
     "replay bench": "rayagi.cli.replay_bench",
+    "profile report": "rayagi.cli.profile_report",
+    "profile diff": "rayagi.cli.profile_diff",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 
-_LISTINGS = ("envs", "info", "plan", "report", "comm plan", "channels", "replay info", "replay sample")
+_LISTINGS = (
+    "envs",
+    "info",
+    "plan",
+    "report",
+    "comm plan",
+    "channels",
+    "replay info",
+    "replay sample",
+    "profile report",
+    "profile diff",
+)
 """Commands that succeed even if the reader of their output, such as `head`, closes early."""
 
 

@@ -24,10 +24,31 @@ EnvPool, torch and Ray's core, and what it annotates itself:
 
 The exit code is the program's. Everything recorded so far survives its death.
 """
+_REPORT_EXAMPLES = """\
+examples:
+  rayagi profile report profiles/ant                      prints tables, writes profiles/ant/report.html
+  rayagi profile report profiles/ant --html ant.html
+
+A row is an operation, or what is outside of all; a column a set of categories that were active together, in any thread. cpu,
+gpu and wait: only that. Reads profiles of running programs too, as far as they are.
+"""
+_DIFF_EXAMPLES = """\
+examples:
+  rayagi profile diff profiles/before profiles/after
+
+Compares the mean time per iteration, by operation and by set of categories. What is marked * differs by more than chance
+would make it: a permutation test over iterations.
+"""
+_EXPORT_EXAMPLES = """\
+examples:
+  rayagi profile export profiles/ant ant.perfetto-trace     open it at ui.perfetto.dev, which keeps it in the browser
+
+All events: about 60 bytes each, of which gzip leaves 10. The viewer reads compressed files too.
+"""
 
 
 def add_profile(commands: Any) -> None:
-    """Add ``rayagi profile``. What follows ``--`` is the program's; `split_program` takes it away before."""
+    """Add ``rayagi profile`` and its subcommands. `split_program` has taken away ``--`` and the program after it."""
     parser = add_command(commands, "profile", "record where the time of a program goes", _EXAMPLES)
     parser.usage = "rayagi profile [options] -- COMMAND ..."
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder (default profiles/NAME-TIME)")
@@ -51,6 +72,24 @@ def add_profile(commands: Any) -> None:
         metavar="MB",
         help=f"disk space for each process; the rest is dropped and counted (default {DEFAULT_LIMIT_MB})",
     )
+    more = parser.add_subparsers(metavar="COMMAND", prog="rayagi profile", title="with a recorded profile")
+    report = _command(
+        more, "report", "print a profile's tables, and write its report as HTML", _REPORT_EXAMPLES
+    )
+    report.add_argument("profile", type=Path, metavar="DIR", help="profile")
+    report.add_argument("--html", type=Path, metavar="FILE", help="page to write (default DIR/report.html)")
+    diff = _command(more, "diff", "compare two profiles", _DIFF_EXAMPLES)
+    diff.add_argument("first", type=Path, metavar="A", help="profile")
+    diff.add_argument("second", type=Path, metavar="B", help="profile to compare with it")
+    export = _command(more, "export", "write a profile as a Perfetto trace", _EXPORT_EXAMPLES)
+    export.add_argument("profile", type=Path, metavar="DIR", help="profile")
+    export.add_argument("out", type=Path, metavar="FILE", help="file to write")
+
+
+def _command(commands: Any, name: str, text: str, examples: str) -> Any:
+    parser = add_command(commands, name, text, examples)
+    parser.set_defaults(command=f"profile {name}")
+    return parser
 
 
 def split_program(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -48,8 +48,8 @@ _FIRST_NATIVE = 16
 _NATIVE = tuple(category for category in Category if category >= _FIRST_NATIVE)
 LABELS = (PYTHON, *(category.name.lower() for category in _NATIVE))
 """Names of the categories, by their bit in a mask."""
-_BITS = np.full(256, 1 + _NATIVE.index(Category.OTHER_NATIVE), np.int64)
-_BITS[list(_NATIVE)] = np.arange(1, len(LABELS))
+BITS = np.full(256, 1 + _NATIVE.index(Category.OTHER_NATIVE), np.int64)
+BITS[list(_NATIVE)] = np.arange(1, len(LABELS))
 _IS_GPU = np.array([label in GPU for label in LABELS])
 
 BLOCK_EVENTS = 1 << 16
@@ -85,7 +85,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Transitions:
+class TransitionCount:
     """How often the code of a cell went from a category into another one, such as Python into a backend."""
 
     cell: Cell
@@ -129,7 +129,7 @@ class Breakdown:
     rows: tuple[Row, ...]
     merged: tuple[Row, ...]
     totals: Mapping[str, Mapping[frozenset[str], int]]
-    transitions: tuple[Transitions, ...]
+    transitions: tuple[TransitionCount, ...]
 
 
 def resource(categories: frozenset[str]) -> str:
@@ -147,15 +147,15 @@ def breakdown(profile: Profile) -> Breakdown:
         TraceError: the times of a process are years apart.
     """
     labels = process_labels(profile.processes)
-    cells = _Cells()
+    cells = CellNumbers()
     offsets = clock_offsets(profile.processes)
     processes = [
-        _Process(trace, label, offset, cells)
+        ProcessEvents(trace, label, offset, cells)
         for trace, label, offset in zip(profile.processes, labels, offsets, strict=True)
     ]
     cells.freeze()
     sums = _Sums(processes)
-    for start, end in _windows(processes):
+    for start, end in time_windows(processes):
         sums.add(start, end)
     return sums.result(cells)
 
@@ -192,7 +192,7 @@ def _host(process: ProcessTrace) -> str:
     return process.path.name.rsplit("-", 2)[0]
 
 
-class _Cells:
+class CellNumbers:
     """Numbers for phases, iterations and operations, common to all processes."""
 
     def __init__(self) -> None:
@@ -201,9 +201,11 @@ class _Cells:
         """(phase, iteration) -> number."""
 
     def name(self, text: str) -> int:
+        """Number of a phase's or operation's name."""
         return self.names.setdefault(text, len(self.names))
 
     def outers(self, phases: Ints, iterations: Ints) -> Ints:
+        """Numbers of pairs of a phase's number and an iteration."""
         pairs = zip(phases.tolist(), iterations.tolist(), strict=True)
         return np.array([self.outer.setdefault(pair, len(self.outer)) for pair in pairs], np.int64)
 
@@ -213,12 +215,13 @@ class _Cells:
         self.pairs = list(self.outer)
 
     def cell(self, number: int, process: str) -> Cell:
+        """The cell of a number."""
         outer, operation = divmod(number, len(self.texts))
         phase, iteration = self.pairs[outer]
         return Cell(process, self.texts[phase], iteration, self.texts[operation])
 
 
-class _Thread:
+class ThreadEvents:
     """One thread's annotations, and an index of its other events by time."""
 
     def __init__(self, trace: ThreadTrace, offset: int) -> None:
@@ -231,7 +234,7 @@ class _Thread:
             starts, ends = block["start"][native], block["end"][native]
             self.low.append(int(starts.min(initial=_MAX - max(offset, 0))) + offset)
             self.high.append(int(np.maximum(starts, ends).max(initial=_MIN - min(offset, 0))) + offset)
-            self.has_cpu |= not _IS_GPU[_BITS[block["category"][native]]].all()
+            self.has_cpu |= not _IS_GPU[BITS[block["category"][native]]].all()
         self.scopes = np.concatenate(scopes)
         self.scopes["start"] += offset
         self.scopes["end"][self.scopes["end"] != 0] += offset
@@ -251,6 +254,7 @@ class _Thread:
         scopes["end"] = np.maximum(ends, scopes["start"])
 
     def scopes_of(self, category: Category) -> NDArray[np.void]:
+        """Annotations of one category."""
         return self.scopes[self.scopes["category"] == category]
 
     def natives(self, start: int, end: int) -> NDArray[np.void]:
@@ -268,12 +272,12 @@ class _Thread:
         return events if inside.all() else events[inside]
 
 
-class _Process:
+class ProcessEvents:
     """One process: which operations are active when, and the intervals of each category within them."""
 
-    def __init__(self, trace: ProcessTrace, label: str, offset: int, cells: _Cells) -> None:
+    def __init__(self, trace: ProcessTrace, label: str, offset: int, cells: CellNumbers) -> None:
         self.trace, self.label, self.cells = trace, label, cells
-        self.threads = [_Thread(each, offset) for each in trace.threads]
+        self.threads = [ThreadEvents(each, offset) for each in trace.threads]
         last = max((thread.last for thread in self.threads), default=0)
         for thread in self.threads:
             thread.close(last)
@@ -310,7 +314,9 @@ class _Process:
         outers = self.cells.outers(*values)
         return Steps(times, outers[1:], int(outers[0]))
 
-    def _steps(self, threads: Sequence[_Thread], category: Category, values: Ints, outside: int = 0) -> Steps:
+    def _steps(
+        self, threads: Sequence[ThreadEvents], category: Category, values: Ints, outside: int = 0
+    ) -> Steps:
         scopes = np.concatenate([np.empty(0, EVENT), *(thread.scopes_of(category) for thread in threads)])
         return innermost(scopes["start"], scopes["end"], scopes["depth"].astype(np.int64), values, outside)[0]
 
@@ -350,6 +356,7 @@ class _Process:
         return sum(len(steps.times) > 0 for steps in self.operations) > 1
 
     def summary(self) -> ProcessSummary:
+        """Its length, and what of it was not recorded."""
         life = np.concatenate(
             [np.empty(0, EVENT), *(each.scopes_of(Category.PROCESS) for each in self.threads)]
         )
@@ -376,14 +383,14 @@ class _Process:
         on_cpu = iter(self.thread_cells)
         for thread in self.threads:
             events = thread.natives(start, end)
-            bits = _BITS[events["category"]]
+            bits = BITS[events["category"]]
             on_gpu = _IS_GPU[bits]
             for bit in np.unique(bits[on_gpu]).tolist():
                 some = events[bits == bit]
                 gpu.setdefault(bit, []).append((some["start"], some["end"]))
             if thread.has_cpu:
                 steps = next(on_cpu)
-                lane = _Lane(thread, events[~on_gpu] if on_gpu.any() else events, steps, start, end)
+                lane = ThreadActivity(thread, events[~on_gpu] if on_gpu.any() else events, steps, start, end)
                 alone = len(self.on_cpu) == 1
                 parts += lane.parts(len(self.cells.texts), None if alone else windows)
                 counts += lane.transitions(len(self.cells.texts), None if alone else windows)
@@ -411,12 +418,14 @@ def _within(bit: int, starts: Ints, ends: Ints, windows: tuple[Ints, Ints, Ints]
     return Part(bit, cells[window], starts, ends)
 
 
-class _Lane:
+class ThreadActivity:
     """What one thread does in a window of time."""
 
-    def __init__(self, thread: _Thread, events: NDArray[np.void], cells: Steps, start: int, end: int) -> None:
+    def __init__(
+        self, thread: ThreadEvents, events: NDArray[np.void], cells: Steps, start: int, end: int
+    ) -> None:
         self.starts = events["start"]
-        self.bits = _BITS[events["category"]]
+        self.bits = BITS[events["category"]]
         self.cells = cells
         self.inside = (self.starts >= start) & (self.starts < end)
         steps, self.around = innermost(
@@ -466,7 +475,7 @@ class _Lane:
         return +counts
 
 
-def _windows(processes: Sequence[_Process]) -> Iterator[tuple[int, int]]:
+def time_windows(processes: Sequence[ProcessEvents]) -> Iterator[tuple[int, int]]:
     """Windows of time with about as many events each."""
     lows = sorted(
         low for each in processes for thread in each.threads for low in thread.low if low < _MAX // 2
@@ -480,7 +489,7 @@ def _windows(processes: Sequence[_Process]) -> Iterator[tuple[int, int]]:
 class _Sums:
     """Tables of times and counts, filled window by window."""
 
-    def __init__(self, processes: Sequence[_Process]) -> None:
+    def __init__(self, processes: Sequence[ProcessEvents]) -> None:
         self.processes = processes
         self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in processes]
         self.totals: list[Counter[int]] = [Counter() for _ in processes]
@@ -502,7 +511,7 @@ class _Sums:
             self.merged.update(overlap(every))
             self.merged_total.update(_total(every))
 
-    def result(self, cells: _Cells) -> Breakdown:
+    def result(self, cells: CellNumbers) -> Breakdown:
         """The tables with names in place of numbers."""
         labels = [process.label for process in self.processes]
         if len(labels) == 1:
@@ -516,14 +525,14 @@ class _Sums:
             merged=rows[""],
             totals={label: {labels_of(mask): ns for mask, ns in table.items()} for label, table in totals},
             transitions=tuple(
-                Transitions(cells.cell(cell, label), LABELS[source], LABELS[target], count)
+                TransitionCount(cells.cell(cell, label), LABELS[source], LABELS[target], count)
                 for label, table in zip(labels, self.transitions, strict=True)
                 for (cell, source, target), count in sorted(table.items())
             ),
         )
 
 
-def _rows(table: Mapping[tuple[int, int], int], process: str, cells: _Cells) -> tuple[Row, ...]:
+def _rows(table: Mapping[tuple[int, int], int], process: str, cells: CellNumbers) -> tuple[Row, ...]:
     """Rows by cell."""
     named = {number: cells.cell(number, process) for number in {number for number, _ in table}}
     ordered = sorted((named[number], mask, ns) for (number, mask), ns in table.items())

@@ -1,9 +1,11 @@
 """Profiles made of plain tuples, for the tests of the analysis."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 
+from rayagi.profiler.layout import HEADER, MAGIC, RECORD, VERSION
 from rayagi.profiler.trace import EVENT, Clock, ProcessTrace, Profile, ThreadTrace
 
 
@@ -35,3 +37,25 @@ def process(threads, name="trainer", pid=41, host="host", clock=(0, 0), **others
 
 def profile(*processes):
     return Profile(Path("profile"), ("python", "x.py"), 0, {}, tuple(processes))
+
+
+def write(folder, found):
+    """Write a profile as the recorder does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {"version": VERSION, "command": found.command, "start_unix_ns": 0, "intercepted": {}}
+    (folder / "profile.json").write_text(json.dumps(about))
+    for each in found.processes:
+        path = folder / each.path.name
+        path.mkdir()
+        fields = ("name", "pid", "parent", "argv", "metadata", "python")
+        facts = {name: getattr(each, name) for name in fields} | {"clock": vars(each.clock)}
+        (path / "process.json").write_text(json.dumps(facts))
+        names = [json.dumps({"id": number, "name": name}) + "\n" for number, name in each.names.items()]
+        (path / "names.jsonl").write_text("".join(names))
+        for thread in each.threads:
+            count = len(thread.events)
+            head = HEADER.pack(
+                MAGIC, VERSION, RECORD.size, thread.thread_id, count, count, thread.dropped, thread.start_ns
+            )
+            (path / thread.path.name).write_bytes(head + thread.events.tobytes())
+    return folder

@@ -1,0 +1,28 @@
+"""``rayagi profile report``: prints a profile's tables, and writes its report as HTML."""
+
+from __future__ import annotations
+
+import argparse
+
+from rayagi.profiler.overlap import breakdown
+from rayagi.profiler.page import report_page
+from rayagi.profiler.summary import report_text, waits
+from rayagi.profiler.timeline import timeline
+from rayagi.profiler.trace import read_profile
+from rayagi.run.atomic import replace_text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the tables and write the page; returns the exit code.
+
+    Raises:
+        TraceError: the folder is no profile, or a file of it is damaged.
+        DiskError: the page cannot be written.
+    """
+    profile = read_profile(arguments.profile)
+    found, causes = breakdown(profile), waits(profile)
+    print(report_text(profile, found, causes))
+    path = arguments.html or arguments.profile / "report.html"
+    replace_text(path, report_page(profile, found, causes, timeline(profile)))
+    print(f"\nreport: {path}")
+    return 0

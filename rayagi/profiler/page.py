@@ -1,0 +1,201 @@
+"""A profile's report as one self-contained HTML file: no network, and every name escaped."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+
+import numpy as np
+
+from rayagi.profiler.overlap import LABELS, Breakdown, resource
+from rayagi.profiler.summary import (
+    RESOURCES,
+    OperationTime,
+    Wait,
+    num_iterations,
+    operation_times,
+    process_line,
+    seconds,
+    set_name,
+    transition_counts,
+)
+from rayagi.profiler.timeline import Lane, Timeline
+from rayagi.profiler.trace import Profile
+
+_COLOURS = {
+    "python": "#ccbb44",
+    "simulator": "#4477aa",
+    "backend": "#228833",
+    "communication": "#aa3377",
+    "wait": "#dddddd",
+    "kernel_act": "#66ccee",
+    "kernel_physics": "#335588",
+    "kernel_update": "#55aa66",
+    "kernel_reduce": "#cc6699",
+    "other_native": "#999999",
+    "gpu_runtime": "#ee8866",
+    "gpu_kernel": "#cc3311",
+    "gpu_copy": "#ffaabb",
+}
+_SMALLEST_SHARE = 0.001
+"""Sets below it are one segment of a bar."""
+
+
+def report_page(profile: Profile, found: Breakdown, waits: Sequence[Wait], lanes: Timeline) -> str:
+    """The page."""
+    title = html.escape(" ".join(profile.command) or str(profile.path))
+    sections = [
+        f"<h1>Profile <small>{title}</small></h1>",
+        *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in found.processes),
+        f"<h2>Operations</h2>{_legend()}",
+    ]
+    if len(found.processes) > 1:
+        note = "<p>What several processes do in one operation at a time counts once.</p>"
+        sections.append(f"<h3>All processes</h3>{note}{_bars(operation_times(found.merged))}")
+    for each in found.processes:
+        times = operation_times(row for row in found.rows if row.cell.process == each.label)
+        sections.append(f"<h3>{html.escape(each.label)}</h3>{_bars(times)}")
+    sections += [_transitions(found), _waits(waits), _timeline(lanes)]
+    resources = files(__package__)
+    style, script = (
+        resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
+    )
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n<style>{style}</style>'
+        f"</head>\n<body>\n" + "\n".join(sections) + f"\n<script>{script}</script>\n</body></html>\n"
+    )
+
+
+def _legend() -> str:
+    keys = "".join(
+        f'<span class="name"><span class="key" style="background:{_COLOURS[label]}"></span>{label.replace("_", " ")}</span>'
+        for label in LABELS
+    )
+    text = "A segment is a set of categories that were active together, striped in the colours of several."
+    return f"<p>{keys}</p><p>{text}</p>"
+
+
+def _bars(times: Sequence[OperationTime]) -> str:
+    """One bar for each operation, as long as its time; segments by set of categories."""
+    longest = max((each.total_ns for each in times), default=0) or 1
+    whole = sum(each.total_ns for each in times) or 1
+    rows = []
+    for each in times:
+        total = each.total_ns or 1
+        cells = "".join(
+            f'<td class="number">{100 * each.resource_ns(name) / total:.1f} %</td>' for name in RESOURCES
+        )
+        rows.append(
+            f'<tr><td>{html.escape(each.name)}</td><td class="number">{seconds(each.total_ns)}</td>'
+            f'<td class="number">{100 * each.total_ns / whole:.1f} %</td>{cells}'
+            f'<td class="wide"><div class="bar" style="width:{100 * each.total_ns / longest:.2f}%">'
+            f"{_segments(each)}</div></td></tr>"
+        )
+    head = "".join(f"<th>{name}</th>" for name in ("", "time", "share", *RESOURCES, ""))
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _segments(operation: OperationTime) -> str:
+    total = operation.total_ns or 1
+    shown, rest = [], 0
+    for categories, ns in sorted(operation.sets.items(), key=lambda item: -item[1]):
+        if ns / total < _SMALLEST_SHARE:
+            rest += ns
+        else:
+            text = f"{set_name(categories)}: {seconds(ns)}, {100 * ns / total:.1f} %, {resource(categories)}"
+            shown.append(_segment(ns / total, _background(categories), text))
+    if rest:
+        shown.append(_segment(rest / total, "#f0f0f0", f"sets below {_SMALLEST_SHARE:.1%}: {seconds(rest)}"))
+    return "".join(shown)
+
+
+def _segment(share: float, background: str, text: str) -> str:
+    return f'<div style="width:{100 * share:.3f}%;background:{background}" title="{html.escape(text)}"></div>'
+
+
+def _background(categories: frozenset[str]) -> str:
+    """One colour, or stripes of several."""
+    colours = [_COLOURS[label] for label in LABELS if label in categories]
+    if len(colours) == 1:
+        return colours[0]
+    stops = ",".join(f"{colour} {5 * index}px {5 * index + 5}px" for index, colour in enumerate(colours))
+    return f"repeating-linear-gradient(45deg,{stops})"
+
+
+def _transitions(found: Breakdown) -> str:
+    iterations = num_iterations(found.rows)
+    rows = [
+        [name, f"{source} \u2192 {target}", f"{count:,}", f"{count / iterations:,.1f}" if iterations else ""]
+        for name, source, target, count in transition_counts(found.transitions)
+    ]
+    return "<h2>Transitions</h2>" + _table(
+        ["operation", "from and to", "count", "per iteration"], rows, left=2
+    )
+
+
+def _waits(waits: Sequence[Wait]) -> str:
+    rows = [
+        [
+            each.process,
+            each.category,
+            each.cause,
+            f"{each.count:,}",
+            seconds(each.total_ns),
+            seconds(each.longest_ns),
+        ]
+        for each in waits
+    ]
+    head = ["process", "category", "cause", "count", "total", "longest"]
+    return "<h2>Waits by cause</h2>" + _table(head, rows, left=3)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, most: int = 200) -> str:
+    if not rows:
+        return "<p>none</p>"
+    classes = [""] * left + [' class="number"'] * (len(head) - left)
+    lines = "".join(
+        "<tr>"
+        + "".join(f"<td{kind}>{html.escape(cell)}</td>" for kind, cell in zip(classes, row, strict=True))
+        + "</tr>"
+        for row in rows[:most]
+    )
+    more = f"<p>and {len(rows) - most:,} more</p>" if len(rows) > most else ""
+    return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{lines}</table>{more}"
+
+
+def _timeline(lanes: Timeline) -> str:
+    """The data of the canvas that report.js draws."""
+    data = {
+        "span": lanes.span_ns,
+        "colours": {label: _COLOURS[label] for label in LABELS},
+        "lanes": [_lane(each) for each in lanes.lanes],
+    }
+    # In a script element only "<" could end the element or open a comment.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    omitted = f"<p>{lanes.omitted} threads are left out.</p>" if lanes.omitted else ""
+    return (
+        "<h2>Time-line</h2><p>Wheel: zoom; drag: move; double click: everything. Lower part of a lane: categories; upper: "
+        f'operations.</p>{omitted}<canvas id="timeline"></canvas><pre id="hover"> </pre>'
+        f'<script type="application/json" id="data">{text}</script>'
+    )
+
+
+def _lane(lane: Lane) -> dict[str, object]:
+    """Shares as one byte a bin."""
+    names = list(dict.fromkeys(each.name for each in lane.slices))
+    index = {name: number for number, name in enumerate(names)}
+    return {
+        "name": f"{lane.process}, {lane.name}"
+        + (f" ({lane.omitted:,} short operations left out)" if lane.omitted else ""),
+        "shares": {label: _bytes(255 * shares) for label, shares in lane.shares.items()},
+        "names": names,
+        "slices": [[each.start, each.end, each.depth, index[each.name]] for each in lane.slices],
+    }
+
+
+def _bytes(values: Iterable[float]) -> str:
+    rounded = np.clip(np.rint(np.asarray(values)), 0, 255).astype(np.uint8)
+    return base64.b64encode(rounded.tobytes()).decode()

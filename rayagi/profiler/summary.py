@@ -1,0 +1,247 @@
+"""Tables of a profile: operations, transitions, waits; and as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayagi.profiler.overlap import (
+    BLOCK_EVENTS,
+    NO_ITERATION,
+    NONE,
+    Breakdown,
+    Row,
+    TransitionCount,
+    process_labels,
+    resource,
+)
+from rayagi.profiler.trace import Category, Profile
+
+RESOURCES = ("cpu", "cpu+gpu", "gpu", "wait")
+OUTSIDE = "(outside operations)"
+_MOST_COLUMNS = 7
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """Time of one operation of a phase.
+
+    Attributes:
+        name: with its phase, if it has one
+        sets: time of every set of categories, in ns
+    """
+
+    name: str
+    sets: Mapping[frozenset[str], int]
+
+    @property
+    def total_ns(self) -> int:
+        """Of all sets."""
+        return sum(self.sets.values())
+
+    def resource_ns(self, name: str) -> int:
+        """Time in which this resource was used, or these two together: one of RESOURCES."""
+        return sum(ns for categories, ns in self.sets.items() if resource(categories) == name)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Waits and communication of one cause: times include whatever they call.
+
+    Attributes:
+        process: its label
+        category: ``wait`` or ``communication``
+        cause: what the event is called, such as the peer that was waited for
+        count: how many
+        total_ns: together
+        longest_ns: of one
+    """
+
+    process: str
+    category: str
+    cause: str
+    count: int
+    total_ns: int
+    longest_ns: int
+
+
+def operation_times(rows: Iterable[Row]) -> list[OperationTime]:
+    """Rows over all iterations by phase and operation, the longest first."""
+    sums: dict[str, Counter[frozenset[str]]] = {}
+    for row in rows:
+        sums.setdefault(operation_name(row.cell.phase, row.cell.operation), Counter())[row.categories] += (
+            row.ns
+        )
+    return sorted(
+        (OperationTime(name, table) for name, table in sums.items()),
+        key=lambda each: (-each.total_ns, each.name),
+    )
+
+
+def operation_name(phase: str, operation: str) -> str:
+    """``phase / operation``."""
+    return " / ".join(part for part in (phase, operation or OUTSIDE) if part != NONE)
+
+
+def set_name(categories: frozenset[str]) -> str:
+    """``backend + gpu kernel``."""
+    return " + ".join(sorted(each.replace("_", " ") for each in categories))
+
+
+def largest_sets(times: Iterable[OperationTime], most: int = _MOST_COLUMNS) -> list[frozenset[str]]:
+    """The sets with most time, the largest first."""
+    sums: Counter[frozenset[str]] = Counter()
+    for each in times:
+        sums.update(each.sets)
+    return [
+        categories
+        for categories, _ in sorted(sums.items(), key=lambda item: (-item[1], sorted(item[0])))[:most]
+    ]
+
+
+def transition_counts(transitions: Iterable[TransitionCount]) -> list[tuple[str, str, str, int]]:
+    """Operation, source, target and count over all iterations, the most frequent first."""
+    sums: Counter[tuple[str, str, str]] = Counter()
+    for each in transitions:
+        sums[operation_name(each.cell.phase, each.cell.operation), each.source, each.target] += each.count
+    return [(*key, count) for key, count in sorted(sums.items(), key=lambda item: (-item[1], item[0]))]
+
+
+def num_iterations(rows: Iterable[Row]) -> int:
+    """How many iterations have time."""
+    return len({row.cell.iteration for row in rows} - {NO_ITERATION})
+
+
+def waits(profile: Profile) -> list[Wait]:
+    """Waits and communication by process and cause, the longest in total first."""
+    found: dict[tuple[str, int, str], tuple[int, int, int]] = {}
+    for label, process in zip(process_labels(profile.processes), profile.processes, strict=True):
+        for thread in process.threads:
+            for first in range(0, len(thread.events), BLOCK_EVENTS):
+                block = thread.events[first : first + BLOCK_EVENTS]
+                some = block[np.isin(block["category"], (Category.WAIT, Category.COMMUNICATION))]
+                lasted = np.maximum(some["end"], some["start"]) - some["start"]
+                for category, name in np.unique(some[["category", "name"]]).tolist():
+                    own = lasted[(some["category"] == category) & (some["name"] == name)]
+                    key = label, category, process.name_of(name)
+                    count, total, longest = found.get(key, (0, 0, 0))
+                    found[key] = count + len(own), total + int(own.sum()), max(longest, int(own.max()))
+    rows = (
+        Wait(label, Category(kind).name.lower(), cause, *sums) for (label, kind, cause), sums in found.items()
+    )
+    return sorted(rows, key=lambda each: (-each.total_ns, each.process, each.cause))
+
+
+def seconds(ns: float) -> str:
+    """``1.234 s``, ``12.3 ms``, ``450 us``, ``80 ns``."""
+    for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
+        if abs(ns) >= limit * 0.9995:
+            return f"{ns / limit:.4g} {unit}"
+    return f"{ns:.4g} ns"
+
+
+def report_text(profile: Profile, found: Breakdown, causes: Sequence[Wait]) -> str:
+    """The whole report for a terminal. Control characters of names are replaced."""
+    lines = [" ".join(["profile of", *profile.command])]
+    for each in found.processes:
+        lines += ["", process_line(found, each.label)]
+        rows = [row for row in found.rows if row.cell.process == each.label]
+        lines += _operation_lines(operation_times(rows))
+    if len(found.processes) > 1:
+        lines += ["", "all processes, what several do in one operation at a time counted once"]
+        lines += _operation_lines(operation_times(found.merged))
+    lines += _transition_lines(found)
+    lines += _wait_lines(causes)
+    return "\n".join(printable(line) for line in lines)
+
+
+def process_line(found: Breakdown, label: str) -> str:
+    """Length, threads, and what is missing of one process."""
+    (each,) = (each for each in found.processes if each.label == label)
+    text = f"{label}: {seconds(each.life_ns)}, {each.threads} threads"
+    if count := num_iterations(row for row in found.rows if row.cell.process == label):
+        text += f", {count} iterations"
+    if each.unaccounted_ns:
+        text += (
+            f"; not recorded: {seconds(each.unaccounted_ns)} ({_share(each.unaccounted_ns, each.life_ns)})"
+        )
+    if each.dropped:
+        text += f"; {each.dropped:,} events were dropped: times and counts are too low"
+    return text
+
+
+def printable(text: str) -> str:
+    """Without characters that control a terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
+def _operation_lines(times: Sequence[OperationTime]) -> list[str]:
+    columns = largest_sets(times)
+    resources = [name for name in RESOURCES if any(each.resource_ns(name) for each in times)]
+    whole = sum(each.total_ns for each in times)
+    header = ["operation", "time", "share", *resources, *map(set_name, columns)]
+    rows = [
+        [
+            each.name,
+            seconds(each.total_ns),
+            _share(each.total_ns, whole),
+            *(_share(each.resource_ns(name), each.total_ns) for name in resources),
+            *(_share(each.sets.get(categories, 0), each.total_ns) for categories in columns),
+        ]
+        for each in times
+    ]
+    return aligned([header, *rows], left=1)
+
+
+def _transition_lines(found: Breakdown) -> list[str]:
+    counts = transition_counts(found.transitions)
+    if not counts:
+        return []
+    iterations = num_iterations(found.rows)
+    header = ["operation", "transition", "count", *(["per iteration"] if iterations else [])]
+    rows = [
+        [name, f"{source} -> {target}", f"{count:,}", *([f"{count / iterations:,.1f}"] if iterations else [])]
+        for name, source, target, count in counts[:30]
+    ]
+    return ["", "transitions of all processes", *aligned([header, *rows], left=2)]
+
+
+def _wait_lines(found: Sequence[Wait]) -> list[str]:
+    if not found:
+        return []
+    rows = [
+        [
+            each.process,
+            each.category,
+            each.cause,
+            f"{each.count:,}",
+            seconds(each.total_ns),
+            seconds(each.longest_ns),
+        ]
+        for each in found[:30]
+    ]
+    return [
+        "",
+        "waits by cause",
+        *aligned([["process", "category", "cause", "count", "total", "longest"], *rows], left=3),
+    ]
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """Lines with columns of equal width, the first ``left`` ones aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(width) if index < left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,211 @@
+"""Tables, page and comparison of profiles whose times are worked out by hand."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rayagi.cli import main
+from rayagi.profiler.difference import difference_text, differences, holm, permutation_p_values
+from rayagi.profiler.overlap import breakdown
+from rayagi.profiler.page import report_page
+from rayagi.profiler.summary import num_iterations, operation_times, report_text, seconds, waits
+from rayagi.profiler.timeline import timeline
+from rayagi.profiler.trace import Category as C
+from tests.unit.profiler.traces import process, profile, write
+
+HOSTILE = "</script><script>alert(1)</script>\x1b[2J"
+MS = 1_000_000
+
+
+def iterations(lengths, name="act", number=1):
+    """One process: in each iteration an operation of that many ms, half of it in the simulator, then 1 ms of Python."""
+    events, time = [], 0
+    for index, ms in enumerate(lengths):
+        end = time + (ms + 1) * MS
+        events += [
+            (C.ITERATION, time, end, "iteration", 1, index),
+            (C.OPERATION, time, time + ms * MS, name, 2),
+            (C.SIMULATOR, time, time + ms * MS // 2, "mj_step", 0),
+        ]
+        time = end
+    return process([[(C.THREAD, 0, time, "main", 0), *events]], f"gmi {number}", pid=number)
+
+
+def waiting(name=HOSTILE):
+    main_thread = [
+        (C.THREAD, 0, 10 * MS, "main", 0),
+        (C.PHASE, 0, 10 * MS, "training", 1),
+        (C.OPERATION, MS, 5 * MS, name, 2),
+        (C.WAIT, 2 * MS, 4 * MS, name, 0),
+        (C.WAIT, 6 * MS, 9 * MS, "barrier: GMI 1", 0),
+        (C.WAIT, 9 * MS, 10 * MS, "barrier: GMI 1", 0),
+        (C.GPU_KERNEL, 3 * MS, 4 * MS, "gemm", 0),
+    ]
+    return profile(process([main_thread], name))
+
+
+def test_waits_are_summed_by_cause():
+    first, second = waits(waiting("x"))
+    assert (first.cause, first.count, first.total_ns, first.longest_ns) == (
+        "barrier: GMI 1",
+        2,
+        4 * MS,
+        3 * MS,
+    )
+    assert (second.process, second.category, second.cause, second.total_ns) == ("x", "wait", "x", 2 * MS)
+
+
+def test_the_text_has_times_shares_and_transitions():
+    found = profile(iterations([4, 4]))
+    lines = [" ".join(line.split()) for line in report_text(found, breakdown(found), []).splitlines()]
+    assert lines[2] == "gmi 1: 10 ms, 1 threads, 2 iterations"
+    # act: 8 of 10 ms, of which 4 are the simulator's; the rest is Python.
+    assert lines[3:6] == [
+        "operation time share cpu python simulator",
+        "act 8 ms 80.0 % 100.0 % 50.0 % 50.0 %",
+        "(outside operations) 2 ms 20.0 % 100.0 % 100.0 % 0.0 %",
+    ]
+    assert lines[-1] == "act python -> simulator 2 1.0"
+
+
+def test_resources_of_an_operation():
+    (operation,) = (
+        each for each in operation_times(breakdown(waiting("x")).rows) if each.name == "training / x"
+    )
+    found = {name: operation.resource_ns(name) for name in ("cpu", "cpu+gpu", "gpu", "wait")}
+    assert found == {"cpu": 2 * MS, "cpu+gpu": 0, "gpu": MS, "wait": MS}
+
+
+def test_terminals_and_pages_get_no_control_of_a_name():
+    found = waiting()
+    rows, causes = breakdown(found), waits(found)
+    assert "\x1b" not in report_text(found, rows, causes)
+    page = report_page(found, rows, causes, timeline(found))
+    assert "alert(1)</script>" not in page
+    assert page.count("<script") == page.count("</script>") == 2
+
+
+class Checker(HTMLParser):
+    """Collects open elements, and what would load something."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.loads, self.data = [], [], ""
+
+    def handle_starttag(self, tag, attributes):
+        self.loads += [value for name, value in attributes if name in ("src", "href")]
+        if tag not in ("meta", "canvas"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag != "canvas":
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"] and data.startswith("{"):
+            self.data = data
+
+
+def test_the_page_is_well_formed_and_loads_nothing():
+    found = profile(iterations([4, 4]), iterations([2, 6], number=2))
+    page = report_page(found, breakdown(found), [], timeline(found, num_bins=10))
+    checker = Checker()
+    checker.feed(page)
+    assert (checker.open, checker.loads) == ([], [])
+    assert not re.search(r"https?://|@import|url\(", page)
+    data = json.loads(checker.data)
+    assert data["span"] == 10 * MS
+    assert [lane["name"] for lane in data["lanes"]] == ["gmi 1, thread 1", "gmi 2, thread 1"]
+    assert data["lanes"][1]["slices"][2:4] == [[3 * MS, 10 * MS, 0, 0], [3 * MS, 9 * MS, 1, 1]]
+
+
+def test_bins_of_the_time_line_hold_the_time_of_each_category():
+    (lane,) = timeline(profile(iterations([4, 3])), num_bins=9).lanes
+    # 9 bins of 1 ms: simulator 0-2 and 5-6.5.
+    assert lane.shares["simulator"].tolist() == [1, 1, 0, 0, 0, 1, 0.5, 0, 0]
+    assert lane.shares["python"].tolist() == [0, 0, 1, 1, 1, 0, 0.5, 1, 1]
+
+
+def test_a_time_line_s_size_is_bounded(monkeypatch):
+    monkeypatch.setattr("rayagi.profiler.timeline.MOST_SLICES", 5)
+    (lane,) = timeline(profile(iterations([1, 2, 3, 4, 5, 6]))).lanes
+    assert (len(lane.slices), lane.omitted) == (5, 7)
+    assert {each.name for each in lane.slices} == {"iteration", "act"}
+    assert min(each.end - each.start for each in lane.slices) == 5 * MS
+
+
+def test_an_empty_profile_has_a_report():
+    found = profile()
+    assert "profile of" in report_text(found, breakdown(found), waits(found))
+    assert "<canvas" in report_page(found, breakdown(found), [], timeline(found))
+
+
+def test_the_difference_of_two_profiles_by_hand():
+    rows = differences(breakdown(profile(iterations([4] * 5))), breakdown(profile(iterations([6] * 5))))
+    by_key = {(row.operation, "+".join(row.categories)): row for row in rows}
+    act = by_key["act", ""]
+    assert (act.first_ns, act.second_ns, act.first_share, act.second_share) == (4 * MS, 6 * MS, 0.8, 6 / 7)
+    assert by_key["act", "simulator"].second_ns == 3 * MS
+    assert by_key["(outside operations)", ""].p_value == 1.0
+    # 5 of 10 can be chosen in 252 ways, 2 of which differ as much; of 5 rows, Holm multiplies by 5 to 3.
+    assert 2 / 252 * 3 * 0.8 < act.p_value < 2 / 252 * 5 * 1.2
+    assert "2 ms" in difference_text(rows)
+
+
+def test_profiles_without_iterations_are_compared_in_total():
+    first, second = (profile(process([[(C.THREAD, 0, ms * MS, "m", 0)]])) for ms in (3, 4))
+    (whole, python) = differences(breakdown(first), breakdown(second))
+    assert (whole.first_ns, whole.second_ns, whole.p_value) == (3 * MS, 4 * MS, None)
+    assert python.categories == {"python"}
+    assert "No significance" in difference_text([whole])
+
+
+def test_permutation_p_values_are_scipy_s():
+    generator = np.random.default_rng(3)
+    first, second = generator.normal(0, 1, (3, 12)), generator.normal([[0], [0.6], [2]], 1, (3, 15))
+    expected = [
+        stats.permutation_test(
+            pair, lambda x, y, axis: x.mean(axis) - y.mean(axis), n_resamples=9999, rng=1
+        ).pvalue
+        for pair in zip(first, second, strict=True)
+    ]
+    assert permutation_p_values(first, second) == pytest.approx(expected, abs=0.02)
+
+
+def test_holm_s_correction():
+    # Sorted: 0.01 * 3, 0.02 * 2, 0.04 * 1 is no smaller than the one before it.
+    assert holm([0.04, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"), [(0, "0 ns"), (999, "999 ns"), (1_500, "1.5 us"), (999_990, "1 ms"), (-2e9, "-2 s")]
+)
+def test_times_as_text(ns, text):
+    assert seconds(ns) == text
+
+
+def test_the_commands(tmp_path, capsys):
+    first = write(tmp_path / "a", profile(iterations([4] * 4)))
+    second = write(tmp_path / "b", profile(iterations([4] * 4), iterations([5] * 4, number=2)))
+    assert main(["profile", "report", str(first)]) == 0
+    assert "4 iterations" in capsys.readouterr().out
+    assert "<canvas" in (first / "report.html").read_text()
+    assert main(["profile", "report", str(second), "--html", str(tmp_path / "c.html")]) == 0
+    assert "all processes" in capsys.readouterr().out
+    assert (tmp_path / "c.html").exists()
+    assert main(["profile", "diff", str(first), str(second)]) == 0
+    assert "(outside operations)" in capsys.readouterr().out
+    assert num_iterations(breakdown(profile(iterations([4] * 4))).rows) == 4
+
+
+def test_what_is_no_profile_is_one_sentence(tmp_path, capsys):
+    for command in (["report", str(tmp_path)], ["diff", str(tmp_path), str(tmp_path)]):
+        assert main(["profile", *command]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"rayagi: {tmp_path} is not a profile")
+        assert error.count("\n") == 1
