@@ -44,6 +44,7 @@ _COMMANDS = {
     "replay bench": "rayagi.cli.replay_bench",
     "profile report": "rayagi.cli.profile_report",
     "profile diff": "rayagi.cli.profile_diff",
+    "profile export": "rayagi.cli.profile_export",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 

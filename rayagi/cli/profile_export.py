@@ -1,0 +1,31 @@
+"""``rayagi profile export``: writes a profile as a Perfetto trace."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from rayagi.profiler.perfetto import write_perfetto
+from rayagi.profiler.trace import read_profile
+from rayagi.run.errors import disk_errors
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file, which appears when it is complete; returns the exit code.
+
+    Raises:
+        TraceError: the folder is no profile, or a file of it is damaged.
+        DiskError: the file cannot be written.
+    """
+    profile = read_profile(arguments.profile)
+    path = arguments.out
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with disk_errors(path):
+        try:
+            with beside.open("wb") as file:
+                count = write_perfetto(profile, file)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
+    print(f"{path}: {count:,} events; open it at https://ui.perfetto.dev")
+    return 0
