@@ -232,7 +232,7 @@ def _packets(times: Ints, kinds: Ints, track: int, names: Ints, categories: Ints
         _wrapped(head[chosen], [each[chosen] for each in parts])
         for chosen, parts in ((is_end, event), (~is_end, begin))
     ]
-    sizes: Ints = np.where(is_end, rows[0].shape[1], rows[1].shape[1])
+    sizes = np.array([rows[1].shape[1], rows[0].shape[1]])[is_end.astype(np.int64)]
     offsets = np.cumsum(sizes) - sizes
     out = np.empty(int(sizes.sum()), np.uint8)
     for chosen, matrix in zip((is_end, ~is_end), rows, strict=True):
