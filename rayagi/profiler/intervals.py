@@ -207,6 +207,16 @@ def _latest_start(starts: Ints, ends: Ints, depths: Ints, values: Ints, outside:
     return Steps(np.array(times, np.int64), np.array(changed, np.int64), outside), around
 
 
+def paint_over(steps: Steps, starts: Ints, ends: Ints, value: int) -> Steps:
+    """Steps with one value within disjoint ascending intervals, whatever they were there."""
+    last = np.searchsorted(starts, steps.times, "right") - 1
+    covered = (last >= 0) & (steps.times < np.concatenate([ends, [0]])[last])
+    kept = Steps(steps.times[~covered], steps.values[~covered], steps.before)
+    at = np.searchsorted(kept.times, np.stack([starts, ends], axis=1).ravel())
+    changed = np.stack([np.full(len(starts), value), steps.at(ends)], axis=1).ravel()
+    return _inserted(kept, at, np.stack([starts, ends], axis=1).ravel(), changed)
+
+
 def zip_steps(first: Steps, second: Steps) -> tuple[Ints, Ints, Ints]:
     """Both values over time: times of change (m,), and both values before the first and from each on (m + 1,)."""
     at = np.searchsorted(first.times, second.times, "right")

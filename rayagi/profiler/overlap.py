@@ -14,7 +14,7 @@ unless threads are in different operations at a time; ``Breakdown.totals`` count
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
@@ -32,6 +32,7 @@ from rayagi.profiler.intervals import (
     innermost,
     intersect,
     overlap,
+    paint_over,
     union,
     union_by_cell,
     zip_steps,
@@ -46,10 +47,12 @@ GPU = frozenset({"gpu_kernel", "gpu_copy"})
 
 _FIRST_NATIVE = 16
 _NATIVE = tuple(category for category in Category if category >= _FIRST_NATIVE)
-LABELS = (PYTHON, *(category.name.lower() for category in _NATIVE))
+PROFILER = "profiler"
+"""Only with an ``Overhead``."""
+LABELS = (PYTHON, *(category.name.lower() for category in _NATIVE), PROFILER)
 """Names of the categories, by their bit in a mask."""
 BITS = np.full(256, 1 + _NATIVE.index(Category.OTHER_NATIVE), np.int64)
-BITS[list(_NATIVE)] = np.arange(1, len(LABELS))
+BITS[list(_NATIVE)] = np.arange(1, 1 + len(_NATIVE))
 _IS_GPU = np.array([label in GPU for label in LABELS])
 
 BLOCK_EVENTS = 1 << 16
@@ -138,10 +141,14 @@ def resource(categories: frozenset[str]) -> str:
     return {(True, True): "cpu+gpu", (True, False): "gpu", (False, True): "cpu"}.get((on_gpu, on_cpu), "wait")
 
 
-def breakdown(profile: Profile) -> Breakdown:
+def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
     """Add up the time of every set of categories in every cell.
 
     Events are read in windows of time: memory does not depend on their number, only on that of annotations.
+
+    Args:
+        profile: what was recorded
+        overhead: when threads ran the profiler, which then is a category of its own
 
     Raises:
         TraceError: the times of a process are years apart.
@@ -154,7 +161,7 @@ def breakdown(profile: Profile) -> Breakdown:
         for trace, label, offset in zip(profile.processes, labels, offsets, strict=True)
     ]
     cells.freeze()
-    sums = _Sums(processes)
+    sums = _Sums(processes, overhead)
     for start, end in time_windows(processes):
         sums.add(start, end)
     return sums.result(cells)
@@ -372,7 +379,9 @@ class ProcessEvents:
             dropped=sum(each.dropped for each in self.trace.threads),
         )
 
-    def measure(self, start: int, end: int) -> tuple[list[Part], Counter[tuple[int, int, int]]]:
+    def measure(
+        self, start: int, end: int, overhead: Overhead | None
+    ) -> tuple[list[Part], Counter[tuple[int, int, int]]]:
         """Intervals of each category in a window of time, and transitions (cell, source, target) that start in it."""
         cells, starts, ends = self.windows
         near = (starts < end) & (ends > start)
@@ -390,7 +399,9 @@ class ProcessEvents:
                 gpu.setdefault(bit, []).append((some["start"], some["end"]))
             if thread.has_cpu:
                 steps = next(on_cpu)
-                lane = ThreadActivity(thread, events[~on_gpu] if on_gpu.any() else events, steps, start, end)
+                events = events[~on_gpu] if on_gpu.any() else events
+                busy = overhead(thread, events, start, end) if overhead is not None else None
+                lane = ThreadActivity(thread, events, steps, start, end, busy)
                 alone = len(self.on_cpu) == 1
                 parts += lane.parts(len(self.cells.texts), None if alone else windows)
                 counts += lane.transitions(len(self.cells.texts), None if alone else windows)
@@ -422,7 +433,13 @@ class ThreadActivity:
     """What one thread does in a window of time."""
 
     def __init__(
-        self, thread: ThreadEvents, events: NDArray[np.void], cells: Steps, start: int, end: int
+        self,
+        thread: ThreadEvents,
+        events: NDArray[np.void],
+        cells: Steps,
+        start: int,
+        end: int,
+        busy: tuple[Ints, Ints] | None = None,
     ) -> None:
         self.starts = events["start"]
         self.bits = BITS[events["category"]]
@@ -431,6 +448,8 @@ class ThreadActivity:
         steps, self.around = innermost(
             self.starts, events["end"], events["depth"].astype(np.int64), self.bits, outside=0
         )
+        if busy is not None:
+            steps = paint_over(steps, *busy, LABELS.index(PROFILER))
         low, high = max(start, thread.start), max(min(end, thread.end), start, thread.start)
         self.active = zip_steps(steps, cells.between(low, high))
         self.low, self.high = low, high
@@ -489,8 +508,8 @@ def time_windows(processes: Sequence[ProcessEvents]) -> Iterator[tuple[int, int]
 class _Sums:
     """Tables of times and counts, filled window by window."""
 
-    def __init__(self, processes: Sequence[ProcessEvents]) -> None:
-        self.processes = processes
+    def __init__(self, processes: Sequence[ProcessEvents], overhead: Overhead | None) -> None:
+        self.processes, self.overhead = processes, overhead
         self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in processes]
         self.totals: list[Counter[int]] = [Counter() for _ in processes]
         self.merged: Counter[tuple[int, int]] = Counter()
@@ -501,7 +520,7 @@ class _Sums:
         """Add what happened in a window of time."""
         every: list[Part] = []
         for index, process in enumerate(self.processes):
-            parts, counts = process.measure(start, end)
+            parts, counts = process.measure(start, end, self.overhead)
             table = overlap(parts)
             self.tables[index].update(table)
             self.totals[index].update(_total(parts) if process.overlaps_itself else _summed(table))
@@ -550,6 +569,13 @@ def _summed(table: Mapping[tuple[int, int], int]) -> Counter[int]:
     for (_, mask), ns in table.items():
         sums[mask] += ns
     return sums
+
+
+Overhead = Callable[[ThreadEvents, NDArray[np.void], int, int], tuple[Ints, Ints]]
+"""When a thread ran the profiler, from its CPU events in a window of time: disjoint ascending intervals within it.
+
+Windows come in ascending order.
+"""
 
 
 @cache

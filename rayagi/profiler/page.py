@@ -10,7 +10,7 @@ from importlib.resources import files
 
 import numpy as np
 
-from rayagi.profiler.overlap import LABELS, Breakdown, resource
+from rayagi.profiler.overlap import LABELS, PROFILER, Breakdown, resource
 from rayagi.profiler.summary import (
     RESOURCES,
     OperationTime,
@@ -39,6 +39,7 @@ _COLOURS = {
     "gpu_runtime": "#ee8866",
     "gpu_kernel": "#cc3311",
     "gpu_copy": "#ffaabb",
+    "profiler": "#000000",
 }
 _SMALLEST_SHARE = 0.001
 """Sets below it are one segment of a bar."""
@@ -73,6 +74,7 @@ def _legend() -> str:
     keys = "".join(
         f'<span class="name"><span class="key" style="background:{_COLOURS[label]}"></span>{label.replace("_", " ")}</span>'
         for label in LABELS
+        if label != PROFILER
     )
     text = "A segment is a set of categories that were active together, striped in the colours of several."
     return f"<p>{keys}</p><p>{text}</p>"

@@ -1,0 +1,150 @@
+"""The profiler's own cost, on programs whose true cost is known: each is traced as it is, and with hooks that take time."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayagi.profiler import overlap
+from rayagi.profiler.calibration import (
+    Block,
+    Calibration,
+    CalibrationError,
+    corrected,
+    delta_calibration,
+    difference_of_averages,
+)
+from rayagi.profiler.overlap import NONE, breakdown
+from rayagi.profiler.trace import Category as C
+from tests.unit.profiler.traces import process, profile
+
+CALL, ANNOTATION = 7, 4
+
+
+def trace(program, call=0, annotation=0):
+    """Events of a tree of ("python", ns), (category, name, [inner ...]); hooks take time where rayagi's do."""
+    events, time = [], 1  # an end of 0 would say that it never came
+
+    def run(step, depth):
+        nonlocal time
+        if step[0] == "python":
+            time += step[1]
+            return
+        category, name, inner = step
+        start, is_scope = time, category < 16
+        time += 1 + (annotation // 2 if is_scope else 0)
+        for each in inner:
+            run(each, depth + 1)
+        events.append((category, start, time, name, depth))
+        time += annotation // 2 if is_scope else call
+
+    for step in program:
+        run(step, 1)
+    return [(C.THREAD, 1, time, "main", 0), *events]
+
+
+def table(found):
+    return {(row.cell, row.categories): row.ns for row in found.rows}
+
+
+steps = st.recursive(
+    st.tuples(st.just("python"), st.integers(1, 20)),
+    lambda inner: st.tuples(
+        st.sampled_from([C.OPERATION, C.BACKEND, C.SIMULATOR, C.PHASE, C.ITERATION]),
+        st.sampled_from("ab"),
+        st.lists(inner, max_size=4),
+    ),
+    max_leaves=12,
+)
+
+
+@pytest.mark.parametrize(("block", "window"), [(1 << 16, 4), (2, 1)])
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(program=st.lists(steps, max_size=5))
+def test_what_hooks_took_is_removed_where_they_took_it(block, window, program):
+    kept = overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS
+    overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS = block, window
+    try:
+        slow = profile(process([trace(program, CALL, ANNOTATION)]))
+        found = corrected(slow, Calibration({"call": CALL, "annotation": ANNOTATION}))
+    finally:
+        overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS = kept
+    truth = breakdown(profile(process([trace(program)])))
+    assert table(found) == table(truth)
+    assert found.totals == truth.totals
+    entered = [Counter({each: each.count for each in some.transitions}) for some in (found, truth)]
+    assert entered[0] == entered[1]
+
+
+def test_costs_that_do_not_fit_before_the_next_hook_queue_up():
+    """Four calls of 10 ns end every 10 ns; each costs 25 ns, of which the thread's 200 ns hold all 100."""
+    calls = [(C.BACKEND, start, start + 10, "run", 0) for start in (0, 10, 20, 30)]
+    found = corrected(profile(process([[(C.THREAD, 0, 200, "m", 0), *calls]])), Calibration({"call": 25}))
+    assert table(found) == {
+        (found.rows[0].cell, frozenset({"backend"})): 10,  # the first call; the others ran in what it cost
+        (found.rows[0].cell, frozenset({"python"})): 200 - 10 - 100,
+    }
+
+
+def test_time_of_the_gpu_and_of_other_threads_stays_theirs():
+    main = [(C.THREAD, 0, 100, "m", 0), (C.OPERATION, 0, 100, "act", 1), (C.BACKEND, 10, 20, "run", 0)]
+    gpu = [(C.GPU_KERNEL, 25, 60, "gemm", 0)]
+    found = corrected(profile(process([main, gpu])), Calibration({"call": 10}))
+    by_set = {"+".join(sorted(row.categories)): row.ns for row in found.rows}
+    # The hook took 20 to 30: 5 ns of it alone, 5 ns beside the kernel.
+    assert by_set == {"python": 10 + 40, "backend": 10, "gpu_kernel": 5, "gpu_kernel+python": 30}
+
+
+def test_a_library_s_own_profiling_is_removed_within_its_calls():
+    main = [
+        (C.THREAD, 0, 100, "m", 0),
+        (C.GPU_RUNTIME, 10, 20, "cudaLaunchKernel", 0),
+        (C.GPU_RUNTIME, 30, 40, "cudaMemcpyAsync", 0),
+    ]
+    costs = Calibration({}, {"cudaLaunchKernel": 3.0, "cudaMemcpyAsync": 1.0})
+    found = corrected(profile(process([main])), costs)
+    assert {row.cell.operation: row.ns for row in found.rows if "gpu_runtime" in row.categories} == {NONE: 16}
+    assert sum(row.ns for row in found.rows) == 96
+
+
+def test_the_cost_of_a_hook_is_the_difference_of_totals_by_its_count():
+    blocks = [
+        Block(1000),
+        Block(1300, {"call": 100}),
+        Block(1550, {"call": 100, "annotation": 25}),
+        Block(1550, {"call": 100, "annotation": 25}),
+        Block(1100, {"call": 200}),
+        Block(1020),
+    ]
+    found = delta_calibration(blocks)
+    # Plain: 1010 a block. Calls: (1300 + 1100 - 2020) / 300.
+    assert found.hooks["call"] == pytest.approx(380 / 300)
+    # Annotations: what two blocks take longer than plain ones, less their 200 calls.
+    assert found.hooks["annotation"] == pytest.approx((1080 - 200 * 380 / 300) / 50)
+    assert found.spread == pytest.approx(2**0.5 * 10 / 1010)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([Block(1000)], "at least 2 uninstrumented blocks, not 1"),
+        ([Block(1000), Block(1050)], "2 uninstrumented blocks spread over 3.4 %, more than 3 %"),
+        ([Block(0), Block(0)], "spread over inf %"),
+        ([Block(9), Block(9), Block(9, {"a": 1, "b": 1})], "costs of a and b cannot be told apart"),
+    ],
+)
+def test_blocks_that_give_no_cost_are_refused(blocks, message):
+    with pytest.raises(CalibrationError, match=message):
+        delta_calibration(blocks)
+
+
+def test_a_cost_below_zero_is_noise():
+    assert delta_calibration([Block(1000), Block(1000), Block(990, {"call": 10})]).hooks == {"call": 0.0}
+
+
+def test_difference_of_averages_by_hand():
+    found = difference_of_averages({"launch": (4, 40), "copy": (1, 5)}, {"launch": (2, 14), "copy": (3, 18)})
+    assert found == {"launch": 3.0, "copy": 0.0}
+    with pytest.raises(CalibrationError, match="launch was not called both with and without"):
+        difference_of_averages({"launch": (4, 40)}, {})
