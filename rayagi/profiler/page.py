@@ -15,12 +15,12 @@ from rayagi.profiler.summary import (
     RESOURCES,
     OperationTime,
     Wait,
-    num_iterations,
+    iteration_mean,
     operation_times,
     process_line,
     seconds,
     set_name,
-    transition_counts,
+    transition_sums,
 )
 from rayagi.profiler.timeline import Lane, Timeline
 from rayagi.profiler.trace import Profile
@@ -128,10 +128,9 @@ def _background(categories: frozenset[str]) -> str:
 
 
 def _transitions(found: Breakdown) -> str:
-    iterations = num_iterations(found.rows)
     rows = [
-        [name, f"{source} \u2192 {target}", f"{count:,}", f"{count / iterations:,.1f}" if iterations else ""]
-        for name, source, target, count in transition_counts(found.transitions)
+        [each.operation, f"{each.source} \u2192 {each.target}", f"{each.count:,}", iteration_mean(each)]
+        for each in transition_sums(found)
     ]
     return "<h2>Transitions</h2>" + _table(
         ["operation", "from and to", "count", "per iteration"], rows, left=2

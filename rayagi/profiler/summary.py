@@ -14,7 +14,6 @@ from rayagi.profiler.overlap import (
     NONE,
     Breakdown,
     Row,
-    TransitionCount,
     process_labels,
     resource,
 )
@@ -102,12 +101,38 @@ def largest_sets(times: Iterable[OperationTime], most: int = _MOST_COLUMNS) -> l
     ]
 
 
-def transition_counts(transitions: Iterable[TransitionCount]) -> list[tuple[str, str, str, int]]:
-    """Operation, source, target and count over all iterations, the most frequent first."""
-    sums: Counter[tuple[str, str, str]] = Counter()
-    for each in transitions:
-        sums[operation_name(each.cell.phase, each.cell.operation), each.source, each.target] += each.count
-    return [(*key, count) for key, count in sorted(sums.items(), key=lambda item: (-item[1], item[0]))]
+@dataclass(frozen=True)
+class TransitionSum:
+    """How often the code of an operation went from one category into another one.
+
+    Attributes:
+        operation: with its phase
+        source: category
+        target: category
+        count: in all
+        per_iteration: mean of those within iterations; None without numbered iterations
+    """
+
+    operation: str
+    source: str
+    target: str
+    count: int
+    per_iteration: float | None
+
+
+def transition_sums(found: Breakdown) -> list[TransitionSum]:
+    """Transitions of all processes, the most frequent first."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    inside: Counter[tuple[str, str, str]] = Counter()
+    for each in found.transitions:
+        key = operation_name(each.cell.phase, each.cell.operation), each.source, each.target
+        counts[key] += each.count
+        inside[key] += each.count if each.cell.iteration != NO_ITERATION else 0
+    iterations = num_iterations(found.rows)
+    return [
+        TransitionSum(*key, count, inside[key] / iterations if iterations else None)
+        for key, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
 
 
 def num_iterations(rows: Iterable[Row]) -> int:
@@ -197,16 +222,20 @@ def _operation_lines(times: Sequence[OperationTime]) -> list[str]:
 
 
 def _transition_lines(found: Breakdown) -> list[str]:
-    counts = transition_counts(found.transitions)
-    if not counts:
+    sums = transition_sums(found)
+    if not sums:
         return []
-    iterations = num_iterations(found.rows)
-    header = ["operation", "transition", "count", *(["per iteration"] if iterations else [])]
     rows = [
-        [name, f"{source} -> {target}", f"{count:,}", *([f"{count / iterations:,.1f}"] if iterations else [])]
-        for name, source, target, count in counts[:30]
+        [each.operation, f"{each.source} -> {each.target}", f"{each.count:,}", iteration_mean(each)]
+        for each in sums[:30]
     ]
+    header = ["operation", "transition", "count", "per iteration"]
     return ["", "transitions of all processes", *aligned([header, *rows], left=2)]
+
+
+def iteration_mean(each: TransitionSum) -> str:
+    """Transitions per iteration as text."""
+    return "-" if each.per_iteration is None else f"{each.per_iteration:,.1f}"
 
 
 def _wait_lines(found: Sequence[Wait]) -> list[str]:

@@ -1,6 +1,7 @@
 """The overlap of categories: hand-worked cases, and a sweep in plain Python that looks at every nanosecond."""
 
 from collections import Counter
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -241,8 +242,8 @@ def threads(draw):
     return events
 
 
-def sweep(traces):
-    """Counts of (phase, iteration, operation, categories), and of categories, over all whole times."""
+def moments(traces):
+    """For each whole time, {(phase, iteration, operation): categories} of one process."""
     last = max((max(start, end) for trace in traces for _, start, end, *_ in trace), default=0)
     closed = []
     for trace in traces:
@@ -254,59 +255,78 @@ def sweep(traces):
                 for category, start, end, name, depth, *_ in trace
             ]
         )
-    cells, total = Counter(), Counter()
-    for time in range(last):
+    return [_moment(closed, time) for time in range(last)]
 
-        def top(events, time=time):
-            ranked = [(each[1], -each[2], each[4], index, each) for index, each in enumerate(events)]
-            return max((rank for rank in ranked if rank[0] <= time < -rank[1]), default=[None])[-1]
 
-        everything = [each for trace in closed for each in trace]
-        phase, iteration = (
-            top([each for each in everything if each[0] == kind]) for kind in (C.PHASE, C.ITERATION)
+def _moment(traces, time):
+    def top(events):
+        ranked = [(each[1], -each[2], each[4], index, each) for index, each in enumerate(events)]
+        return max((rank for rank in ranked if rank[0] <= time < -rank[1]), default=[None])[-1]
+
+    everything = [each for trace in traces for each in trace]
+    phase, iteration = (
+        top([each for each in everything if each[0] == kind]) for kind in (C.PHASE, C.ITERATION)
+    )
+    on_gpu = (C.GPU_KERNEL, C.GPU_COPY)
+    gpu = {C(each[0]).name.lower() for each in everything if each[0] in on_gpu and each[1] <= time < each[2]}
+    states = []
+    for trace in traces:
+        kinds = {each[0] for each in trace if each[0] >= 16}
+        ends = [each[2] for each in trace if each[0] == C.THREAD or each[0] >= 16]
+        alive = min(each[1] for each in trace) <= time < max(ends)
+        if not alive or (kinds and kinds <= set(on_gpu)):
+            continue
+        native = top([each for each in trace if each[0] >= 16 and each[0] not in on_gpu])
+        operation = top([each for each in trace if each[0] == C.OPERATION])
+        states.append(
+            (operation[3] if operation else None, C(native[0]).name.lower() if native else "python")
         )
-        gpu = {
-            C(e[0]).name.lower()
-            for e in everything
-            if e[0] in (C.GPU_KERNEL, C.GPU_COPY) and e[1] <= time < e[2]
+    lent = {category for operation, category in states if operation is None and category != "python"}
+    sets = {
+        name: {category for operation, category in states if operation == name} | lent | gpu
+        for name in {operation for operation, _ in states if operation}
+    }
+    if not sets:
+        sets[NONE] = {category for _, category in states} | gpu
+    outer = phase[3] if phase else "", ord(iteration[3]) if iteration else -1
+    return {(*outer, name): active for name, active in sets.items() if active}
+
+
+def together(several):
+    """The union of what is active in several processes at a time, by cell."""
+    return [
+        {
+            cell: set().union(*(each.get(cell, ()) for each in at_a_time))
+            for cell in {cell for each in at_a_time for cell in each}
         }
-        states = []
-        for trace in closed:
-            kinds = {each[0] for each in trace if each[0] >= 16}
-            alive = (
-                min(e[1] for e in trace) <= time < max(e[2] for e in trace if e[0] == C.THREAD or e[0] >= 16)
-            )
-            if not alive or (kinds and kinds <= {C.GPU_KERNEL, C.GPU_COPY}):
-                continue
-            native = top([e for e in trace if e[0] >= 16 and e[0] not in (C.GPU_KERNEL, C.GPU_COPY)])
-            operation = top([e for e in trace if e[0] == C.OPERATION])
-            states.append(
-                (operation[3] if operation else None, C(native[0]).name.lower() if native else "python")
-            )
-        operations = {operation for operation, _ in states if operation}
-        lent = {category for operation, category in states if operation is None and category != "python"}
-        sets = {name: {c for o, c in states if o == name} | lent | gpu for name in operations}
-        if not operations:
-            sets[NONE] = {category for _, category in states} | gpu
-        outer = (phase[3] if phase else "", ord(iteration[3]) if iteration else -1)
-        for name, active in sets.items():
-            if active:
-                cells[(*outer, name, "+".join(sorted(active)))] += 1
+        for at_a_time in zip_longest(*several, fillvalue={})
+    ]
+
+
+def counted(sets_over_time):
+    """Counts of (phase, iteration, operation, categories), and of categories whatever the cell."""
+    cells, total = Counter(), Counter()
+    for sets in sets_over_time:
+        cells.update((*cell, "+".join(sorted(active))) for cell, active in sets.items())
         if everywhere := set().union(*sets.values()):
             total["+".join(sorted(everywhere))] += 1
     return cells, total
 
 
 @pytest.mark.parametrize(("block", "window"), [(1 << 16, 32), (2, 1)])
-@settings(max_examples=60, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
-@given(traces=st.lists(threads(), min_size=1, max_size=3))
-def test_every_nanosecond_is_where_a_plain_sweep_puts_it(block, window, traces):
+@settings(max_examples=50, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+@given(st.lists(st.lists(threads(), min_size=1, max_size=3), min_size=1, max_size=2))
+def test_every_nanosecond_is_where_a_plain_sweep_puts_it(block, window, processes):
     kept = overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS
     overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS = block, window
     try:
-        found = breakdown(profile(process(traces)))
+        found = breakdown(profile(*(process(each, str(number)) for number, each in enumerate(processes))))
     finally:
         overlap.BLOCK_EVENTS, overlap.WINDOW_BLOCKS = kept
-    cells, total = sweep(traces)
-    assert times(found.rows) == cells
-    assert {"+".join(sorted(key)): ns for key, ns in found.totals["trainer"].items()} == total
+    several = [moments(traces) for traces in processes]
+    expected = {str(number): counted(each) for number, each in enumerate(several)} | {
+        "": counted(together(several))
+    }
+    for label, (cells, total) in expected.items():
+        assert times(found.rows if label else found.merged, label) == cells
+        assert {"+".join(sorted(key)): ns for key, ns in found.totals[label].items()} == total

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -12,7 +13,14 @@ from rayagi.cli import main
 from rayagi.profiler.difference import difference_text, differences, holm, permutation_p_values
 from rayagi.profiler.overlap import breakdown
 from rayagi.profiler.page import report_page
-from rayagi.profiler.summary import num_iterations, operation_times, report_text, seconds, waits
+from rayagi.profiler.summary import (
+    num_iterations,
+    operation_times,
+    report_text,
+    seconds,
+    transition_sums,
+    waits,
+)
 from rayagi.profiler.timeline import timeline
 from rayagi.profiler.trace import Category as C
 from tests.unit.profiler.traces import process, profile, write
@@ -70,6 +78,14 @@ def test_the_text_has_times_shares_and_transitions():
         "(outside operations) 2 ms 20.0 % 100.0 % 100.0 % 0.0 %",
     ]
     assert lines[-1] == "act python -> simulator 2 1.0"
+
+
+def test_transitions_outside_of_iterations_are_not_per_iteration():
+    (warm_up,) = process([[(C.BACKEND, 10 * MS, 11 * MS, "save", 0)]]).threads
+    trained = iterations([4, 4])
+    found = breakdown(profile(replace(trained, threads=(*trained.threads, replace(warm_up, thread_id=2)))))
+    by_target = {each.target: (each.count, each.per_iteration) for each in transition_sums(found)}
+    assert by_target == {"simulator": (2, 1.0), "backend": (1, 0.0)}
 
 
 def test_resources_of_an_operation():
