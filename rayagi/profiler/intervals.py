@@ -6,7 +6,7 @@ Times are int64 nanoseconds. Intervals are half open, ``[start, end)``; those of
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -234,19 +234,26 @@ def zip_steps(first: Steps, second: Steps) -> tuple[Ints, Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Intervals in which one category is active, each within one cell, such as an operation.
+    """Intervals in which something is active, such as one thread. Those of one cell are disjoint.
 
     Attributes:
-        category: its bit in the masks, 0 to 14
-        cells: at least 0. Shape (n,)
-        starts: of disjoint intervals, if they are of one cell. Shape (n,)
+        categories: bit of each interval's category in the masks, 0 to 14. Shape (n,)
+        cells: where each counts, such as an operation; at least 0. Shape (n,)
+        starts: of the intervals, in any order. Shape (n,)
         ends: of the same. Shape (n,)
     """
 
-    category: int
+    categories: Ints
     cells: Ints
     starts: Ints
     ends: Ints
+
+    def by_category(self) -> Iterator[tuple[int, Ints, Ints, Ints]]:
+        """Bit, cells, starts and ends of each category, without empty intervals."""
+        filled = self.ends > self.starts
+        for bit in np.flatnonzero(np.bincount(self.categories)).tolist():
+            some = filled & (self.categories == bit)
+            yield bit, self.cells[some], self.starts[some], self.ends[some]
 
 
 def overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
@@ -257,11 +264,13 @@ def overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
     parts = [part for part in parts if len(part.starts)]
     if not parts:
         return {}
+    cells = np.unique(np.concatenate([_distinct(part.cells) for part in parts]))
+    if len(parts) == 1:
+        return _sums(parts[0], cells)
     start = min(int(part.starts.min()) for part in parts)
     span = (
         max(int(part.ends.max()) for part in parts) - start + 1
     )  # one more: ranges of two cells do not touch
-    cells = np.unique(np.concatenate([_distinct(part.cells) for part in parts]))
     # Each cell gets a range of times of its own, so that one sweep handles all: time' = number of the cell * span + time.
     group = max(1, _KEY_LIMIT // span)
     table: dict[tuple[int, int], int] = {}
@@ -270,6 +279,16 @@ def overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
         for (number, mask), ns in _sweep(_in_own_range(parts, some, start, span), span).items():
             table[int(some[number]), mask] = ns
     return table
+
+
+def _sums(part: Part, cells: Ints) -> dict[tuple[int, int], int]:
+    """The table of a single part, in which nothing overlaps."""
+    groups = np.searchsorted(cells, part.cells) << _TAG_BITS | part.categories
+    totals = exact_sums(groups, part.ends - part.starts)
+    return {
+        (int(cells[group >> _TAG_BITS]), 1 << (group & 15)): int(totals[group])
+        for group in np.flatnonzero(totals).tolist()
+    }
 
 
 def _distinct(cells: Ints) -> Ints:
@@ -283,13 +302,10 @@ def _in_own_range(parts: Iterable[Part], cells: Ints, start: int, span: int) -> 
     """Disjoint intervals of each category with the cells' times one after the other."""
     found: dict[int, list[tuple[Ints, Ints]]] = {}
     for part in parts:
-        number = np.searchsorted(cells, part.cells)
-        shift = number * span - start
-        starts, ends = part.starts + shift, part.ends + shift
-        if part.cells.min() < cells[0] or part.cells.max() > cells[-1]:
-            inside = (part.cells >= cells[0]) & (part.cells <= cells[-1])
-            starts, ends = starts[inside], ends[inside]
-        found.setdefault(part.category, []).append((starts, ends))
+        for category, own, starts, ends in part.by_category():
+            inside = (own >= cells[0]) & (own <= cells[-1])
+            shift = np.searchsorted(cells, own) * span - start
+            found.setdefault(category, []).append(((starts + shift)[inside], (ends + shift)[inside]))
     return {
         category: several[0] if len(several) == 1 else union(*map(np.concatenate, zip(*several, strict=True)))
         for category, several in found.items()

@@ -407,7 +407,7 @@ class ProcessEvents:
                 counts += lane.transitions(len(self.cells.texts), None if alone else windows)
         for bit, several in gpu.items():
             both = union(*(np.clip(np.concatenate(each), start, end) for each in zip(*several, strict=True)))
-            parts.append(_within(bit, *both, windows))
+            parts.append(_within(np.full(len(both[0]), bit), *both, windows))
         return parts, counts
 
 
@@ -422,11 +422,11 @@ def _numbers(iterations: NDArray[np.void]) -> Ints:
     return numbers
 
 
-def _within(bit: int, starts: Ints, ends: Ints, windows: tuple[Ints, Ints, Ints]) -> Part:
-    """A category's intervals, cut by the windows of the cells that they count for."""
+def _within(bits: Ints, starts: Ints, ends: Ints, windows: tuple[Ints, ...]) -> Part:
+    """Disjoint intervals, cut by the windows of the cells that they count for."""
     cells, window_starts, window_ends = windows
-    starts, ends, _, window = intersect(starts, ends, window_starts, window_ends)
-    return Part(bit, cells[window], starts, ends)
+    starts, ends, interval, window = intersect(starts, ends, window_starts, window_ends)
+    return Part(bits[interval], cells[window], starts, ends)
 
 
 class ThreadActivity:
@@ -455,22 +455,21 @@ class ThreadActivity:
         self.low, self.high = low, high
 
     def parts(self, names: int, windows: tuple[Ints, Ints, Ints] | None) -> Iterator[Part]:
-        """Intervals of each category. Those outside of operations are cut by the process's windows, if there are any."""
+        """What the thread does. Outside of operations it counts where the process's windows say, if there are any."""
         times, bits, cells = self.active
         bounds = np.concatenate([[self.low], np.clip(times, self.low, self.high), [self.high]])
         starts, ends = bounds[:-1], bounds[1:]
-        outside = cells % names == 0
-        for bit in np.flatnonzero(np.bincount(bits)).tolist():
-            chosen = (bits == bit) & (ends > starts)
-            if windows is None:
-                yield Part(bit, cells[chosen], starts[chosen], ends[chosen])
-                continue
-            own, others = chosen & ~outside, chosen & outside
-            yield Part(bit, cells[own], starts[own], ends[own])
-            # Python without an operation, often a thread that waits, counts for no operation; native code for all.
-            idle = windows[0] % names == 0
-            some = (windows[0][idle], windows[1][idle], windows[2][idle])
-            yield _within(bit, starts[others], ends[others], windows if bit else some)
+        if windows is None:
+            yield Part(bits, cells, starts, ends)
+            return
+        filled, outside = ends > starts, cells % names == 0
+        own = filled & ~outside
+        yield Part(bits[own], cells[own], starts[own], ends[own])
+        # Python without an operation, often a thread that waits, counts for no operation; native code for all.
+        idle = windows[0] % names == 0
+        for chosen, near in ((bits != 0, windows), (bits == 0, tuple(each[idle] for each in windows))):
+            lent = filled & outside & chosen
+            yield _within(bits[lent], starts[lent], ends[lent], near)
 
     def transitions(
         self, names: int, windows: tuple[Ints, Ints, Ints] | None
@@ -560,8 +559,21 @@ def _rows(table: Mapping[tuple[int, int], int], process: str, cells: CellNumbers
 
 def _total(parts: Sequence[Part]) -> Counter[int]:
     """Time of every set of categories, whatever the cell."""
-    both = [(part.category, *union(part.starts, part.ends)) for part in parts]
-    return _summed(overlap([Part(bit, np.zeros_like(starts), starts, ends) for bit, starts, ends in both]))
+    found: dict[int, list[tuple[Ints, Ints]]] = {}
+    for part in parts:
+        for bit, _, starts, ends in part.by_category():
+            found.setdefault(bit, []).append((starts, ends))
+    merged = [
+        (bit, *union(*map(np.concatenate, zip(*several, strict=True)))) for bit, several in found.items()
+    ]
+    return _summed(
+        overlap(
+            [
+                Part(np.full_like(starts, bit), np.zeros_like(starts), starts, ends)
+                for bit, starts, ends in merged
+            ]
+        )
+    )
 
 
 def _summed(table: Mapping[tuple[int, int], int]) -> Counter[int]:

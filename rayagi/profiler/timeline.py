@@ -114,7 +114,8 @@ def _process_lanes(process: ProcessEvents, edges: Ints, shortest: int) -> list[L
                 is_cpu = ~np.isin(bits, [LABELS.index(label) for label in GPU])
                 activity = ThreadActivity(thread, events[is_cpu], shown[index][1], start, end)
                 for part in activity.parts(len(process.cells.texts), None):
-                    spent[index][part.category] += _time_in_bins(part.starts, part.ends, edges)
+                    for bit, _, starts, ends in part.by_category():
+                        spent[index][bit] += _time_in_bins(starts, ends, edges)
         for bit, several in gpu.items():
             merged = union(
                 *(np.clip(np.concatenate(each), start, end) for each in zip(*several, strict=True))
