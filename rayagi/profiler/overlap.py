@@ -55,10 +55,10 @@ BITS = np.full(256, 1 + _NATIVE.index(Category.OTHER_NATIVE), np.int64)
 BITS[list(_NATIVE)] = np.arange(1, 1 + len(_NATIVE))
 _IS_GPU = np.array([label in GPU for label in LABELS])
 
-BLOCK_EVENTS = 1 << 16
+BLOCK_EVENTS = 1 << 13
 """Events between two entries of the index of a thread's events."""
-WINDOW_BLOCKS = 4
-"""Blocks of events that are in memory at a time: about 250,000 events, whose arrays stay in the cache."""
+WINDOW_BLOCKS = 8
+"""Blocks of events that are in memory at a time: about 65,000 events, whose arrays stay in the cache."""
 _LONGEST_NS = 2**57
 """Four years: what the sort keys of ``overlap`` can hold."""
 _MAX, _MIN = np.iinfo(np.int64).max, np.iinfo(np.int64).min
@@ -267,10 +267,10 @@ class ThreadEvents:
     def natives(self, start: int, end: int) -> NDArray[np.void]:
         """Events of categories other than annotations that are active in a window of time, or of length 0 in it."""
         found = [np.empty(0, EVENT)]
-        for number, (low, high) in enumerate(zip(self.low, self.high, strict=True)):
-            if low < end and high >= start:
-                block = self.trace.events[number * BLOCK_EVENTS : (number + 1) * BLOCK_EVENTS]
-                found.append(np.array(block[block["category"] >= _FIRST_NATIVE]))
+        near = (np.array(self.low, np.int64) < end) & (np.array(self.high, np.int64) >= start)
+        for number in np.flatnonzero(near).tolist():
+            block = self.trace.events[number * BLOCK_EVENTS : (number + 1) * BLOCK_EVENTS]
+            found.append(np.array(block[block["category"] >= _FIRST_NATIVE]))
         events = np.concatenate(found)
         events["start"] += self.offset
         events["end"] += self.offset
