@@ -64,10 +64,11 @@ def report_page(profile: Profile, found: Breakdown, waits: Sequence[Wait], lanes
     style, script = (
         resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
     )
-    return (
+    page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n<style>{style}</style>'
         f"</head>\n<body>\n" + "\n".join(sections) + f"\n<script>{script}</script>\n</body></html>\n"
     )
+    return page.encode("utf-8", "replace").decode()  # names may hold halves of surrogate pairs
 
 
 def _legend() -> str:

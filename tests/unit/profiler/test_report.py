@@ -25,7 +25,7 @@ from rayagi.profiler.timeline import timeline
 from rayagi.profiler.trace import Category as C
 from tests.unit.profiler.traces import process, profile, write
 
-HOSTILE = "</script><script>alert(1)</script>\x1b[2J"
+HOSTILE = "</script><script>alert(1)</script>\x1b[2J\ud800"
 MS = 1_000_000
 
 
@@ -99,8 +99,11 @@ def test_resources_of_an_operation():
 def test_terminals_and_pages_get_no_control_of_a_name():
     found = waiting()
     rows, causes = breakdown(found), waits(found)
-    assert "\x1b" not in report_text(found, rows, causes)
+    text = report_text(found, rows, causes)
+    assert "\x1b" not in text
+    assert text.encode()
     page = report_page(found, rows, causes, timeline(found))
+    assert page.encode()
     assert "alert(1)</script>" not in page
     assert page.count("<script") == page.count("</script>") == 2
 
