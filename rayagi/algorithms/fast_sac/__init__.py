@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayagi.algorithms.definition import AlgorithmDefinition, LearningMetric, RllibFace
-from rayagi.algorithms.distributional import DISTRIBUTIONAL_NAMES, DistributionalSpec
+from rayagi.algorithms.distributional import (
+    DISTRIBUTIONAL_NAMES,
+    DISTRIBUTIONAL_PRESET,
+    DistributionalSpec,
+)
 from rayagi.algorithms.off_policy_face import (
     INSTEAD_OF_RLLIBS_REPLAY,
     OFF_POLICY_FIXED,
@@ -17,7 +21,7 @@ from rayagi.algorithms.off_policy_face import (
     refuse_unfit_box,
 )
 from rayagi.config.errors import ConfigError
-from rayagi.config.off_policy import OFF_POLICY_PRESET, temperature_rules
+from rayagi.config.off_policy import temperature_rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +67,9 @@ FAST_SAC = AlgorithmDefinition(
     model="rayagi.algorithms.fast_sac.learner:make_model",
     unfit_network=refuse_networks,
     unfit_env=refuse_unfit_box,
-    preset={
-        **OFF_POLICY_PRESET,
-        "normalize_obs": True,
-        "gamma": 0.97,
-        "rollout_length": 4,
-        "v_min": -250.0,
-        "v_max": 250.0,
-    },
+    preset=DISTRIBUTIONAL_PRESET,
     preset_network={"hidden": (128, 64, 32), "activation": "silu"},
-    preset_num_envs=64,
+    preset_num_envs=16,
     metrics=(
         *OFF_POLICY_METRICS,
         LearningMetric(name="alpha", unit="", help="temperature: weight of the entropy beside rewards"),

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rayagi.algorithms.definition import AlgorithmDefinition, RllibFace
-from rayagi.algorithms.distributional import DISTRIBUTIONAL_NAMES, DistributionalSpec
+from rayagi.algorithms.distributional import (
+    DISTRIBUTIONAL_NAMES,
+    DISTRIBUTIONAL_PRESET,
+    DistributionalSpec,
+)
 from rayagi.algorithms.off_policy_face import (
     INSTEAD_OF_RLLIBS_REPLAY,
     OFF_POLICY_FIXED,
@@ -18,7 +22,6 @@ from rayagi.algorithms.off_policy_face import (
 )
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import positive
-from rayagi.config.off_policy import OFF_POLICY_PRESET
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,14 +59,9 @@ FAST_TD3 = AlgorithmDefinition(
     model="rayagi.algorithms.fast_td3.model:make_model",
     unfit_network=refuse_networks,
     unfit_env=refuse_unfit_box,
-    preset={
-        **OFF_POLICY_PRESET,
-        "normalize_obs": True,
-        "gamma": 0.97,
-        "rollout_length": 4,
-    },
+    preset={**DISTRIBUTIONAL_PRESET, "noise_min": 0.1, "target_noise": 0.1},
     preset_network={"hidden": (128, 64, 32), "activation": "relu"},
-    preset_num_envs=64,
+    preset_num_envs=16,
     metrics=OFF_POLICY_METRICS,
     rllib=RllibFace(
         config="FastTD3Config",

@@ -239,3 +239,12 @@ def test_spaces_and_settings_that_do_not_fit_are_refused_with_what_does():
         ({"target_entropy": math.nan}, "fast_sac.target_entropy"),
     ):
         assert said in " ".join(map(str, FastSACSpec(**settings).broken_rules("fast_sac")))
+
+
+def test_defaults_that_do_not_depend_on_task_or_machine_are_the_papers():
+    spec = FastSACSpec()
+    assert (spec.learning_rate, spec.critic_learning_rate, spec.alpha_learning_rate) == (3e-4, None, None)
+    assert (spec.gamma, spec.tau, spec.n_step, spec.policy_delay) == (0.97, 0.125, 1, 4)
+    assert (spec.num_atoms, spec.v_min, spec.v_max, spec.clipped_double) == (101, -20.0, 20.0, False)
+    assert (spec.initial_alpha, spec.target_entropy, spec.weight_decay) == (0.001, 0.0, 0.001)
+    assert (spec.normalize_obs, spec.layer_norm, spec.max_grad_norm) == (True, True, 0.0)

@@ -201,3 +201,13 @@ def test_spaces_and_settings_that_do_not_fit_are_refused_with_what_does():
         ({"weight_decay": -0.1}, "at least 0"),
     ):
         assert said in " ".join(map(str, FastTD3Spec(**settings).broken_rules("fast_td3")))
+
+
+def test_defaults_that_do_not_depend_on_task_or_machine_are_the_papers():
+    spec = FastTD3Spec()
+    assert (spec.learning_rate, spec.critic_learning_rate, spec.weight_decay) == (3e-4, None, 0.1)
+    assert (spec.gamma, spec.tau, spec.n_step, spec.policy_delay) == (0.97, 0.1, 1, 2)
+    assert (spec.num_atoms, spec.v_min, spec.v_max, spec.clipped_double) == (101, -250.0, 250.0, True)
+    assert (spec.noise_min, spec.noise_max) == (0.001, 0.4)
+    assert (spec.target_noise, spec.target_noise_clip) == (0.001, 0.5)
+    assert (spec.normalize_obs, spec.layer_norm, spec.max_grad_norm) == (True, False, 0.0)
