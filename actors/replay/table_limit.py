@@ -3,9 +3,10 @@
 So that one side is always admitted, error is moved between shards: a shard that refuses rows though the mean of all shards
 admits them gets the mean, and so do the others. Then readers wait only if
 
-    sum of rows < max of min_size   or   sum of errors <= -sum of error buffers,
+    sum of rows < max of min_size, and no shard refuses rows   or   sum of errors <= -sum of error buffers,
 
-and in both cases every shard admits writers: it has fewer than min_size rows, or its error, the mean, is at most 0.
+and in both cases every shard admits writers; in the second its error, the mean, is at most 0. Shards may have other limits
+than their table's others: one with a small min_size may refuse rows before the largest min_size is reached.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def admits_sample(errors: Sequence[ShardError]) -> bool:
     if not errors:
         return True
     judged = [found for found in errors if found.is_judged]
-    return sum(found.rows for found in errors) >= max(found.min_size for found in errors) and (
+    has_rows = sum(found.rows for found in errors) >= max(found.min_size for found in errors)
+    return (has_rows or any(found.refuses_inserts for found in errors)) and (
         not judged or math.fsum(found.error for found in judged) > -sum(found.below for found in judged)
     )
 

@@ -4,7 +4,7 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from replay_processes import LIMIT_S
 from replay_tables import SCHEMA, content
@@ -84,6 +84,9 @@ shares = st.builds(
 
 
 @given(st.lists(shares, min_size=1, max_size=5))
+@example(  # the second shard refuses rows, though the table has fewer than the first one's min_size
+    [ShardError(0, 2, 0.0, 0.0, 1.0, 0.0), ShardError(1, 1, 0.0, 0.0, 1.0, 1.0)]
+)
 def test_one_side_is_always_admitted_and_no_error_is_lost(found):
     shifts = shifts_of(dict(enumerate(found)))
     after = [each._replace(error=each.error + shifts.get(k, 0.0)) for k, each in enumerate(found)]
