@@ -45,11 +45,11 @@ class Comparison:
     """False: the time budget ended it."""
 
     def fastest(self, default: str) -> str | None:
-        """The template with the highest mean. None: one was not measured, or all failed.
+        """The template with the highest mean. None: some turns are missing, or all failed.
 
         The default, unless the other is faster in each turn than the default in any.
         """
-        if not self.turns or not all(self.turns.values()):
+        if not self.turns or not self.complete:
             return None
         best = max(self.turns, key=lambda name: statistics.fmean(self.turns[name]))
         known = self.turns.get(default)

@@ -180,11 +180,11 @@ def test_the_time_budget_ends_the_turns():
 
     found, _ = by_turns(preset("Ant-v5"), ["a", "b"], turn, lambda: now[0])
     assert found == Comparison(turns={"a": [10.0], "b": [20.0]}, complete=False)
-    assert found.fastest("a") == "b"
+    assert found.fastest("a") is None  # one turn each: drift of the machine's speed may be the difference
     now[0] = 0.0
     found, _ = by_turns(preset("Ant-v5"), ["a", "b", "c"], turn, lambda: now[0])
     assert found.turns == {"a": [10.0], "b": [20.0], "c": []}
-    assert found.fastest("a") is None  # c may be the fastest
+    assert found.fastest("a") is None
 
 
 def test_long_iterations_are_not_measured(measured):
