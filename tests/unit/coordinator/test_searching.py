@@ -529,8 +529,9 @@ def test_a_change_of_models_kernels_or_transports_makes_old_measurements_void():
         "rayagi/models/networks.py",
         "rayagi/native/ppo.h",
         "rayagi/native/learning.py",
+        "rayagi/serving/templates.py",
     } <= files
-    assert not any(name.startswith(("rayagi/cli/", "rayagi/serving/")) for name in files)
+    assert not any(name.startswith("rayagi/cli/") for name in files)
     root = Path(rayagi.__file__).parents[1]
     for package in ("actors", "collectives", "placement", "rayagi"):
         assert {str(path.relative_to(root)) for path in (root / package).rglob("*.[ch]")} <= files
