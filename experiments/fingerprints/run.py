@@ -1,6 +1,6 @@
 """Fingerprints of training: a digest of the parameters after five iterations, for each algorithm, template and kind of task.
 
-    python -m experiments.fingerprints.run --record      # train every case, write results/fingerprints.json
+    python -m experiments.fingerprints.run --record      # train every case, write results/PROCESSOR.json
     python -m experiments.fingerprints.run               # train every case, compare with that file
     python -m experiments.fingerprints.run --only e_at   # the cases whose name contains this
 
@@ -29,7 +29,7 @@ from experiments.origin import origin
 from rayagi.run.checkpoints import CheckpointStore
 
 HERE = Path(__file__).parent
-RECORD = HERE / "results" / "fingerprints.json"
+RESULTS = HERE / "results"
 _ITERATIONS = 5
 _SMALL = ("--num-envs", "8", "--set", "network.hidden=[32,16]", "--seed", "3")
 
@@ -41,10 +41,12 @@ class Case:
     name: str
     arguments: tuple[str, ...]
     compiled: bool = True
+    dataset: bool = False
+    """Learns from the dataset that ``recorded`` makes."""
 
 
 def cases() -> list[Case]:
-    """Every case, each with the compiled programs and without a compiler."""
+    """Every case: on-policy ones with the compiled programs and without a compiler, the others with them."""
     trainings = {
         "ppo_ant": ("Ant-v5", "--gmis", "2"),  # whole rollouts in one call
         "ppo_half_cheetah": ("HalfCheetah-v5", "--gmis", "2"),  # MuJoCo's batch
@@ -86,6 +88,7 @@ def cases() -> list[Case]:
             "impala",
             "--set",
             "impala.on_stale=wait",
+            "--set",
             "impala.max_lag=1",
         ),
         "a3c_one_gmi": ("HalfCheetah-v5", "--gmis", "1", "--algorithm", "a3c"),  # several do not repeat a run
@@ -97,17 +100,34 @@ def cases() -> list[Case]:
             "appo",
             "--set",
             "appo.on_stale=wait",
+            "--set",
             "appo.max_lag=1",
         ),
     }
     without = {"ppo_fused_cartpole": ("--set", "env.engine=fused_torch")}  # it has no C without a compiler
-    return [
+    early = ("learning_starts=32", "batch_size=32")  # so that five iterations learn
+    off_policy = {
+        name: (task, "--gmis", "2", "--algorithm", name, *(f"--set={name}.{setting}" for setting in early))
+        for name, task in {
+            "sac": "HalfCheetah-v5",
+            "td3": "HalfCheetah-v5",
+            "dqn": "CartPole-v1",
+            "fast_td3": "HalfCheetah-v5",
+        }.items()
+    }
+    offline = {
+        name: ("HalfCheetah-v5", "--gmis", "1", "--algorithm", name, "--set", f"{name}.num_updates=20")
+        for name in ("bc", "iql", "td3_bc")
+    }
+    trained = [
         Case(name, arguments)
         if compiled
         else Case(f"{name}_without_compiler", (*arguments, *without.get(name, ())), compiled=False)
         for name, arguments in trainings.items()
         for compiled in (True, False)
     ]
+    trained += [Case(f"{name}_dp_only", arguments) for name, arguments in off_policy.items()]
+    return trained + [Case(name, arguments, dataset=True) for name, arguments in offline.items()]
 
 
 def _tensors(state: Any) -> Iterator[torch.Tensor]:
@@ -128,19 +148,34 @@ def digest(run: Path) -> str:
     return hashlib.sha256("".join(each).encode()).hexdigest()[:16]
 
 
-def fingerprint(case: Case) -> str:
-    """Train the case.
+def _rayagi(case: Case, *arguments: str) -> None:
+    """Run a command of the product as the case does.
 
     Raises:
-        RuntimeError: `rayagi train` failed, with what it said.
+        RuntimeError: it failed, with what it said.
     """
+    environment = dict(os.environ) if case.compiled else {**os.environ, "CC": "no-such-compiler"}
+    command = [sys.executable, "-m", "rayagi", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{case.name}: {done.stdout[-500:]}{done.stderr[-1500:]}")
+
+
+def _record(case: Case, folder: Path) -> Path:
+    """A dataset: 2048 steps of a policy after one iteration of PPO."""
+    run, data = ("--out", str(folder), "--name", "behaviour"), folder / "data"
+    _rayagi(case, "train", "HalfCheetah-v5", "--gmis", "1", *_SMALL, "--iterations", "1", *run)
+    serve = ("serve", str(folder / "behaviour"), "--gmis", "1", "--explore", "--seed", "3")
+    _rayagi(case, *serve, "--steps", "2048", "--out", str(data))
+    return data
+
+
+def fingerprint(case: Case) -> str:
+    """Train the case, on a dataset if it learns from one."""
     with tempfile.TemporaryDirectory(prefix="fingerprint-") as folder:
-        command = [sys.executable, "-m", "rayagi", "train", *case.arguments, *_SMALL]
-        command += ["--iterations", str(_ITERATIONS), "--out", folder, "--name", "run"]
-        environment = dict(os.environ) if case.compiled else {**os.environ, "CC": "no-such-compiler"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{case.name}: {done.stdout[-500:]}{done.stderr[-1500:]}")
+        given = ("--dataset", str(_record(case, Path(folder)))) if case.dataset else ()
+        run = ("--iterations", str(_ITERATIONS), "--out", folder, "--name", "run")
+        _rayagi(case, "train", *case.arguments, *given, *_SMALL, *run)
         return digest(Path(folder) / "run")
 
 
@@ -160,8 +195,9 @@ def main() -> int:
     )
     parser.add_argument("--record", action="store_true", help="write what is found instead of comparing")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--file", type=Path, default=RECORD, help=f"the record (default {RECORD})")
+    parser.add_argument("--file", type=Path, help="the record (default: results/PROCESSOR.json)")
     given = parser.parse_args()
+    given.file = given.file or RESULTS / f"{_where()['processor']}.json"
     kept: dict[str, Any] = json.loads(given.file.read_text()) if given.file.is_file() else {}
     comparable = kept.get("where") == _where()
     if not given.record and not comparable:
