@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,8 @@ WINDOW_BLOCKS = 8
 """Blocks of events that are in memory at a time: about 65,000 events, whose arrays stay in the cache."""
 _LONGEST_NS = 2**57
 """Four years: what the sort keys of ``overlap`` can hold."""
+_LATEST_NS = 2**61
+"""Largest time of a clock: the year 2043 in Unix time."""
 _MAX, _MIN = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 
@@ -151,7 +154,7 @@ def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
         overhead: when threads ran the profiler, which then is a category of its own
 
     Raises:
-        TraceError: the times of a process are years apart.
+        TraceError: times are years apart.
     """
     labels = process_labels(profile.processes)
     cells = CellNumbers()
@@ -161,6 +164,7 @@ def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
         for trace, label, offset in zip(profile.processes, labels, offsets, strict=True)
     ]
     cells.freeze()
+    _check_span(profile.path, processes)
     sums = _Sums(processes, overhead)
     for start, end in time_windows(processes):
         sums.add(start, end)
@@ -185,12 +189,17 @@ def clock_offsets(processes: Sequence[ProcessTrace]) -> list[int]:
     """What to add to each process's times, so that they are on the first one's clock.
 
     Processes of a host share CLOCK_MONOTONIC; those of others are aligned by the Unix time.
+
+    Raises:
+        TraceError: the clocks of a process are after 2043.
     """
     if not processes:
         return []
     hosts: dict[str, int] = {}
     first = processes[0].clock.unix_ns - processes[0].clock.monotonic_ns
     for each in processes:
+        if max(abs(each.clock.unix_ns), abs(each.clock.monotonic_ns)) > _LATEST_NS:
+            raise TraceError(f"{each.path} is damaged: its clocks are at {each.clock.unix_ns} ns")
         hosts.setdefault(_host(each), each.clock.unix_ns - each.clock.monotonic_ns - first)
     return [hosts[_host(each)] for each in processes]
 
@@ -290,10 +299,7 @@ class ProcessEvents:
             thread.close(last)
         self.start = min((thread.start for thread in self.threads), default=0)
         self.end = max((max(thread.end, thread.last) for thread in self.threads), default=0)
-        if self.end - self.start > _LONGEST_NS:
-            raise TraceError(
-                f"{trace.path} is damaged: its events are {(self.end - self.start) / 3.15576e16:.0f} years apart"
-            )
+        _check_span(trace.path, [self])
         self.on_cpu = [thread for thread in self.threads if thread.has_cpu]
         self.outer = self._outer()
         self.operations = [
@@ -491,6 +497,13 @@ class ThreadActivity:
                 for cell, number in zip(active.tolist(), exact_sums(index, high - low).tolist(), strict=True):
                     counts[cell, pair >> 4, pair & 15] += number
         return +counts
+
+
+def _check_span(path: Path, processes: Sequence[ProcessEvents]) -> None:
+    used = [each for each in processes if each.threads]
+    span = max((each.end for each in used), default=0) - min((each.start for each in used), default=0)
+    if span > _LONGEST_NS:
+        raise TraceError(f"{path} is damaged: its events are {span / 3.15576e16:.0f} years apart")
 
 
 def time_windows(processes: Sequence[ProcessEvents]) -> Iterator[tuple[int, int]]:

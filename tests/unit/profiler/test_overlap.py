@@ -194,6 +194,17 @@ def test_times_that_are_years_apart_are_damage():
         breakdown(profile(process([[(C.THREAD, 0, 2**62, "m", 0)]])))
 
 
+def test_processes_whose_clocks_are_years_apart_are_damage():
+    here, there = (
+        process([[(C.THREAD, 0, 9, "m", 0)]], host=host, clock=(0, at))
+        for host, at in (("a", 0), ("b", 2**60))
+    )
+    with pytest.raises(TraceError, match="profile is damaged: its events are 37 years apart"):
+        breakdown(profile(here, there))
+    with pytest.raises(TraceError, match="its clocks are at 1000000"):
+        breakdown(profile(process([], clock=(0, 10**30))))
+
+
 @pytest.mark.parametrize(
     ("categories", "expected"),
     [("python wait", "cpu"), ("wait", "wait"), ("wait gpu_copy", "gpu"), ("backend gpu_kernel", "cpu+gpu")],
