@@ -2,7 +2,8 @@
 
 - A run folder may name code of the working project: the current folder, without run folders (of a ``run.json``), the
   subfolder that the run is in, and installed packages.
-- A settings file outside of the current folder may name all code but what lies beside it: in its folder or below.
+- A settings file outside of the current folder may name all code but what lies beside it, in its folder or below. Packages
+  installed for this Python are no such code.
 - A settings file in the current folder is the working project's own, and may name anything.
 """
 
@@ -16,6 +17,9 @@ from pathlib import Path
 
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import RunSpec
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Names of folders of installed packages."""
 
 
 def refuse_untrusted_modules(spec: RunSpec, file: Path) -> None:
@@ -51,7 +55,7 @@ def refuse_modules_beside(spec: RunSpec, file: Path) -> None:
     for setting, value, files in _named_files(spec):
         for code in files:
             if any(_lies_in(code, folder) for folder in foreign) and not (
-                code.resolve().is_relative_to(project) or _is_installed(code)
+                code.resolve().is_relative_to(project) or _is_importable_package(code)
             ):
                 raise ConfigError(
                     setting,
@@ -82,8 +86,15 @@ def _lies_in(code: Path, folder: Path) -> bool:
 
 def _is_installed(code: Path) -> bool:
     code = code.resolve()
-    return bool({"site-packages", "dist-packages"} & set(code.parts)) or code.is_relative_to(
-        _standard_library()
+    return bool(_INSTALLED & set(code.parts)) or code.is_relative_to(_standard_library())
+
+
+def _is_importable_package(code: Path) -> bool:
+    """Whether a file is of a package installed for this Python: a folder of that name that came with settings is not."""
+    installed = (Path(entry).resolve() for entry in sys.path if Path(entry).name in _INSTALLED)
+    code = code.resolve()
+    return code.is_relative_to(_standard_library()) or any(
+        code.is_relative_to(folder) for folder in installed
     )
 
 

@@ -174,6 +174,19 @@ def test_a_config_file_from_elsewhere_does_not_bring_its_code(project, theirs, t
     assert not {"tasks", "theirs", "bundle"} & set(sys.modules)
 
 
+@pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
+def test_a_folder_that_came_with_a_config_file_is_no_installed_package_by_its_name(project, theirs, name):
+    code = theirs / name / "evil.py"
+    code.parent.mkdir()
+    code.write_text("raise AssertionError('imported')\n")
+    for text in (
+        f"{{env: {{id: Ant-v5}}, network: {{module: '../theirs/{name}/evil.py:Net'}}}}",
+        f"{{env: {{id: 'isaacgym/Ant', kwargs: {{python: ../theirs/{name}/evil.py}}}}}}",
+    ):
+        with pytest.raises(ConfigError, match="lies beside this file"):
+            load_config_file(settings(theirs, text))
+
+
 def test_a_config_file_from_elsewhere_may_name_all_other_code(project, theirs, monkeypatch):
     def imports(text, **options):
         with pytest.raises(EnvironmentOptionError, match=r"AssertionError at .*: imported"):
