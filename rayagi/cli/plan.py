@@ -47,6 +47,10 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "--machine FILE cannot be profiled: unit costs are measured on the machine this runs on"
         )
+    if arguments.explain and (spec.gmi.slices == "auto" or spec.gmi.wants_search):
+        raise UsageError(
+            '--explain compares templates: give numbers of GMIs and environments, and sizes, instead of "auto"'
+        )
     on_gpu = uses_gpus(spec, machine)
     cluster = cluster_forecast.cluster_of(
         arguments.nodes or 1, arguments.gpus_per_node, arguments.gpu, arguments.cores_per_node

@@ -338,6 +338,16 @@ def test_plan_explains_templates_and_forecasts_a_cluster(measured, capsys, monke
     assert "its speed there is not known" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("auto", [["--set", "gmi.slices=auto"], ["--gmis", "auto"], ["--num-envs", "auto"]])
+def test_plan_explains_no_numbers_that_are_auto_and_measures_nothing_for_them(
+    measured, capsys, monkeypatch, auto
+):
+    measured(None, GOOD)
+    monkeypatch.setattr("rayagi.cli.plan.machine_of_run", lambda: CPU2)
+    assert main(["plan", "Ant-v5", "--explain", *auto]) == 2
+    assert "--explain compares templates: give numbers" in capsys.readouterr().err
+
+
 def auto_spec(**gmi):
     spec = preset("Ant-v5")
     return dataclasses.replace(spec, gmi=dataclasses.replace(spec.gmi, template="auto", **gmi))
