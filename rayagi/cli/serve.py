@@ -57,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         greedy=not arguments.explore,
         seed=arguments.seed or 0,
     )
-    template = chosen_template(job, arguments.template, machine=machine_of_run, log=say)
+    template = chosen_template(
+        job, arguments.template, num_agents=arguments.agents, machine=machine_of_run, log=say
+    )
     target = _target(arguments, saved)
     if target is not None:
         job = replace(job, seed=target.seed, recording=target.recording)

@@ -29,13 +29,19 @@ from rayagi.serving.simulating import ServingAgent, SimulatingProgram
 
 
 def chosen_template(
-    job: ServingJob, asked: str, *, machine: Callable[[], Machine], log: Callable[[str], None]
+    job: ServingJob,
+    asked: str,
+    *,
+    num_agents: int | None,
+    machine: Callable[[], Machine],
+    log: Callable[[str], None],
 ) -> str:
     """The requested template; for ``auto``, the fastest by the throughput model and short runs, with the reason logged.
 
     Args:
         job: what is served, without a recording
         asked: a template, or "auto"
+        num_agents: GMIs with an agent only; only mp_dp has a number of them
         machine: reads the machine
         log: called with sentences
 
@@ -45,6 +51,9 @@ def chosen_template(
     """
     if asked != "auto":
         return asked
+    if num_agents is not None:
+        log("Template mp_dp: it is the only one with a number of agents.")
+        return "mp_dp"
     # Imported here: only auto measures.
     from rayagi.coordinator import template_choice
 

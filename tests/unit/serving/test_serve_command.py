@@ -194,5 +194,8 @@ def test_auto_asks_the_throughput_model(serve, monkeypatch):
         template_choice, "chosen", lambda spec, machine, log, serving, measure: f"{spec} {serving}"
     )
     job = SimpleNamespace(spec="a run")
-    assert chosen_template(job, "auto", machine=local_machine, log=print) == "a run True"
-    assert chosen_template(job, "dp_mp", machine=local_machine, log=print) == "dp_mp"
+    options = {"machine": local_machine, "log": print}
+    assert chosen_template(job, "auto", num_agents=None, **options) == "a run True"
+    assert chosen_template(job, "dp_mp", num_agents=None, **options) == "dp_mp"
+    # Only mp_dp has agents to count: nothing else could take the number, and one agent is another plan than two.
+    assert chosen_template(job, "auto", num_agents=2, **options) == "mp_dp"
