@@ -151,7 +151,6 @@ def cached_unit_costs(
     Raises:
         PlanError: they are missing, and ``may_measure`` is False; or the machine has a single core.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the measurement failed.
-        DiskError: the cache could not be written.
     """
     store, note = (
         SearchStore(_profiled_spec(spec), machine, folder),
@@ -169,7 +168,7 @@ def cached_unit_costs(
         )
     log(f"Measuring the unit costs of {spec.env.id} on this machine: about a minute.")
     costs = unit_costs_of(spec, machine)
-    store.save_note(note, asdict(costs))
+    store.try_save_note(note, asdict(costs), log)
     return costs
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ from placement.validation import SUFFICIENT_DURATION_S, VALIDATION_ROUNDS
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.run.atomic import replace_json
-from rayagi.run.errors import disk_errors
+from rayagi.run.errors import DiskError, disk_errors
 from rayagi.run.versions import PACKAGES, cpu_model, package_version
 
 _FREE_GMI = (
@@ -141,6 +141,15 @@ class SearchStore:
         """
         self._content["notes"][name] = dict(value)
         self._write()
+
+    def try_save_note(self, name: str, value: Mapping[str, Any], log: Callable[[str], None]) -> None:
+        """As ``save_note``, for runs that can go on without a cache: logs where it cannot be written."""
+        try:
+            self.save_note(name, value)
+        except DiskError as error:
+            log(
+                f"The measurement is not cached, and the next run repeats it: cannot write {self.path}: {error.reason}."
+            )
 
     def clear(self) -> None:
         """Discard all stored outcomes and notes."""

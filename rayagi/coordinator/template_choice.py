@@ -214,8 +214,14 @@ def chosen(
     )
     name = comparison.fastest(default=plans[0].template)
     text = comparison.text({each.layout.template: each.steps_per_s for each in found})
-    log(f"Template {name}: {text}" if name else f"Template {best.layout.template} by the model alone: {text}")
-    return name or best.layout.template
+    if name is not None:
+        log(f"Template {name}: {text}")
+        return name
+    if comparison.turns:  # the time budget ended it: of those that are not known to fail
+        runnable = [each for each in found if each.layout.template not in comparison.failures]
+        best, _ = choose(runnable, spec, machine, validation, serving=serving)
+    log(f"Template {best.layout.template} by the model alone: {text}")
+    return best.layout.template
 
 
 def table(found: Sequence[PlanThroughput], *, ranked: bool) -> str:

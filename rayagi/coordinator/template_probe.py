@@ -93,7 +93,6 @@ def compared(
     Raises:
         PlanError: it is not cached, and ``may_measure`` is False.
         ClusterUnreachableError, ReservationError, EnvError: no template can be measured.
-        DiskError: the cache could not be written.
     """
     store, note = SearchStore(spec, machine, folder), _note(spec, names, kind)
     stored = store.load_note(note)
@@ -109,7 +108,7 @@ def compared(
     with connected():
         found, is_final = by_turns(spec, names, measure)
     if found.complete and is_final:
-        store.save_note(note, asdict(found))
+        store.try_save_note(note, asdict(found), log)
     return found
 
 

@@ -93,7 +93,7 @@ def _turns(
         log("Comparing them by turns: about a minute.")
         found, failure = _measured_by_turns(spec, machine, sizes)
         if failure is None or failure.is_final:
-            store.save_note(note, found)
+            store.try_save_note(note, found, log)
     return found
 
 

@@ -148,6 +148,25 @@ def test_where_all_candidates_fail_the_model_decides_and_the_run_reports(measure
     assert "by the model alone: nothing could be measured." in text
 
 
+def test_after_the_time_budget_the_model_takes_none_that_is_known_to_fail(measured, monkeypatch):
+    measured(SLOW_REDUCTIONS, GOOD, dp_only=[90], ea_t=[LOST], e_at=[80])
+    # Read at the begin, and before each turn: it is spent after the first round.
+    now = iter([0.0, 0.0, 0.0, 0.0, BUDGET_S])
+    monkeypatch.setattr(template_probe.by_turns, "__defaults__", (lambda: next(now),))
+    name, text = chosen(preset("Ant-v5"))
+    assert name == "e_at"  # predicted behind ea_t, and before dp_only
+    assert "Template e_at by the model alone: measured by turns: dp_only 90 steps/s" in text
+
+
+def test_a_cache_that_cannot_be_written_does_not_end_the_run(measured, tmp_path):
+    (tmp_path / "rayagi").write_text("a file where the cache's folder would be")
+    turns = measured(SLOW_REDUCTIONS, GOOD, dp_only=[90, 95], ea_t=[70, 71], e_at=[130, 120])
+    name, text = chosen(preset("Ant-v5"))
+    assert name == "e_at"
+    assert "The measurement is not cached, and the next run repeats it: cannot write " in text
+    assert len(turns) == 6
+
+
 def test_an_error_of_every_candidate_ends_the_run(measured):
     measured(SLOW_REDUCTIONS, GOOD, dp_only=[ConnectionError("no Ray")])
     with pytest.raises(ConnectionError, match="no Ray"):
