@@ -40,7 +40,8 @@ def resolve_auto(
         machine: the machine of the run
         log: called with a sentence for each result and measurement
         may_search: whether to measure if there is no cached result; starts Ray
-        may_continue: whether to continue a cached search that its budget ended, once per process; with ``may_search``
+        may_continue: whether to continue a cached search that its budget ended, once per process, and to repeat a
+            comparison that may end otherwise; with ``may_search``
         folder: cache of the searches; None: ~/.cache/rayagi/search
 
     Raises:
@@ -48,12 +49,16 @@ def resolve_auto(
         NothingMeasuredError: no candidate runs here.
     """
     if spec.gmi.template == "auto":
-        spec = _with_template(spec, machine, log, may_search=may_search, folder=folder)
+        spec = _with_template(
+            spec, machine, log, may_search=may_search, may_repeat=may_continue, folder=folder
+        )
     if spec.gmi.slices == "auto":
         # Imported here and below, since most runs give values and measure nothing.
         from rayagi.coordinator.unequal_choice import chosen_sizes
 
-        sizes = chosen_sizes(spec, machine, log=log, may_search=may_search, folder=folder)
+        sizes = chosen_sizes(
+            spec, machine, log=log, may_search=may_search, may_repeat=may_continue, folder=folder
+        )
         return checked(replace(spec, gmi=replace(spec.gmi, slices=sizes)))
     if spec.gmi.wants_search:
         continues = may_search and may_continue
@@ -62,12 +67,20 @@ def resolve_auto(
 
 
 def _with_template(
-    spec: RunSpec, machine: Machine, log: Callable[[str], None], *, may_search: bool, folder: Path | None
+    spec: RunSpec,
+    machine: Machine,
+    log: Callable[[str], None],
+    *,
+    may_search: bool,
+    may_repeat: bool,
+    folder: Path | None,
 ) -> RunSpec:
     """The spec on the template that the throughput model and short runs choose."""
     from rayagi.coordinator import template_choice
 
-    name = template_choice.chosen(spec, machine, log=log, may_measure=may_search, folder=folder)
+    name = template_choice.chosen(
+        spec, machine, log=log, may_measure=may_search, may_repeat=may_repeat, folder=folder
+    )
     return checked(template_choice.on_template(spec, cast("Template", name)))
 
 

@@ -67,6 +67,10 @@ _CODE = (
 """Folders whose code a trial runs, in Python and C; a change there invalidates old measurements."""
 
 
+_measured_here: set[tuple[Path, str]] = set()
+"""Comparisons that this process has measured: file and name of the note."""
+
+
 def default_folder() -> Path:
     """``~/.cache/rayagi/search``, or below XDG_CACHE_HOME."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayagi" / "search"
@@ -141,6 +145,31 @@ class SearchStore:
         """
         self._content["notes"][name] = dict(value)
         self._write()
+
+    def load_comparison(self, name: str, *, may_repeat: bool) -> dict[str, Any] | None:
+        """A stored comparison by name; None if there is none, or it has to be repeated.
+
+        One that may end otherwise the next time counts in the process that measured it, which may create many trials of a
+        Tune experiment, and in those trials, which were given the resources of its result.
+
+        Args:
+            name: of the note
+            may_repeat: whether this is no such trial
+        """
+        stored = self.load_note(name)
+        if stored is None or (
+            may_repeat and not stored["is_final"] and (self.path, name) not in _measured_here
+        ):
+            return None
+        found: dict[str, Any] = stored["found"]
+        return found
+
+    def save_comparison(
+        self, name: str, found: Mapping[str, Any], *, is_final: bool, log: Callable[[str], None]
+    ) -> None:
+        """Store a comparison; ``is_final``: whether it would end the same again."""
+        _measured_here.add((self.path, name))
+        self.try_save_note(name, {"found": dict(found), "is_final": is_final}, log)
 
     def try_save_note(self, name: str, value: Mapping[str, Any], log: Callable[[str], None]) -> None:
         """As ``save_note``, for runs that can go on without a cache: logs where it cannot be written."""

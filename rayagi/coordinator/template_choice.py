@@ -152,6 +152,7 @@ def chosen(
     serving: bool = False,
     measure: MeasureFn | None = None,
     may_measure: bool = True,
+    may_repeat: bool = True,
     folder: Path | None = None,
 ) -> str:
     """The name of the template to use; logs the reason, with what was predicted and measured.
@@ -166,6 +167,7 @@ def chosen(
         serving: whether GMIs act without training
         measure: runs one turn of a template; None: trains
         may_measure: whether to measure what is not cached
+        may_repeat: whether to repeat a comparison of another process that may end otherwise
         folder: cache of the searches; None: the default
 
     Raises:
@@ -210,6 +212,7 @@ def chosen(
         measure=measure or trained_steps_per_s,
         log=log,
         may_measure=may_measure,
+        may_repeat=may_repeat,
         folder=folder,
     )
     name = comparison.fastest(default=plans[0].template)

@@ -76,6 +76,7 @@ def compared(
     measure: MeasureFn,
     log: Callable[[str], None],
     may_measure: bool = True,
+    may_repeat: bool = True,
     folder: Path | None = None,
 ) -> Comparison:
     """The cached comparison of these templates, or a new one.
@@ -88,6 +89,7 @@ def compared(
         measure: runs one turn
         log: called with a sentence before turns start
         may_measure: whether to measure what is not cached
+        may_repeat: whether to repeat a comparison of another process that may end otherwise
         folder: cache of the searches; None: the default
 
     Raises:
@@ -95,7 +97,7 @@ def compared(
         ClusterUnreachableError, ReservationError, EnvError: no template can be measured.
     """
     store, note = SearchStore(spec, machine, folder), _note(spec, names, kind)
-    stored = store.load_note(note)
+    stored = store.load_comparison(note, may_repeat=may_repeat)
     if stored is not None:
         return Comparison(**stored)
     if not may_measure:
@@ -107,8 +109,7 @@ def compared(
     log(f"Comparing {', '.join(names)} by turns: about a minute.")
     with connected():
         found, is_final = by_turns(spec, names, measure)
-    if found.complete and is_final:
-        store.try_save_note(note, asdict(found), log)
+    store.save_comparison(note, asdict(found), is_final=found.complete and is_final, log=log)
     return found
 
 

@@ -42,9 +42,11 @@ def chosen_sizes(
     *,
     log: Callable[[str], None],
     may_search: bool = True,
+    may_repeat: bool = True,
     folder: Path | None = None,
 ) -> tuple[float, ...] | None:
-    """The sizes to use; None: equal GMIs. Logs the reason. A measurement is cached and not repeated.
+    """The sizes to use; None: equal GMIs. Logs the reason. A measurement is cached and not repeated, except one that may end
+    otherwise and was made by another process, if ``may_repeat``.
 
     Raises:
         PlanError: the machine cannot hold the equal plan; or a measurement is missing, and ``may_search`` is False.
@@ -64,7 +66,7 @@ def chosen_sizes(
     if gain < TIE:
         log("Equal GMIs: the predicted gain is too small to be measured.")
         return None
-    found = _turns(spec, machine, sizes, log, may_search=may_search, folder=folder)
+    found = _turns(spec, machine, sizes, log, may_search=may_search, may_repeat=may_repeat, folder=folder)
     better = all(found.values()) and min(found["unequal"]) > max(found["equal"])
     log(f"{text if better else 'Equal GMIs'}: {_turns_text(found)}.")
     return sizes if better else None
@@ -77,12 +79,13 @@ def _turns(
     log: Callable[[str], None],
     *,
     may_search: bool,
+    may_repeat: bool,
     folder: Path | None,
 ) -> dict[str, list[float]]:
     """The cached measurements by turns, or new ones."""
     text = "+".join(f"{size:g}" for size in sizes)
     store, note = SearchStore(spec, machine, folder), f"sizes {text}, {spec.gmi.envs} environments"
-    found = store.load_note(note)
+    found = store.load_comparison(note, may_repeat=may_repeat)
     if found is None:
         if not may_search:
             raise PlanError(
@@ -92,8 +95,8 @@ def _turns(
             )
         log("Comparing them by turns: about a minute.")
         found, failure = _measured_by_turns(spec, machine, sizes)
-        if failure is None or failure.is_final:
-            store.try_save_note(note, found, log)
+        is_final = failure is None or failure.is_final
+        store.save_comparison(note, found, is_final=is_final, log=log)
     return found
 
 

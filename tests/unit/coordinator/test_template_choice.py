@@ -14,7 +14,7 @@ from rayagi.cli.main import main
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
-from rayagi.coordinator import model_validation, profiling, template_choice, template_probe
+from rayagi.coordinator import model_validation, profiling, search_store, template_choice, template_probe
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.model_validation import Validation
 from rayagi.coordinator.template_probe import BUDGET_S, Comparison, by_turns, steps_per_s_of
@@ -58,7 +58,8 @@ COSTS = UnitCosts(
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
-    """Sets the unit costs, the validation and the steps per second of turns; records which templates were measured."""
+    """Begins another process: sets the unit costs, the validation and the steps per second of turns; records which templates
+    were measured."""
     turns: list[str] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(template_probe, "connected", nullcontext)
@@ -78,6 +79,7 @@ def measured(monkeypatch, tmp_path):
                 raise found
             return found
 
+        monkeypatch.setattr(search_store, "_measured_here", set())
         monkeypatch.setattr(profiling, "cached_unit_costs", cached)
         monkeypatch.setattr(template_choice, "load", lambda: validation)
         monkeypatch.setattr(model_validation, "load", lambda: validation)
@@ -188,6 +190,19 @@ def test_a_comparison_is_cached_unless_a_failure_may_not_recur(measured, failure
     more = dataclasses.replace(preset("Ant-v5"), gmi=dataclasses.replace(preset("Ant-v5").gmi, num_envs=17))
     with pytest.raises(PlanError, match="were not compared on this machine with this version"):
         chosen(more, may_measure=False)
+
+
+def test_a_comparison_that_may_end_otherwise_counts_in_its_process_and_in_trials(measured):
+    turns = measured(SLOW_REDUCTIONS, GOOD, dp_only=[90, 95], ea_t=[LOST], e_at=[100, 110])
+    assert chosen(auto_spec())[0] == "e_at"
+    turns.clear()
+    assert chosen(auto_spec())[0] == "e_at"  # the next trial of a Tune experiment is created
+    measured(SLOW_REDUCTIONS, GOOD)
+    # A trial in its own process: its resources are those of e_at.
+    assert resolve_auto(auto_spec(), CPU2, may_continue=False).gmi.template == "e_at"
+    assert turns == []
+    with pytest.raises(PlanError, match="were not compared"):
+        chosen(auto_spec(), may_measure=False)
 
 
 def test_the_time_budget_ends_the_turns():

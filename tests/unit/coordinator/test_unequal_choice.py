@@ -13,7 +13,7 @@ from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
-from rayagi.coordinator import unequal_choice
+from rayagi.coordinator import search_store, unequal_choice
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.model_validation import Validation
 from tests.unit.coordinator.test_template_choice import COSTS, on_cores
@@ -42,7 +42,7 @@ def spec_of(num_gmis=None, **gmi):
 
 @pytest.fixture
 def speeds(monkeypatch, tmp_path):
-    """Sets the steps per second of a GMI by turn, equal and unequal; counts the turns."""
+    """Begins another process: sets the steps per second of a GMI by turn, equal and unequal; counts the turns."""
     measured: list[str] = []
 
     def set_speeds(equal, unequal, validation=GOOD, costs=SLOW_PHYSICS):
@@ -62,6 +62,7 @@ def speeds(monkeypatch, tmp_path):
                     else TrialMeasurement(steps_per_s=found, memory_bytes=1)
                 )
 
+        monkeypatch.setattr(search_store, "_measured_here", set())
         monkeypatch.setattr(unequal_choice, "SessionProbe", FakeProbe)
         monkeypatch.setattr(unequal_choice, "connected", nullcontext)
         monkeypatch.setattr(unequal_choice, "load", lambda: validation)
@@ -105,8 +106,13 @@ def test_one_turn_that_is_not_faster_keeps_equal_gmis(speeds, tmp_path, unequal)
 
 @pytest.mark.parametrize(("kind", "turns_again"), [("crashed", 4), ("hung", 4), ("out of memory", 0)])
 def test_a_turn_that_failed_by_chance_is_measured_again_by_the_next_run(speeds, tmp_path, kind, turns_again):
-    speeds(equal=[100], unequal=[kind])
+    measured = speeds(equal=[100], unequal=[kind])
     resolve_auto(spec_of(3), CPU16, folder=tmp_path)
+    assert len(measured) == 2
+    resolve_auto(spec_of(3), CPU16, folder=tmp_path)  # the same process
+    speeds([], [])
+    resolve_auto(spec_of(3), CPU16, may_continue=False, folder=tmp_path)  # a trial
+    assert len(measured) == 2
     measured = speeds(equal=[100, 104], unequal=[105, 110])
     measured.clear()
     found = resolve_auto(spec_of(3), CPU16, folder=tmp_path)
