@@ -7,18 +7,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
 from rayagi.cli.failures import UsageError
-from rayagi.cli.output import say
+from rayagi.cli.output import complain, say
+from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.injection import injected
 from rayagi.profiler.interception import packages_with
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
-from rayagi.profiler.trace import read_profile
+from rayagi.profiler.trace import TraceError, read_profile
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,48 +32,102 @@ def run(arguments: argparse.Namespace) -> int:
     if not program:
         raise UsageError("give the program after two dashes: rayagi profile -- python train.py")
     packages = packages_with(arguments.simulator)
-    folder = arguments.out or Path("profiles") / f"{_stem(program)}-{time.strftime('%Y%m%d-%H%M%S')}"
     schedule = None
     if arguments.iterations is not None:
         schedule = Schedule(skip=arguments.skip, record=arguments.iterations)
-    folder = create_profile(folder, program, packages)
-    environment = injected(os.environ, folder, packages, schedule, arguments.limit_mb)
-    try:
-        child = subprocess.Popen(program, env=environment)
-    except OSError as error:
-        raise UsageError(f"{program[0]} cannot be run: {error.strerror}") from error
-    with _signals_passed_on(child):
-        code = child.wait()
-    _summarize(folder)
+    folder = create_profile(arguments.out or _new_folder(program), program, packages)
+    code = _run_program(program, injected(os.environ, folder, packages, schedule, arguments.limit_mb))
+    summarize(folder)
     return code if code >= 0 else 128 - code
 
 
+def _new_folder(program: list[str]) -> Path:
+    """profiles/NAME-TIME; with a number for a program that is started twice in a second.
+
+    Raises:
+        ProfilerError: it cannot be made.
+    """
+    first = Path("profiles") / f"{_stem(program)[:100]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in count(1):
+        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ProfilerError(
+                f"{path} cannot hold a profile: {error.strerror}; name a folder with --out"
+            ) from error
+        return path
+    raise AssertionError("unreachable")
+
+
 def _stem(program: list[str]) -> str:
-    """The script's name, or the program's."""
+    """The script's name, the module's of python -m, or the program's."""
     scripts = [each for each in program if each.endswith(".py")]
+    if not scripts and "-m" in program[:-1]:
+        return os.path.basename(program[program.index("-m") + 1]) or "program"
     return Path(scripts[0] if scripts else program[0]).stem or "program"
 
 
-@contextmanager
-def _signals_passed_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """SIGTERM goes to the program. SIGINT reaches it from the terminal, and only the program decides what to do."""
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _run_program(program: list[str], environment: dict[str, str]) -> int:
+    """Run it, and pass signals on; returns its exit code, or minus the number of the signal that ended it.
+
+    Raises:
+        UsageError: it cannot be run.
+    """
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that arrive before the program has started
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        child.send_signal(number)
+        if number == signal.SIGINT and _is_in_foreground():
+            return
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
 
-    previous = {
-        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None),
-    }
+    # What is ignored here, as under nohup, stays ignored in the program.
+    previous = {number: signal.getsignal(number) for number in _PASSED_ON}
+    previous = {n: handler for n, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
     try:
-        yield
+        for number in previous:
+            signal.signal(number, pass_on)
+        child = subprocess.Popen(program, env=environment)
+        for arrived in early:
+            child.send_signal(arrived)
+        return child.wait()
+    except OSError as error:
+        raise UsageError(f"{program[0]} cannot be run: {error.strerror}") from error
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _summarize(folder: Path) -> None:
-    profile = read_profile(folder)
+def _is_in_foreground() -> bool:
+    """Whether a terminal's Ctrl-C reaches this process: then it reaches the program, too."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def summarize(folder: Path) -> None:
+    """Say what was recorded. If it cannot be read, say why: the exit code is the program's all the same."""
+    try:
+        profile = read_profile(folder)
+    except TraceError as error:
+        complain(f"rayagi profile: {error}")
+        return
     threads = [thread for process in profile.processes for thread in process.threads]
     lost = sum(thread.dropped for thread in threads) + sum(each.lost for each in profile.processes)
     say(

@@ -18,6 +18,7 @@ from placement.plan import PlacementPlan
 from rayagi.cli.endings import after_failure, conclude
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
+from rayagi.cli.profile import summarize
 from rayagi.cli.settings import (
     decays_linearly,
     gives_num_envs,
@@ -46,7 +47,6 @@ from rayagi.profiler.injection import VARIABLE, injected
 from rayagi.profiler.interception import packages_with
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import DEFAULT_LIMIT_MB, create_profile
-from rayagi.profiler.trace import read_profile
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
@@ -119,11 +119,7 @@ def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-    profile = read_profile(path)
-    threads = [thread for process in profile.processes for thread in process.threads]
-    say(
-        f"Profile {path}: {sum(len(each.events) for each in threads):,} events of {len(profile.processes)} processes."
-    )
+    summarize(path)
 
 
 _Opened = tuple[RunFolder, RunSpec, Checkpoint | None, StateDict | None]

@@ -326,8 +326,11 @@ def _process_name() -> str | None:
 
 
 def _default_name() -> str:
-    """Of the program."""
-    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
+    """Of the program: its script, or its module, which is not in sys.argv before it is found."""
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m" and "-m" in sys.orig_argv[:-1]:
+        return sys.orig_argv[sys.orig_argv.index("-m") + 1]
+    return os.path.basename(program) or "python"
 
 
 @cache

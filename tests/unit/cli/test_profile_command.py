@@ -145,3 +145,79 @@ def test_what_follows_two_dashes_is_the_program_s():
     given = ["profile", "--out", "p", "--", "python", "x.py", "--", "--out", "q"]
     assert split_program(given) == (["profile", "--out", "p"], ["python", "x.py", "--", "--out", "q"])
     assert split_program(["train", "--", "x"]) == (["train", "--", "x"], [])
+
+
+def test_the_exit_code_is_the_program_s_even_without_a_profile(capfd):
+    code = "import shutil; shutil.rmtree('p'); raise SystemExit(5)"
+    assert main(["profile", "--out", "p", "--", sys.executable, "-c", code]) == 5
+    assert "is not a profile" in capfd.readouterr().err
+
+
+WAITS = """
+import os, signal, sys, time
+counts = {number: 0 for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)}
+def count(number, frame):
+    counts[number] += 1
+    os.write(1, b"*")
+for number in counts:
+    signal.signal(number, count)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(counts[signal.SIGINT] + 10 * counts[signal.SIGHUP] + 40))
+os.write(1, b"ready")
+while True:
+    time.sleep(0.05)  # a pause would miss a signal that comes just before it
+"""
+
+
+def wrapped(code, **options):
+    command = [sys.executable, "-m", "rayagi", "profile", "--out", "p", "--", sys.executable, "-c", code]
+    return subprocess.Popen(command, **options)
+
+
+def test_signals_to_the_command_alone_reach_the_program():
+    with wrapped(WAITS, stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout.read(5) == b"ready"
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            process.send_signal(number)
+            assert process.stdout.read(1) == b"*"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 51
+
+
+def test_ctrl_c_reaches_the_program_once_and_nohup_is_inherited():
+    here, there = os.openpty()
+
+    def in_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        os.login_tty(there)
+
+    code = WAITS.replace("signal.SIGHUP, signal.SIGUSR1", "signal.SIGUSR1")
+    code = code.replace("counts[signal.SIGHUP]", "(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)")
+    with wrapped(code, pass_fds=(there,), preexec_fn=in_terminal) as process:
+        os.close(there)
+        read = b""
+        while b"ready" not in read:
+            read += os.read(here, 100)
+        os.write(here, b"\x03")
+        while b"*" not in read:
+            read += os.read(here, 100)
+        # The command handles its own SIGINT before the SIGTERM that comes later.
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+        os.close(here)
+    assert code == 51
+
+
+def test_programs_that_start_in_the_same_second_get_folders_of_their_own(monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda _format: "now")
+    for _ in range(2):
+        assert main(["profile", "--", "true"]) == 0
+    assert main(["profile", "--", sys.executable, "-m", "json.tool", "--help"]) == 0
+    assert sorted(os.listdir("profiles")) == ["json.tool-now", "true-now", "true-now-2"]
+    (process,) = read_profile("profiles/json.tool-now").processes
+    assert process.name == "json.tool"
+
+
+def test_a_default_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
+    (tmp_path / "profiles").write_text("")
+    assert main(["profile", "--", "true"]) == 2
+    assert "cannot hold a profile" in capsys.readouterr().err
