@@ -131,7 +131,7 @@ def summarize(folder: Path) -> None:
     threads = [thread for process in profile.processes for thread in process.threads]
     lost = sum(thread.dropped for thread in threads) + sum(each.lost for each in profile.processes)
     say(
-        f"Profile {folder}: {sum(len(each.events) for each in threads):,} events of {len(threads)} threads in "
+        f"Profile {folder}: {sum(each.num_events for each in threads):,} events of {len(threads)} threads in "
         f"{len(profile.processes)} processes" + (f"; {lost:,} dropped." if lost else ".")
     )
     if not profile.processes:

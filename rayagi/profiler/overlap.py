@@ -154,7 +154,7 @@ def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
         overhead: when threads ran the profiler, which then is a category of its own
 
     Raises:
-        TraceError: times are years apart.
+        TraceError: times are years apart, or a file of events cannot be read any more.
     """
     labels = process_labels(profile.processes)
     cells = CellNumbers()
@@ -191,15 +191,16 @@ def clock_offsets(processes: Sequence[ProcessTrace]) -> list[int]:
     Processes of a host share CLOCK_MONOTONIC; those of others are aligned by the Unix time.
 
     Raises:
-        TraceError: the clocks of a process are after 2043.
+        TraceError: the clocks of a process are before 1970 or after 2043.
     """
     if not processes:
         return []
     hosts: dict[str, int] = {}
     first = processes[0].clock.unix_ns - processes[0].clock.monotonic_ns
     for each in processes:
-        if max(abs(each.clock.unix_ns), abs(each.clock.monotonic_ns)) > _LATEST_NS:
-            raise TraceError(f"{each.path} is damaged: its clocks are at {each.clock.unix_ns} ns")
+        for time in (each.clock.unix_ns, each.clock.monotonic_ns):
+            if not 0 <= time <= _LATEST_NS:
+                raise TraceError(f"{each.path} is damaged: one of its clocks is at {str(time)[:20]} ns")
         hosts.setdefault(_host(each), each.clock.unix_ns - each.clock.monotonic_ns - first)
     return [hosts[_host(each)] for each in processes]
 
@@ -242,9 +243,10 @@ class ThreadEvents:
 
     def __init__(self, trace: ThreadTrace, offset: int) -> None:
         self.trace, self.offset = trace, offset
-        scopes, self.low, self.high, self.has_cpu = [np.empty(0, EVENT)], [], [], len(trace.events) == 0
-        for first in range(0, len(trace.events), BLOCK_EVENTS):
-            block = trace.events[first : first + BLOCK_EVENTS]
+        scopes, self.low, self.high, self.has_cpu = [np.empty(0, EVENT)], [], [], trace.num_events == 0
+        for first in range(0, trace.num_events, BLOCK_EVENTS):
+            block = trace.read(first, min(first + BLOCK_EVENTS, trace.num_events))
+            _check_times(trace.path, block)
             native = block["category"] >= _FIRST_NATIVE
             scopes.append(np.array(block[~native]))
             starts, ends = block["start"][native], block["end"][native]
@@ -278,7 +280,8 @@ class ThreadEvents:
         found = [np.empty(0, EVENT)]
         near = (np.array(self.low, np.int64) < end) & (np.array(self.high, np.int64) >= start)
         for number in np.flatnonzero(near).tolist():
-            block = self.trace.events[number * BLOCK_EVENTS : (number + 1) * BLOCK_EVENTS]
+            first = number * BLOCK_EVENTS
+            block = self.trace.read(first, min(first + BLOCK_EVENTS, self.trace.num_events))
             found.append(np.array(block[block["category"] >= _FIRST_NATIVE]))
         events = np.concatenate(found)
         events["start"] += self.offset
@@ -382,7 +385,7 @@ class ProcessEvents:
             threads=len({each.trace.thread_id for each in self.on_cpu}),
             life_ns=int(end - start),
             unaccounted_ns=int((ends - starts).sum()),
-            dropped=sum(each.dropped for each in self.trace.threads),
+            dropped=sum(each.dropped for each in self.trace.threads) + self.trace.lost,
         )
 
     def measure(
@@ -497,6 +500,13 @@ class ThreadActivity:
                 for cell, number in zip(active.tolist(), exact_sums(index, high - low).tolist(), strict=True):
                     counts[cell, pair >> 4, pair & 15] += number
         return +counts
+
+
+def _check_times(path: Path, events: NDArray[np.void]) -> None:
+    for name in ("start", "end"):
+        for time in (int(events[name].min(initial=0)), int(events[name].max(initial=0))):
+            if abs(time) > _LATEST_NS:
+                raise TraceError(f"{path} is damaged: it has an event at {time} ns")
 
 
 def _check_span(path: Path, processes: Sequence[ProcessEvents]) -> None:

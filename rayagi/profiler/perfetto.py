@@ -51,11 +51,11 @@ def write_perfetto(profile: Profile, file: BinaryIO) -> int:
         OSError: the file cannot be written.
     """
     tracks = _Tracks(file)
+    offsets, labels = clock_offsets(profile.processes), process_labels(profile.processes)
     if profile.processes:
         tracks.begin(profile.processes[0].clock)
     numbers = CellNumbers()
     count = 0
-    offsets, labels = clock_offsets(profile.processes), process_labels(profile.processes)
     for trace, label, offset in zip(profile.processes, labels, offsets, strict=True):
         process = ProcessEvents(trace, label, offset, numbers)
         parent = tracks.add_process(trace.pid, label)

@@ -145,8 +145,8 @@ def waits(profile: Profile) -> list[Wait]:
     found: dict[tuple[str, int, str], tuple[int, int, int]] = {}
     for label, process in zip(process_labels(profile.processes), profile.processes, strict=True):
         for thread in process.threads:
-            for first in range(0, len(thread.events), BLOCK_EVENTS):
-                block = thread.events[first : first + BLOCK_EVENTS]
+            for first in range(0, thread.num_events, BLOCK_EVENTS):
+                block = thread.read(first, min(first + BLOCK_EVENTS, thread.num_events))
                 some = block[np.isin(block["category"], (Category.WAIT, Category.COMMUNICATION))]
                 lasted = np.maximum(some["end"], some["start"]) - some["start"]
                 for category, name in np.unique(some[["category", "name"]]).tolist():

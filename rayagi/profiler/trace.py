@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +60,25 @@ class ThreadTrace:
         thread_id: of the kernel
         start_ns: start of the file
         dropped: events that were not kept, because of the limit on disk or a full disk
-        events: dtype EVENT, mapped read-only, shape (committed records,)
+        num_events: committed records
+        read: records ``first`` to ``last``, without that one; dtype EVENT, shape (last - first,)
     """
 
     path: Path
     thread_id: int
     start_ns: int
     dropped: int
-    events: NDArray[np.void]
+    num_events: int
+    read: Callable[[int, int], NDArray[np.void]]
+
+    @property
+    def events(self) -> NDArray[np.void]:
+        """All of them, read from disk each time.
+
+        Raises:
+            TraceError: the file has been cut off or deleted since.
+        """
+        return self.read(0, self.num_events)
 
 
 @dataclass(frozen=True)
@@ -102,7 +115,7 @@ class Profile:
 
 
 def read_profile(folder: Path | str) -> Profile:
-    """Read a profile's small files, and map its events: they are read from disk when they are used.
+    """Read a profile's small files; its events are read from disk when they are used.
 
     Profiles of running processes are fine: what is committed so far is read.
 
@@ -115,7 +128,7 @@ def read_profile(folder: Path | str) -> Profile:
     about = _read_json(path / PROFILE)
     if about.get("version") != VERSION:
         raise TraceError(
-            f"{path / PROFILE} is of version {about.get('version')!r}; this rayagi reads version {VERSION}"
+            f"{path / PROFILE} is of version {repr(about.get('version'))[:20]}; this rayagi reads version {VERSION}"
         )
     try:
         # A process that died between making its folder and describing itself has no events.
@@ -127,7 +140,7 @@ def read_profile(folder: Path | str) -> Profile:
             intercepted=dict(about["intercepted"]),
             processes=tuple(map(_read_process, folders)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -139,7 +152,7 @@ def _read_process(path: Path) -> ProcessTrace:
         return ProcessTrace(
             path=path,
             name=str(about["name"]),
-            pid=int(about["pid"]),
+            pid=_process_id(about["pid"]),
             parent=int(about["parent"]),
             argv=tuple(map(str, about["argv"])),
             metadata=dict(about["metadata"]),
@@ -149,8 +162,14 @@ def _read_process(path: Path) -> ProcessTrace:
             threads=_read_threads(path),
             lost=int(about.get("lost", 0)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROCESS} is damaged: {_reason(error)}") from error
+
+
+def _process_id(value: Any) -> int:
+    if not 0 <= int(value) < 1 << 31:
+        raise ValueError(f"process id {str(value)[:20]}")
+    return int(value)
 
 
 def _read_threads(path: Path) -> tuple[ThreadTrace, ...]:
@@ -178,10 +197,18 @@ def _read_thread(path: Path) -> ThreadTrace | None:
         raise TraceError(
             f"{path} is damaged: {committed} records of {record_size} bytes, but room for {min(capacity, room)}"
         )
-    events: NDArray[np.void] = np.empty(0, EVENT)  # an empty range cannot be mapped
-    if committed:
-        events = np.memmap(path, EVENT, "r", offset=HEADER.size, shape=(committed,))
-    return ThreadTrace(path, thread_id, start_ns, dropped, events)
+    return ThreadTrace(path, thread_id, start_ns, dropped, committed, partial(_read_events, path))
+
+
+def _read_events(path: Path, first: int, last: int) -> NDArray[np.void]:
+    """Not mapped: a file that is cut off meanwhile would end the reader with SIGBUS."""
+    try:
+        events = np.fromfile(path, EVENT, last - first, offset=HEADER.size + first * RECORD.size)
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(events) < last - first:
+        raise TraceError(f"{path} was cut off while it was read: {first + len(events)} of {last} records")
+    return events
 
 
 def _read_names(path: Path) -> dict[int, str]:
@@ -194,7 +221,7 @@ def _read_names(path: Path) -> dict[int, str]:
         try:
             entry = json.loads(line)
             names[int(entry["id"])] = str(entry["name"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise TraceError(f"{path} is damaged in line {number}: {_reason(error)}") from error
     return names
 

@@ -228,3 +228,8 @@ def test_what_is_no_profile_is_one_sentence(tmp_path, capsys):
         error = capsys.readouterr().err
         assert error.startswith(f"rayagi: {tmp_path} is not a profile")
         assert error.count("\n") == 1
+
+
+def test_events_whose_thread_could_not_make_a_file_are_dropped_ones():
+    found = profile(replace(iterations([4]), lost=30))
+    assert "30 events were dropped" in report_text(found, breakdown(found), [])

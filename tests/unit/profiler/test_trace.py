@@ -1,6 +1,8 @@
 """Reading traces: files written here byte by byte, and damage of every kind."""
 
+import io
 import json
+import os
 import struct
 
 import numpy as np
@@ -8,6 +10,8 @@ import pytest
 
 from rayagi.profiler import layout
 from rayagi.profiler.layout import Category
+from rayagi.profiler.overlap import breakdown
+from rayagi.profiler.perfetto import write_perfetto
 from rayagi.profiler.trace import EVENT, TraceError, read_profile
 
 RECORDS = [(100, 900, 1, Category.THREAD, 0, 0), (200, 0, 2, Category.OPERATION, 1, 0)]
@@ -120,6 +124,11 @@ def test_damaged_events_are_named_in_one_sentence(folder, content, message):
         ("profile.json", '{"version": 1}', "no 'command'"),
         ("host-41-7/process.json", "{}", "no 'name'"),
         ("host-41-7/process.json", "[" * 100_000, "is damaged"),
+        ("host-41-7/process.json", '{"name": "", "pid": Infinity}', "infinity"),
+        ("host-41-7/process.json", '{"name": "", "pid": -1}', "process id -1"),
+        ("host-41-7/names.jsonl", '{"id": Infinity, "name": "a"}\n', "damaged in line 1"),
+        ("profile.json", '{"version": 1, "command": [], "start_unix_ns": Infinity}', "is damaged"),
+        ("profile.json", '{"version": "' + 999 * "9" + '"}', "of version '9{19}; this"),
         ("host-41-7/names.jsonl", "nonsense\n", "damaged in line 1"),
         ("host-41-7/names.jsonl", '{"id": 1, "name": "a"}\n{"id": []}\n', "damaged in line 2"),
     ],
@@ -135,3 +144,25 @@ def test_damaged_texts_are_named_in_one_sentence(folder, file, content, message)
 def test_a_folder_that_is_no_profile_is_named(tmp_path):
     with pytest.raises(TraceError, match=r"is not a profile: it has no profile\.json"):
         read_profile(tmp_path / "nothing")
+
+
+def test_a_file_that_is_cut_off_or_deleted_while_it_is_read_is_one_sentence(folder):
+    """A mapping of it would end the reader with SIGBUS."""
+    profile = read_profile(folder)
+    (process,) = profile.processes
+    (thread,) = process.threads
+    os.truncate(thread.path, 64 + 24)
+    assert thread.read(0, 1).tolist() == RECORDS[:1]
+    with pytest.raises(TraceError, match=r"77-0\.events was cut off while it was read: 1 of 2 records"):
+        thread.read(0, 2)
+    thread.path.unlink()
+    with pytest.raises(TraceError, match=r"77-0\.events cannot be read: No such file"):
+        breakdown(profile)
+
+
+def test_clocks_before_1970_are_damage(folder):
+    about = json.loads((folder / "host-41-7" / "process.json").read_text())
+    about["clock"]["unix_ns"] = -1
+    (folder / "host-41-7" / "process.json").write_text(json.dumps(about))
+    with pytest.raises(TraceError, match="host-41-7 is damaged: one of its clocks is at -1 ns"):
+        write_perfetto(read_profile(folder), io.BytesIO())

@@ -16,7 +16,15 @@ def thread(events, names, thread_id=1, dropped=0):
         for category, start, end, name, depth, *rest in events
     ]
     start = records[0][0] if records else 0
-    return ThreadTrace(Path(f"{thread_id}-0.events"), thread_id, start, dropped, np.array(records, EVENT))
+    return in_memory(np.array(records, EVENT), thread_id, start, dropped)
+
+
+def in_memory(events, thread_id=1, start=0, dropped=0):
+    """A thread whose events are in an array."""
+    path = Path(f"{thread_id}-0.events")
+    return ThreadTrace(
+        path, thread_id, start, dropped, len(events), lambda first, last: np.array(events[first:last])
+    )
 
 
 def process(threads, name="trainer", pid=41, host="host", clock=(0, 0), **others):
