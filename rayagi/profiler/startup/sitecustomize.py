@@ -17,6 +17,9 @@ def _record(settings: str) -> None:
         from rayagi.profiler.injection import record_this_process
 
         record_this_process(settings)
+        # The profiler needs rayagi's module of this name no longer; the program may have another one.
+        for name in [each for each in sys.modules if each.partition(".")[0] == "collectives"]:
+            del sys.modules[name]
     except Exception as error:
         sys.stderr.write(f"rayagi profile: process {os.getpid()} is not recorded: {error}\n")
     finally:

@@ -221,3 +221,10 @@ def test_a_default_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
     (tmp_path / "profiles").write_text("")
     assert main(["profile", "--", "true"]) == 2
     assert "cannot hold a profile" in capsys.readouterr().err
+
+
+def test_a_program_s_module_named_collectives_is_its_own(tmp_path):
+    (tmp_path / "collectives.py").write_text("code = 6")
+    (tmp_path / "program.py").write_text("import collectives; raise SystemExit(collectives.code)")
+    assert main(["profile", "--out", "p", "--", sys.executable, "program.py"]) == 6
+    assert len(read_profile("p").processes) == 1
