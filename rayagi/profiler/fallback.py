@@ -171,12 +171,14 @@ class PythonRecorder:
         if not thread.scopes:
             return None
         innermost = thread.scopes[-1]
-        found = [i for i, each in enumerate(thread.scopes) if (each.category, each.name) == (category, name)]
-        if not found:
-            return innermost.name
+        at = len(thread.scopes) - 1
+        while (thread.scopes[at].category, thread.scopes[at].name) != (category, name):
+            if at == 0:
+                return innermost.name
+            at -= 1
         lane = None if self.mode == OFF else self._lane(thread)
         end = time.monotonic_ns()
-        while len(thread.scopes) > found[-1]:
+        while len(thread.scopes) > at:
             scope = thread.scopes.pop()
             if lane is not None:
                 lane.complete(scope.index, end)

@@ -298,7 +298,8 @@ class _Finder:
         package = name.partition(".")[0]
         if package not in self._packages:
             return None
-        finders = [each for each in sys.meta_path if each is not self]
+        # Python 3.11 still asks finders without find_spec, in a way of its own.
+        finders = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
         specs = (each.find_spec(name, path, target) for each in finders)
         spec = next((each for each in specs if each is not None), None)
         loader: Any = None if spec is None else spec.loader

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from rayagi import profiler
 from rayagi.profiler import session
 from rayagi.profiler.fallback import PythonRecorder
-from rayagi.profiler.interception import packages_with
+from rayagi.profiler.interception import _Finder, packages_with
 from rayagi.profiler.layout import Category
 from rayagi.profiler.trace import read_profile
 
@@ -281,3 +281,10 @@ def test_without_a_compiler_the_simulator_s_few_calls_are_wrapped(tmp_path):
         ("SIMULATOR", "_functools.reduce", 0),
         ("SIMULATOR", "mujoco.mj_step", 0),
     ]
+
+
+def test_finders_without_find_spec_are_left_out(monkeypatch):
+    """Such as those of old versions of six. Python 3.11 ignores them, too, if they find nothing."""
+    finder = _Finder(["torch"], lambda _package: None)
+    monkeypatch.setattr(sys, "meta_path", [finder, object(), *sys.meta_path])
+    assert finder.find_spec("torch.no_such_module", []) is None
