@@ -34,15 +34,30 @@ class TD3Spec(OffPolicySpec):
     """That noise is clipped to [-target_noise_clip, target_noise_clip]."""
     policy_delay: int = 2
     """Steps of the critics for each step of the policy and of the targets (section 5.2)."""
+    cloning: float = 0.0
+    """Weight of a cloning term in the policy's loss, as of TD3+BC, when the run begins (Beeson and Montana 2022); 0: none.
+    0.4 is TD3+BC's alpha of 2.5."""
+    cloning_end: float = 0.2
+    """Weight of the cloning term after cloning_steps; it decays exponentially."""
+    cloning_steps: int = 50_000
+    """Environment steps from cloning to cloning_end."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
-        """Rules of every off-policy algorithm, of the noises and of the delay."""
+        """Rules of every off-policy algorithm, of the noises, of the delay and of cloning."""
         yield from OffPolicySpec.broken_rules(self, section)
         yield from positive(f"{section}.critic_learning_rate", self.critic_learning_rate)
         yield from positive(f"{section}.exploration_noise", self.exploration_noise)
         yield from positive(f"{section}.target_noise", self.target_noise, zero=True)
         yield from positive(f"{section}.target_noise_clip", self.target_noise_clip, zero=True)
         yield from at_least_one(f"{section}.policy_delay", self.policy_delay)
+        yield from positive(f"{section}.cloning", self.cloning, zero=True)
+        yield from positive(f"{section}.cloning_end", self.cloning_end)
+        yield from at_least_one(f"{section}.cloning_steps", self.cloning_steps)
+        if 0 < self.cloning < self.cloning_end:
+            reason = f"is more than {section}.cloning = {self.cloning:g}, from which it decays"
+            yield ConfigError(
+                f"{section}.cloning_end", self.cloning_end, reason, f"use at most {self.cloning:g}"
+            )
 
 
 TD3 = AlgorithmDefinition(
@@ -70,6 +85,9 @@ TD3 = AlgorithmDefinition(
             "target_noise": "target_noise",
             "target_noise_clip": "target_noise_clip",
             "policy_delay": "policy_delay",
+            "cloning": "cloning",
+            "cloning_end": "cloning_end",
+            "cloning_steps": "cloning_steps",
         },
         converted=BATCH_CONVERSION,
         fixed=OFF_POLICY_FIXED,

@@ -1,4 +1,7 @@
-"""TD3's update: a step on the critics and, every ``policy_delay`` of them, on the policy (Fujimoto et al. 2018)."""
+"""TD3's update: a step on the critics and, every ``policy_delay`` of them, on the policy (Fujimoto et al. 2018).
+
+The policy's loss may have a cloning term with a weight that decays: TD3+BC, continued online (Beeson and Montana 2022).
+"""
 
 from __future__ import annotations
 
@@ -38,12 +41,14 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
         self.target_policy = self._target("policy", model.policy, self.policy)
         self._policy_loss = torch.zeros((), device=self.device)
         """Of the last step of the policy."""
+        self.cloning = spec.cloning
+        """Weight of the cloning term now."""
 
     def step(self, batch: Transitions) -> Tensor:
         """One step of the critics; every ``policy_delay`` of them one of the policy and of all targets."""
         value_loss, q_mean, norm = self._step_critics(batch)
         if (self.steps + 1) % self.spec.policy_delay == 0:
-            self._policy_loss = self._step_policy(batch.obs)
+            self._policy_loss = self._step_policy(batch)
             self.follow(self.spec.tau)
         return torch.stack((self._policy_loss, value_loss, norm, q_mean))
 
@@ -67,17 +72,34 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
         norm = self.critics.step()
         return (errors * grads).sum(0).mean(), q.mean(), norm
 
-    def _step_policy(self, obs: Tensor) -> Tensor:
-        """The deterministic policy gradient, of -E[Q_1(s, pi(s))]. Returns this loss."""
-        actions = self.model.policy(obs).tanh()
-        trace = self.model.critics.traced(obs, actions.detach())
+    def _step_policy(self, batch: Transitions) -> Tensor:
+        """The deterministic policy gradient, of -E[Q_1(s, pi(s))] and, if asked for, a cloning term. Returns this loss."""
+        actions = self.model.policy(batch.obs).tanh()
+        trace = self.model.critics.traced(batch.obs, actions.detach())
+        q = trace[-1][0]
+        factor = self._one_over_size(q) if self.cloning else 1.0
         grads = torch.zeros_like(trace[-1])
-        grads[0] = -self.weight / len(obs)
+        grads[0] = -self.weight * factor / len(q)
         of_actions = self.model.critics.action_gradients(trace, grads, actions.shape[-1])
+        loss = -factor * q.mean()
+        if self.cloning:
+            # + w E[|pi(s) - a|^2 / dim], whose derivative by pi(s) is 2 w (pi(s) - a) / (B dim).
+            errors = actions.detach() - batch.actions
+            of_actions += 2 * self.cloning * self.weight / errors.numel() * errors
+            loss += self.cloning * errors.square().mean()
         self.policy.flat.gradients.zero_()
         actions.backward(of_actions)
         self.policy.step()
-        return -trace[-1][0].mean()
+        return loss
+
+    def _one_over_size(self, q: Tensor) -> Tensor:
+        """1 / E|Q| over the batch of all trainers, (): the cloning term's weight does not depend on the scale of rewards."""
+        size = self.weight * q.abs().mean()
+        if self.communicator.world_size > 1:
+            reduced = size.reshape(1).cpu()
+            self.communicator.all_reduce(reduced, "mean")
+            size = reduced[0].to(q)
+        return 1.0 / size.clamp(min=1e-8)
 
     def noise(self, shape: torch.Size) -> Tensor:
         """Standard normal noise for the target policy's actions."""
@@ -87,7 +109,17 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
 class TD3Learner(OffPolicyLearner[TD3Spec]):
     """Implements actors.roles.Learner for TD3."""
 
+    updater: TD3Updater
+
     def _make_updater(self, weight: float) -> TD3Updater:
         model = self.policy.model
         assert isinstance(model, ActorQ)
         return TD3Updater(model, self.spec, self.communicator, self.policy.info, weight=weight)
+
+    def _steps_for(self, env_steps: int, iteration: int) -> list[Tensor]:
+        """As of ``OffPolicyLearner``. The cloning term's weight is w_0 (w_end / w_0)^(t / T) after t environment steps."""
+        spec = self.spec
+        if spec.cloning:
+            part = min(1.0, self.env_steps / spec.cloning_steps)
+            self.updater.cloning = spec.cloning * (spec.cloning_end / spec.cloning) ** part
+        return super()._steps_for(env_steps, iteration)

@@ -131,3 +131,77 @@ def test_it_learns_to_push_the_point_to_the_middle():
     for _ in range(40):
         program.iterate()
     assert program.evaluate(32, seed=5).mean_return() > 0.75 * before
+
+
+CLONING = replace(SETTINGS, cloning=0.4, cloning_end=0.1, cloning_steps=64, policy_delay=1)
+
+
+def bounded_batch(size=32, seed=0):
+    batch = batch_of(size, seed)
+    return Transitions(*batch[:2], batch.actions.clamp(-1, 1), *batch[3:])
+
+
+def test_a_cloning_term_is_that_of_td3_bc():
+    """-E[Q_1(s, pi(s))] / E|Q_1| + w E[|pi(s) - a|^2 / dim], explicitly in double precision; E|Q_1| is a constant."""
+    made, batch = updater(CLONING), bounded_batch()
+    with torch.no_grad():
+        made.policy.flat.parameters.mul_(3.0)
+    policy, *_ = plain_networks(made.model)
+    measured = dict(zip(made.measured, made.step(batch).tolist(), strict=True))
+    _, first, _ = plain_networks(made.model)  # after their step
+    obs, actions = batch.obs.double(), perceptron(policy, batch.obs.double()).tanh()
+    q = values(first, obs, actions)
+    cloning = (actions - batch.actions.double()).square().mean()
+    loss = -q.mean() / q.detach().abs().mean() + 0.4 * cloning
+    assert 0.4 * float(cloning.detach()) > 0.02  # it counts
+    assert measured["policy_loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
+    found = [p.grad.T if p.grad.dim() == 2 else p.grad for p in made.model.policy.parameters()]
+    assert_gradients(found, gradients_of(loss, [policy]))
+
+
+class TwoTrainers(SoloCommunicator):
+    """Of a trainer whose peer's values are three times its own."""
+
+    world_size = 2
+
+    def all_reduce(self, tensor, op="sum"):
+        assert op == "mean"
+        tensor.mul_(2.0)
+
+
+def test_the_scale_of_values_is_that_of_all_trainers():
+    made = updater(CLONING)
+    made.communicator = TwoTrainers()
+    made.weight = 0.5  # a quarter of the batch
+    # (0.5 * mean |1, -3| * 2) = 2
+    assert float(made._one_over_size(torch.tensor([1.0, -3.0]))) == pytest.approx(0.5)
+    assert float(made._one_over_size(torch.zeros(2))) == pytest.approx(1e8)
+
+
+def test_the_weight_of_cloning_decays_exponentially_with_environment_steps():
+    def weights(program):
+        found = []
+        for _ in range(4):
+            program.iterate()
+            found.append(program.learner.updater.cloning)
+        return found
+
+    # Rollouts of 8 steps of 4 environments; before them 0, 32, 64 and 96 steps: 0.4 (1/4)^(steps / 64), then constant
+    program = build(replace(SPEC, learning=CLONING))
+    wanted = pytest.approx([0.4, 0.2, 0.1, 0.1])
+    assert weights(program) == wanted
+    assert run_gmis(replace(SPEC, learning=replace(CLONING, cloning_steps=128)), 2, weights) == [wanted] * 2
+    resumed = build(replace(SPEC, learning=CLONING))
+    resumed.load_state_dict(program.state_dict())
+    assert weights(resumed) == pytest.approx([0.1] * 4)
+
+
+def test_weights_of_cloning_that_would_rise_are_refused():
+    def paths(**cloning):
+        settings = replace(SETTINGS, **cloning)
+        return [error.path for error in broken_rules(replace(SPEC, learning=settings))]
+
+    assert paths(cloning=0.1, cloning_end=0.2) == ["td3.cloning_end"]
+    assert paths(cloning=0.2, cloning_end=0.2) == paths(cloning=0.0, cloning_end=0.2) == []
+    assert paths(cloning=-1.0) == ["td3.cloning"]
+    assert paths(cloning=0.4, cloning_end=0.0, cloning_steps=0) == ["td3.cloning_end", "td3.cloning_steps"]
