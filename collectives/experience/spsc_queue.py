@@ -115,10 +115,9 @@ class SpscQueue:
         """Take back batches that the consumer has held, or left untaken while it took no other, for ``lease_s``."""
         now_s, words = time.monotonic(), self._words
         head, tail = words[self._begin + file_layout.HEAD], words[self._begin + file_layout.TAIL]
-        if (
-            head != self._head
-        ):  # it has taken one: the lease begins anew for that one, and for those behind it
-            for place in range(max(self._head, tail - self._places), tail):
+        if head != self._head:
+            # It has taken one: the lease begins anew for that one, and for those behind it. The place at the tail is none.
+            for place in range(max(self._head, tail + 1 - self._places), tail):
                 self._held_since_s[
                     words[self._entries + place % self._places] & file_layout.MAX_SLOTS - 1
                 ] = now_s

@@ -5,13 +5,14 @@ import random
 import signal
 import time
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
 from channel_cases import LIMIT_S
 
 from collectives import futex
-from collectives.experience import file_layout
+from collectives.experience import file_layout, spsc_queue
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError, LeaseExpiredError
 from collectives.experience.producer_ring import ProducerRing
@@ -98,6 +99,30 @@ def test_a_stopped_reader_loses_its_batch_to_another_and_learns_that(reader):
     assert reader.ask("take") == 3
     assert reader.ask("release") == [13]
     assert ring.drain(LIMIT_S) == 0
+
+
+def test_a_lease_does_not_begin_anew_where_the_queue_has_come_round(monkeypatch):
+    """The place behind the newest entry is cleared, and is no entry of the first slot."""
+    now = [0.0]
+    monkeypatch.setattr(spsc_queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    ring = ProducerRing(NUMBERS, rows=1, slots=2, lease_s=10.0)
+    first, other = ConsumerEndpoint(NUMBERS), ConsumerEndpoint(NUMBERS)
+    ring.attach(first.endpoint)
+    put(ring, 11)
+    held = first.take(LIMIT_S)
+    for number in (12, 13, 14):  # in the second slot
+        put(ring, number)
+        first.take(LIMIT_S).release()
+    now[0] = 10.0
+    ring.attach(other.endpoint)
+    ring.update()
+    with other.take(LIMIT_S) as batch:
+        assert batch["number"].tolist() == [11]
+    with pytest.raises(LeaseExpiredError):
+        held.release()
+    first.close()
+    other.close()
+    ring.close()
 
 
 def wait_for_backlog(ring, backlog):
