@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from rayagi.cli.failures import UsageError
 from rayagi.profiler.perfetto import write_perfetto
 from rayagi.profiler.trace import read_profile
 from rayagi.run.errors import disk_errors
@@ -14,11 +15,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file, which appears when it is complete; returns the exit code.
 
     Raises:
+        UsageError: the file is a folder.
         TraceError: the folder is no profile, or a file of it is damaged.
         DiskError: the file cannot be written.
     """
-    profile = read_profile(arguments.profile)
     path = arguments.out
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name the file to write")
+    profile = read_profile(arguments.profile)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with disk_errors(path):
         try:

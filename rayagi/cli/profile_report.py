@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from rayagi.cli.failures import UsageError
 from rayagi.profiler.overlap import breakdown
 from rayagi.profiler.page import report_page
 from rayagi.profiler.summary import report_text, waits
@@ -16,13 +17,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the tables and write the page; returns the exit code.
 
     Raises:
+        UsageError: the page is a folder.
         TraceError: the folder is no profile, or a file of it is damaged.
         DiskError: the page cannot be written.
     """
+    path = arguments.html or arguments.profile / "report.html"
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name the page to write with --html")
     profile = read_profile(arguments.profile)
     found, causes = breakdown(profile), waits(profile)
     print(report_text(profile, found, causes))
-    path = arguments.html or arguments.profile / "report.html"
     replace_text(path, report_page(profile, found, causes, timeline(profile)))
     print(f"\nreport: {path}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,19 @@ _MOST = 200
 """Iterations of each profile that are compared, evenly chosen."""
 _SIGNIFICANT = 0.05
 
-_Samples = dict[tuple[str, frozenset[str]], NDArray[np.float64]]
-"""Nanoseconds of every iteration, by operation and set of categories; of the whole operation for the empty set."""
+_CHUNK = 128
+"""Rows whose permutations are in memory at a time."""
+
+_Key = tuple[str, frozenset[str]]
+"""Operation and set of categories; the empty set for the whole operation."""
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Nanoseconds of each key by iteration, without those that have none; and the numbers of all iterations."""
+
+    sums: dict[_Key, Counter[int]]
+    iterations: list[int]
 
 
 @dataclass(frozen=True)
@@ -53,17 +65,18 @@ def differences(first: Breakdown, second: Breakdown) -> list[Difference]:
     """
     by_iteration = all(num_iterations(each.merged) for each in (first, second))
     samples = [_samples(each.merged, by_iteration) for each in (first, second)]
-    keys = sorted({key for each in samples for key in each}, key=lambda key: (key[0], sorted(key[1])))
-    one, other = (_matrix(each, keys) for each in samples)
+    keys = sorted({key for each in samples for key in each.sums}, key=lambda key: (key[0], sorted(key[1])))
+    one, other = (_means(each, keys) for each in samples)
     p_values: list[float | None] = [None] * len(keys)
-    if by_iteration and min(one.shape[1], other.shape[1]) >= _FEWEST:
-        p_values = list(holm(permutation_p_values(one, other)))
-    operations = [not sets for _, sets in keys]
+    if by_iteration and min(len(each.iterations) for each in samples) >= _FEWEST:
+        tables = [_matrix(each, keys) for each in samples]
+        p_values = list(holm(permutation_p_values(tables[0], tables[1])))
+    operations = np.array([not sets for _, sets in keys], bool)
     rows = [
         Difference(*key, *means, *shares, p_value)
         for key, means, shares, p_value in zip(
             keys,
-            zip(one.mean(axis=1).tolist(), other.mean(axis=1).tolist(), strict=True),
+            zip(one.tolist(), other.tolist(), strict=True),
             zip(_shares(one, operations), _shares(other, operations), strict=True),
             p_values,
             strict=True,
@@ -74,26 +87,35 @@ def differences(first: Breakdown, second: Breakdown) -> list[Difference]:
 
 def _samples(rows: Iterable[Row], by_iteration: bool) -> _Samples:
     chosen = [row for row in rows if not by_iteration or row.cell.iteration != NO_ITERATION]
-    numbers = sorted({row.cell.iteration if by_iteration else 0 for row in chosen})
-    index = {number: place for place, number in enumerate(numbers)}
-    samples: _Samples = {}
+    sums: dict[_Key, Counter[int]] = {}
     for row in chosen:
         name = operation_name(row.cell.phase, row.cell.operation)
         for categories in (row.categories, frozenset[str]()):
-            values = samples.setdefault((name, categories), np.zeros(len(numbers)))
-            values[index[row.cell.iteration if by_iteration else 0]] += row.ns
-    return samples
+            values = sums.setdefault((name, categories), Counter())
+            values[row.cell.iteration if by_iteration else 0] += row.ns
+    return _Samples(sums, sorted({number for values in sums.values() for number in values}))
 
 
-def _matrix(samples: _Samples, keys: Sequence[tuple[str, frozenset[str]]]) -> NDArray[np.float64]:
-    """Shape (keys, iterations); one column of zeros for a profile without time."""
-    length = max((len(values) for values in samples.values()), default=1)
-    return np.array([samples.get(key, np.zeros(length)) for key in keys]).reshape(len(keys), length)
+def _means(samples: _Samples, keys: Sequence[_Key]) -> NDArray[np.float64]:
+    """Over all iterations. Shape (keys,)"""
+    count = len(samples.iterations) or 1
+    return np.array([samples.sums.get(key, Counter[int]()).total() / count for key in keys], np.float64)
 
 
-def _shares(table: NDArray[np.float64], operations: Sequence[bool]) -> list[float]:
-    sums = table.sum(axis=1)
-    shares: list[float] = (sums / (sums[np.array(operations, bool)].sum() or 1.0)).tolist()
+def _matrix(samples: _Samples, keys: Sequence[_Key]) -> NDArray[np.float64]:
+    """Of more than _MOST iterations, every k-th. Shape (keys, iterations)"""
+    some = samples.iterations[:: -(-len(samples.iterations) // _MOST)]
+    columns = {number: column for column, number in enumerate(some)}
+    table = np.zeros((len(keys), len(some)))
+    for row, key in enumerate(keys):
+        for number, ns in samples.sums.get(key, {}).items():
+            if number in columns:
+                table[row, columns[number]] = ns
+    return table
+
+
+def _shares(means: NDArray[np.float64], operations: NDArray[np.bool_]) -> list[float]:
+    shares: list[float] = (means / (means[operations].sum() or 1.0)).tolist()
     return shares
 
 
@@ -107,18 +129,20 @@ def permutation_p_values(
         second: shape (rows, m)
         seed: of the divisions
     """
-    # Of more than _MOST values, every k-th is compared.
-    first, second = (each[:, :: -(-each.shape[1] // _MOST)] for each in (first, second))
     num_first, num_second = first.shape[1], second.shape[1]
     pooled = np.concatenate([first, second], axis=1)
     observed = np.abs(first.mean(axis=1) - second.mean(axis=1))
     keys = np.random.default_rng(seed).random((PERMUTATIONS, num_first + num_second))
     chosen = np.zeros_like(keys)
     np.put_along_axis(chosen, np.argpartition(keys, num_first - 1, axis=1)[:, :num_first], 1.0, axis=1)
-    sums = chosen @ pooled.T  # (permutations, rows)
-    differences = np.abs(sums / num_first - (pooled.sum(axis=1) - sums) / num_second)
-    # Rounding must not make a division that equals the observed one look smaller.
-    extreme = (differences >= observed - 1e-9 * np.abs(pooled).max(axis=1)).sum(axis=0)
+    extreme = np.zeros(len(pooled), np.int64)
+    for at in range(0, len(pooled), _CHUNK):
+        rows = slice(at, at + _CHUNK)
+        sums = chosen @ pooled[rows].T  # (permutations, rows)
+        differences = np.abs(sums / num_first - (pooled[rows].sum(axis=1) - sums) / num_second)
+        # Rounding must not make a division that equals the observed one look smaller.
+        least = observed[rows] - 1e-9 * np.abs(pooled[rows]).max(axis=1)
+        extreme[rows] = (differences >= least).sum(axis=0)
     # The observed division is one of the possible ones: p is never 0.
     p_values: list[float] = ((extreme + 1) / (PERMUTATIONS + 1)).tolist()
     return p_values

@@ -31,6 +31,8 @@ RECORD = struct.Struct("<qqIBBH")
 """Start, end, name, category, depth, flags. End 0: still open when recording stopped or the process died."""
 END_AT = 8
 """Place of the end in a record, in bytes."""
+MAX_NAME = 500
+"""Characters of a name; longer ones are cut off."""
 MAX_DEPTH = 255
 """Deeper events are recorded with this depth."""
 

@@ -12,10 +12,13 @@ import numpy as np
 
 from rayagi.profiler.overlap import LABELS, PROFILER, Breakdown, resource
 from rayagi.profiler.summary import (
+    MOST_OPERATIONS,
     RESOURCES,
     OperationTime,
     Wait,
+    command_text,
     iteration_mean,
+    omitted_operations,
     operation_times,
     process_line,
     seconds,
@@ -47,7 +50,7 @@ _SMALLEST_SHARE = 0.001
 
 def report_page(profile: Profile, found: Breakdown, waits: Sequence[Wait], lanes: Timeline) -> str:
     """The page."""
-    title = html.escape(" ".join(profile.command) or str(profile.path))
+    title = html.escape(command_text(profile) or str(profile.path))
     sections = [
         f"<h1>Profile <small>{title}</small></h1>",
         *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in found.processes),
@@ -86,7 +89,7 @@ def _bars(times: Sequence[OperationTime]) -> str:
     longest = max((each.total_ns for each in times), default=0) or 1
     whole = sum(each.total_ns for each in times) or 1
     rows = []
-    for each in times:
+    for each in times[:MOST_OPERATIONS]:
         total = each.total_ns or 1
         cells = "".join(
             f'<td class="number">{100 * each.resource_ns(name) / total:.1f} %</td>' for name in RESOURCES
@@ -98,7 +101,8 @@ def _bars(times: Sequence[OperationTime]) -> str:
             f"{_segments(each)}</div></td></tr>"
         )
     head = "".join(f"<th>{name}</th>" for name in ("", "time", "share", *RESOURCES, ""))
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    note = omitted_operations(times)
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>" + (f"<p>and {note}</p>" if note else "")
 
 
 def _segments(operation: OperationTime) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rayagi.profiler.layout import NAMES, PROCESS
+from rayagi.profiler.layout import MAX_NAME, NAMES, PROCESS
 
 _logger = logging.getLogger(__name__)
 
@@ -62,12 +62,14 @@ class ProcessFolder:
     def name_id(self, text: str) -> int | None:
         """The id of a name; None for a new one; that of "more than 100000 names" when there are as many."""
         found = self._ids.get(text)
+        if found is None and len(text) > MAX_NAME:
+            return self.name_id(text[:MAX_NAME])
         return _TOO_MANY_ID if found is None and len(self.texts) >= MAX_NAMES else found
 
     def add_names(self, texts: list[str]) -> None:
         """Give ids to new names, and write them before they are used. The caller holds the session's lock."""
         lines = []
-        for text in dict.fromkeys(texts):
+        for text in dict.fromkeys(text[:MAX_NAME] for text in texts):
             if text in self._ids or len(self.texts) >= MAX_NAMES:
                 continue
             self._ids[text] = len(self.texts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayagi.profiler.layout import MAX_NAME
 from rayagi.profiler.overlap import (
     BLOCK_EVENTS,
     NO_ITERATION,
@@ -21,7 +22,10 @@ from rayagi.profiler.trace import Category, Profile
 
 RESOURCES = ("cpu", "cpu+gpu", "gpu", "wait")
 OUTSIDE = "(outside operations)"
+MOST_OPERATIONS = 200
+"""Rows of a table of operations: those with most time."""
 _MOST_COLUMNS = 7
+_WIDEST = 80
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def seconds(ns: float) -> str:
 
 def report_text(profile: Profile, found: Breakdown, causes: Sequence[Wait]) -> str:
     """The whole report for a terminal. Control characters of names are replaced."""
-    lines = [" ".join(["profile of", *profile.command])]
+    lines = [f"profile of {command_text(profile)}"]
     for each in found.processes:
         lines += ["", process_line(found, each.label)]
         rows = [row for row in found.rows if row.cell.process == each.label]
@@ -181,6 +185,11 @@ def report_text(profile: Profile, found: Breakdown, causes: Sequence[Wait]) -> s
     lines += _transition_lines(found)
     lines += _wait_lines(causes)
     return "\n".join(printable(line) for line in lines)
+
+
+def command_text(profile: Profile) -> str:
+    """The program with its arguments, cut off where they are very long."""
+    return " ".join(profile.command)[:MAX_NAME]
 
 
 def process_line(found: Breakdown, label: str) -> str:
@@ -216,9 +225,16 @@ def _operation_lines(times: Sequence[OperationTime]) -> list[str]:
             *(_share(each.resource_ns(name), each.total_ns) for name in resources),
             *(_share(each.sets.get(categories, 0), each.total_ns) for categories in columns),
         ]
-        for each in times
+        for each in times[:MOST_OPERATIONS]
     ]
-    return aligned([header, *rows], left=1)
+    more = [f"  and {note}"] if (note := omitted_operations(times)) else []
+    return [*aligned([header, *rows], left=1), *more]
+
+
+def omitted_operations(times: Sequence[OperationTime]) -> str:
+    """How many operations tables leave out, and their time; empty for none."""
+    rest = times[MOST_OPERATIONS:]
+    return f"{len(rest):,} more: {seconds(sum(each.total_ns for each in rest))}" if rest else ""
 
 
 def _transition_lines(found: Breakdown) -> list[str]:
@@ -264,7 +280,8 @@ def _share(part: float, whole: float) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Lines with columns of equal width, the first ``left`` ones aligned to the left."""
+    """Lines with columns of equal width, the first ``left`` ones aligned to the left; long cells are cut off."""
+    rows = [[cell if len(cell) <= _WIDEST else f"{cell[: _WIDEST - 3]}..." for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  "

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayagi.profiler.layout import EVENTS, HEADER, MAGIC, NAMES, PROCESS, PROFILE, RECORD, VERSION, Category
+from rayagi.profiler.layout import (
+    EVENTS,
+    HEADER,
+    MAGIC,
+    MAX_NAME,
+    NAMES,
+    PROCESS,
+    PROFILE,
+    RECORD,
+    VERSION,
+    Category,
+)
 
 __all__ = [
     "EVENT",
@@ -151,7 +162,7 @@ def _read_process(path: Path) -> ProcessTrace:
     try:
         return ProcessTrace(
             path=path,
-            name=str(about["name"]),
+            name=str(about["name"])[:MAX_NAME],
             pid=_process_id(about["pid"]),
             parent=int(about["parent"]),
             argv=tuple(map(str, about["argv"])),
@@ -220,7 +231,7 @@ def _read_names(path: Path) -> dict[int, str]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-            names[int(entry["id"])] = str(entry["name"])
+            names[int(entry["id"])] = str(entry["name"])[:MAX_NAME]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise TraceError(f"{path} is damaged in line {number}: {_reason(error)}") from error
     return names

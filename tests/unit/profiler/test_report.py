@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -11,7 +12,7 @@ from scipy import stats
 
 from rayagi.cli import main
 from rayagi.profiler.difference import difference_text, differences, holm, permutation_p_values
-from rayagi.profiler.overlap import breakdown
+from rayagi.profiler.overlap import Breakdown, Cell, Row, breakdown
 from rayagi.profiler.page import report_page
 from rayagi.profiler.summary import (
     num_iterations,
@@ -23,6 +24,7 @@ from rayagi.profiler.summary import (
 )
 from rayagi.profiler.timeline import timeline
 from rayagi.profiler.trace import Category as C
+from rayagi.profiler.trace import read_profile
 from tests.unit.profiler.traces import process, profile, write
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J\ud800"
@@ -233,3 +235,49 @@ def test_what_is_no_profile_is_one_sentence(tmp_path, capsys):
 def test_events_whose_thread_could_not_make_a_file_are_dropped_ones():
     found = profile(replace(iterations([4]), lost=30))
     assert "30 events were dropped" in report_text(found, breakdown(found), [])
+
+
+def test_reports_of_very_long_names_are_bounded(tmp_path):
+    long = 1_000_000 * "n"
+    events = [(C.THREAD, 0, 10, "m", 0), (C.OPERATION, 1, 9, long, 1), (C.WAIT, 2, 3, long, 0)]
+    written = replace(profile(process([events], name=long)), command=("python", long))
+    found = read_profile(write(tmp_path / "p", written))
+    rows, causes = breakdown(found), waits(found)
+    assert max(map(len, report_text(found, rows, causes).splitlines())) < 700
+    assert len(report_page(found, rows, causes, timeline(found))) < 100_000
+
+
+def test_reports_of_very_many_operations_are_bounded():
+    events = [(C.OPERATION, 10 * i, 10 * i + (3 if i else 9), f"step {i}", 1) for i in range(5000)]
+    found = profile(process([[(C.THREAD, 0, 60_000, "m", 0), *events]]))
+    rows = breakdown(found)
+    text = report_text(found, rows, [])
+    assert text.count("step ") == 199  # and what is outside of all
+    assert "  and 4,801 more: 14.4 us" in text  # 4801 * 3 ns
+    page = report_page(found, rows, [], timeline(found))
+    assert page.count("<tr>") < 210
+    assert "<p>and 4,801 more: 14.4 us</p>" in page
+
+
+def test_the_memory_of_a_comparison_is_bounded():
+    """One operation's name in each of many iterations: a table of both would have millions of entries."""
+    rows = [
+        Row(Cell("", "", number, f"step {number}"), frozenset({"python"}), number + 1)
+        for number in range(600)
+    ]
+    found = Breakdown((), (), tuple(rows), {}, ())
+    tracemalloc.start()
+    compared = differences(found, found)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200_000_000
+    assert len(compared) == 1200
+    assert {each.first_ns for each in compared} == {(number + 1) / 600 for number in range(600)}
+
+
+def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path, capsys):
+    found = write(tmp_path / "a", profile(iterations([4])))
+    (found / "report.html").mkdir()
+    for command in (["export", str(found), "."], ["export", str(found), "/"], ["report", str(found)]):
+        assert main(["profile", *command]) == 2
+        assert capsys.readouterr().err.count(" is a folder; name the ") == 1

@@ -307,3 +307,17 @@ def test_the_end_of_a_session_is_written_with_what_was_lost(tmp_path):
     about = json.loads((process.path / "process.json").read_text())
     assert about["lost"] == 0
     assert about["end_monotonic_ns"] > process.threads[0].start_ns
+
+
+def test_long_names_are_cut_off(tmp_path):
+    name = 2000 * "n"
+    with profiler.profile(tmp_path / "p", intercept=False):
+        with profiler.operation(f"{name}1"), profiler.operation(f"{name}2"):
+            pass
+        profiler.iteration(name).__enter__()
+        with pytest.raises(profiler.ProfilerError) as caught:
+            profiler.phase("x").__exit__(None, None, None)
+    assert len(str(caught.value)) < 800
+    assert sorted(only_process(tmp_path / "p").names.values(), key=len)[-1] == name[:500]
+    (names,) = (tmp_path / "p").glob("*/names.jsonl")
+    assert names.stat().st_size < 2000
