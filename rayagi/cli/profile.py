@@ -16,6 +16,7 @@ from rayagi.cli.output import complain, say
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.injection import injected
 from rayagi.profiler.interception import packages_with
+from rayagi.profiler.layout import PROFILE
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
 from rayagi.profiler.trace import TraceError, read_profile
@@ -36,7 +37,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.iterations is not None:
         schedule = Schedule(skip=arguments.skip, record=arguments.iterations)
     folder = create_profile(arguments.out or _new_folder(program), program, packages)
-    code = _run_program(program, injected(os.environ, folder, packages, schedule, arguments.limit_mb))
+    environment = injected(os.environ, folder, packages, schedule, arguments.limit_mb)
+    try:
+        code = _run_program(program, environment)
+    except UsageError:
+        (folder / PROFILE).unlink()
+        folder.rmdir()
+        raise
     summarize(folder)
     return code if code >= 0 else 128 - code
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.profiler.overlap import NO_ITERATION, Breakdown, Row
-from rayagi.profiler.summary import aligned, num_iterations, operation_name, printable, seconds, set_name
+from rayagi.profiler.summary import aligned, num_iterations, operation_name, seconds, set_name
+from rayagi.profiler.trace import printable
 
 PERMUTATIONS = 10_000
 _FEWEST = 4

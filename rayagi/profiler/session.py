@@ -202,6 +202,7 @@ def profile(
             metadata that is not of JSON; a module that does not exist.
     """
     packages = packages_with(simulators) if intercept else {}
+    _check_start(limit_mb, metadata)
     path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)), packages)
     session = start(path, packages, name, metadata, schedule, limit_mb)
     try:
@@ -242,11 +243,8 @@ def start(
     limit_mb: int = DEFAULT_LIMIT_MB,
 ) -> Session:
     """Begin to record this process into an existing profile; ``profile`` names the arguments and errors."""
-    if limit_mb < 1:
-        raise ProfilerError(f"limit_mb is at least 1, not {limit_mb}")
     with _process.change:
-        if scopes.session is not None:
-            raise ProfilerError(f"this process is being recorded already, into {_current_folder()}")
+        _check_start(limit_mb, metadata)
         try:
             session = Session(
                 path,
@@ -262,6 +260,15 @@ def start(
         _register_once()
         os._exit = _finish_and_exit
     return session
+
+
+def _check_start(limit_mb: int, metadata: dict[str, Any] | None) -> None:
+    """Before anything is written; ``profile`` names the errors."""
+    if limit_mb < 1:
+        raise ProfilerError(f"limit_mb is at least 1, not {limit_mb}")
+    if scopes.session is not None:
+        raise ProfilerError(f"this process is being recorded already, into {_current_folder()}")
+    _plain(metadata or {})
 
 
 def stop(session: Session) -> None:

@@ -18,7 +18,7 @@ from rayagi.profiler.overlap import (
     process_labels,
     resource,
 )
-from rayagi.profiler.trace import Category, Profile
+from rayagi.profiler.trace import Category, Profile, printable
 
 RESOURCES = ("cpu", "cpu+gpu", "gpu", "wait")
 OUTSIDE = "(outside operations)"
@@ -205,11 +205,6 @@ def process_line(found: Breakdown, label: str) -> str:
     if each.dropped:
         text += f"; {each.dropped:,} events were dropped: times and counts are too low"
     return text
-
-
-def printable(text: str) -> str:
-    """Without characters that control a terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _operation_lines(times: Sequence[OperationTime]) -> list[str]:

@@ -52,6 +52,14 @@ EVENT = np.dtype(
 class TraceError(Exception):
     """A folder is not a profile, or one of its files is damaged or of another version."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+def printable(text: str) -> str:
+    """Without characters that control a terminal: names, also those of files, may be anybody's."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
 
 @dataclass(frozen=True)
 class Clock:

@@ -134,9 +134,10 @@ def test_a_schedule_waits_for_iterations(tmp_path):
         (["--out", ".", "--", "true"], "is not empty"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments, message, capsys, tmp_path):
+def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, capsys, tmp_path):
     (tmp_path / "mine.txt").write_text("")
     assert main(["profile", *arguments]) == 2
+    assert not list(tmp_path.rglob("*.json"))
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 

@@ -321,3 +321,15 @@ def test_long_names_are_cut_off(tmp_path):
     assert sorted(only_process(tmp_path / "p").names.values(), key=len)[-1] == name[:500]
     (names,) = (tmp_path / "p").glob("*/names.jsonl")
     assert names.stat().st_size < 2000
+
+
+def test_a_profile_that_cannot_begin_leaves_no_folder(tmp_path):
+    with (
+        profiler.profile(tmp_path / "p", intercept=False), pytest.raises(profiler.ProfilerError, match="recorded already"),
+        profiler.profile(tmp_path / "q"),
+    ):
+        pass
+    for wrong in ({"limit_mb": 0}, {"metadata": {"a": {1}}}):
+        with pytest.raises(profiler.ProfilerError), profiler.profile(tmp_path / "q", **wrong):
+            pass
+    assert [each.name for each in tmp_path.iterdir()] == ["p"]

@@ -166,3 +166,11 @@ def test_clocks_before_1970_are_damage(folder):
     (folder / "host-41-7" / "process.json").write_text(json.dumps(about))
     with pytest.raises(TraceError, match="host-41-7 is damaged: one of its clocks is at -1 ns"):
         write_perfetto(read_profile(folder), io.BytesIO())
+
+
+def test_errors_do_not_control_a_terminal(folder):
+    process = (folder / "host-41-7").rename(folder / "\x1b]0;title\x07\n-41-7")
+    (process / "process.json").write_text("")
+    with pytest.raises(TraceError) as caught:
+        read_profile(folder)
+    assert str(caught.value).isprintable()
