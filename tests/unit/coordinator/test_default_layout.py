@@ -161,7 +161,7 @@ def test_a_training_run_takes_it_and_its_folder_keeps_the_numbers(tmp_path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(train, "machine_of_run", lambda: DGX)
     arguments = build_parser().parse_args(["train", "Ant-v5", "--out", str(tmp_path / "runs")])
-    folder, spec, _ = train._created(arguments)
+    folder, spec, *_ = train._created(arguments)
     folder.unlock()
     assert (spec.gmi.gmis_per_gpu, spec.gmi.num_envs) == (3, 160)
     assert "not measured on this machine" in capsys.readouterr().out

@@ -325,7 +325,8 @@ def test_long_names_are_cut_off(tmp_path):
 
 def test_a_profile_that_cannot_begin_leaves_no_folder(tmp_path):
     with (
-        profiler.profile(tmp_path / "p", intercept=False), pytest.raises(profiler.ProfilerError, match="recorded already"),
+        profiler.profile(tmp_path / "p", intercept=False),
+        pytest.raises(profiler.ProfilerError, match="recorded already"),
         profiler.profile(tmp_path / "q"),
     ):
         pass
