@@ -21,8 +21,10 @@ from rayagi.profiler.summary import (
     omitted_operations,
     operation_times,
     process_line,
+    recorded,
     seconds,
     set_name,
+    silent_processes,
     transition_sums,
 )
 from rayagi.profiler.timeline import Lane, Timeline
@@ -53,13 +55,14 @@ def report_page(profile: Profile, found: Breakdown, waits: Sequence[Wait], lanes
     title = html.escape(command_text(profile) or str(profile.path))
     sections = [
         f"<h1>Profile <small>{title}</small></h1>",
-        *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in found.processes),
+        *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in recorded(found)),
+        f"<p>{silent_processes(found)}</p>",
         f"<h2>Operations</h2>{_legend()}",
     ]
     if len(found.processes) > 1:
         note = "<p>What several processes do in one operation at a time counts once.</p>"
         sections.append(f"<h3>All processes</h3>{note}{_bars(operation_times(found.merged))}")
-    for each in found.processes:
+    for each in recorded(found):
         times = operation_times(row for row in found.rows if row.cell.process == each.label)
         sections.append(f"<h3>{html.escape(each.label)}</h3>{_bars(times)}")
     sections += [_transitions(found), _waits(waits), _timeline(lanes)]

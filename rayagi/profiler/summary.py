@@ -14,6 +14,7 @@ from rayagi.profiler.overlap import (
     NO_ITERATION,
     NONE,
     Breakdown,
+    ProcessSummary,
     Row,
     process_labels,
     resource,
@@ -175,10 +176,12 @@ def seconds(ns: float) -> str:
 def report_text(profile: Profile, found: Breakdown, causes: Sequence[Wait]) -> str:
     """The whole report for a terminal. Control characters of names are replaced."""
     lines = [f"profile of {command_text(profile)}"]
-    for each in found.processes:
+    for each in recorded(found):
         lines += ["", process_line(found, each.label)]
         rows = [row for row in found.rows if row.cell.process == each.label]
         lines += _operation_lines(operation_times(rows))
+    if silent := silent_processes(found):
+        lines += ["", silent]
     if len(found.processes) > 1:
         lines += ["", "all processes, what several do in one operation at a time counted once"]
         lines += _operation_lines(operation_times(found.merged))
@@ -190,6 +193,18 @@ def report_text(profile: Profile, found: Breakdown, causes: Sequence[Wait]) -> s
 def command_text(profile: Profile) -> str:
     """The program with its arguments, cut off where they are very long."""
     return " ".join(profile.command)[:MAX_NAME]
+
+
+def recorded(found: Breakdown) -> list[ProcessSummary]:
+    """Processes of which there is something to show."""
+    return [each for each in found.processes if each.threads or each.dropped]
+
+
+def silent_processes(found: Breakdown) -> str:
+    """How many others there are; empty for none."""
+    count = len(found.processes) - len(recorded(found))
+    note = "recorded nothing; where iterations are chosen, a process records only its own ones"
+    return f"{count} of {len(found.processes)} processes {note}" if count else ""
 
 
 def process_line(found: Breakdown, label: str) -> str:

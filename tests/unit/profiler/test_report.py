@@ -281,3 +281,12 @@ def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path, capsys):
     for command in (["export", str(found), "."], ["export", str(found), "/"], ["report", str(found)]):
         assert main(["profile", *command]) == 2
         assert capsys.readouterr().err.count(" is a folder; name the ") == 1
+
+
+def test_processes_that_recorded_nothing_are_counted_only():
+    found = profile(iterations([4]), process([], "idle one", pid=2), process([], "idle two", pid=3))
+    rows = breakdown(found)
+    for text in (report_text(found, rows, []), report_page(found, rows, [], timeline(found))):
+        assert "2 of 3 processes recorded nothing" in text
+        assert "gmi 1" in text
+        assert "idle" not in text
