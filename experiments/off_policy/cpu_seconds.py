@@ -3,6 +3,8 @@
 CPU seconds, since they depend less on what else runs than seconds do. One GMI, one thread; evaluations are not counted.
 
     python -m experiments.off_policy.cpu_seconds HalfCheetah-v5 fast_td3 --seconds 30 --set fast_td3.n_step=1
+
+With ``--init`` and ``--dataset`` it begins with an offline run, as ``rayagi train`` does.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -19,6 +22,7 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.program import DpOnlyProgram
+from rayagi.cli.settings import initial_state_from
 from rayagi.config.convert import with_settings
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -36,15 +40,20 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
+    parser.add_argument("--init", type=Path, metavar="RUN")
+    parser.add_argument("--dataset", metavar="DIR")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     spec = with_settings(preset(arguments.task, arguments.algorithm), arguments.settings)
-    train(checked(replace(spec, seed=arguments.seed)), arguments.seconds, arguments.evaluations)
+    spec = checked(replace(spec, seed=arguments.seed, data=replace(spec.data, path=arguments.dataset)))
+    train(spec, arguments.seconds, arguments.evaluations, arguments.init)
 
 
-def train(spec: RunSpec, seconds: float, evaluations: int) -> None:
-    """Iterate until ``seconds`` of CPU time are used, and evaluate in between."""
+def train(spec: RunSpec, seconds: float, evaluations: int, run: Path | None) -> None:
+    """Iterate until ``seconds`` of CPU time are used, and evaluate in between. ``run``: whose networks it begins with."""
     program = _program(spec)
+    if run is not None:
+        program.load_state_dict({"shared": initial_state_from(run, spec, trust_modules=False)})
     used, steps, gradient_steps, evaluated = 0.0, 0.0, 0.0, 0
     while used < seconds:
         before = time.process_time()
