@@ -174,6 +174,7 @@ def wrapped(code, **options):
     return subprocess.Popen(command, **options)
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_signals_to_the_command_alone_reach_the_program():
     with wrapped(WAITS, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout.read(5) == b"ready"
@@ -184,6 +185,7 @@ def test_signals_to_the_command_alone_reach_the_program():
         assert process.wait(60) == 51
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_reaches_the_program_once_and_nohup_is_inherited():
     here, there = os.openpty()
 
