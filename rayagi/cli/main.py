@@ -162,7 +162,9 @@ def run_process() -> NoReturn:
 
 def _end_at_once(error: LocalRayLostError) -> None:
     """End the process beside its main thread, which waits for a Ray that is not there, or is about to be ended by it."""
-    _end(_report(error, debug=False))
+    code = _report(error, debug=False)
+    error.end_others()
+    _end(code)
 
 
 def _end(code: int) -> NoReturn:

@@ -1,6 +1,7 @@
 """What a command does when the local Ray that was started for it is killed from outside.
 
-Ray itself waits a minute for its server, then ends the process with a line of its own: no exception reaches Python.
+Ray itself waits a minute for its server, then ends the process with a line of its own, and without its raylet it ends the
+process soon: no exception reaches Python.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ _handlers: list[Handler] = []
 class LocalRayLostError(RuntimeError):
     """A process of the local Ray ended while it was in use."""
 
-    def __init__(self, process: str, pid: int, logs: str) -> None:
+    def __init__(self, process: str, pid: int, logs: str, end_others: Callable[[], None]) -> None:
         super().__init__(process, pid, logs)
         self.process, self.pid, self.logs = process, pid, logs
+        self.end_others = end_others
+        """Ends Ray's other processes, without their help. A handler calls it last, as Ray may then end this process."""
 
     def __str__(self) -> str:
         return (
@@ -49,7 +52,7 @@ class LocalRayWatch:
         Args:
             processes: id by name
             logs: Ray's folder of logs
-            end_others: ends Ray's other processes, without their help
+            end_others: as of ``LocalRayLostError``
         """
         self._logs, self._end_others = logs, end_others
         self._descriptors: dict[int, tuple[str, int]] = {}
@@ -71,7 +74,6 @@ class LocalRayWatch:
             os.close(descriptor)
         if self._wake in ready or not _handlers:
             return
-        error = LocalRayLostError(*self._descriptors[ready[0]], self._logs)
-        self._end_others()
+        error = LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others)
         for handler in reversed(_handlers):
             handler(error)

@@ -22,6 +22,7 @@ def test_a_process_that_ends_is_told_to_inner_handlers_first(server):
 
     def outer(error):
         told.append(("outer", str(error)))
+        error.end_others()
         done.set()
 
     with (
@@ -31,9 +32,10 @@ def test_a_process_that_ends_is_told_to_inner_handlers_first(server):
         LocalRayWatch({"gcs_server": server.pid}, "/logs", lambda: told.append(("others", 0)))
         server.kill()
         assert done.wait(30)
-    assert told[:2] == [("others", 0), ("inner", server.pid)]
-    assert told[2][1].startswith(f"Ray's gcs_server on this machine (process {server.pid}) has ended")
-    assert told[2][1].endswith("see Ray's logs in /logs")
+    assert [name for name, _ in told] == ["inner", "outer", "others"]
+    assert told[0][1] == server.pid
+    assert told[1][1].startswith(f"Ray's gcs_server on this machine (process {server.pid}) has ended")
+    assert told[1][1].endswith("see Ray's logs in /logs")
 
 
 def test_a_watch_that_was_stopped_tells_nobody(server):
