@@ -46,6 +46,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # commands add the folder, in which tests write modules
     monkeypatch.chdir(tmp_path)
 
 
