@@ -910,6 +910,55 @@ int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *source
     return done;
 }
 
+/* ---- arrays of Python ------------------------------------------------------------------------------------------------- */
+
+/* What is used of CPython's stable ABI (3.11), declared here since Python.h is not on every host. */
+typedef struct {
+    void *buf, *obj;
+    ssize_t len, itemsize;
+    int readonly, ndim;
+    char *format;
+    ssize_t *shape, *strides, *suboffsets;
+    void *internal;
+} Buffer;
+enum { C_CONTIGUOUS = 0x38, WITH_FORMAT = 0x4 };
+void *PyTuple_GetItem(void *, ssize_t);
+int PyObject_GetBuffer(void *, Buffer *, int);
+void PyBuffer_Release(Buffer *);
+void PyErr_Clear(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+
+/* What a column's array of single timesteps is: (n, *shape). format: NumPy's character of the type. */
+typedef struct { int64_t format, ndim; const int64_t *shape; } Form;
+
+static int fits(const Buffer *b, const Form *f, int64_t n) {
+    if (b->ndim != f->ndim + 1 || b->shape[0] != n || b->format[0] != f->format || b->format[1]) return 0;
+    for (int64_t d = 0; d < f->ndim; d++) if (b->shape[d + 1] != f->shape[d]) return 0;
+    return 1;
+}
+
+/* replay_insert of single timesteps, with a tuple of arrays in the order of the columns. Returns 0, and does nothing, if one
+   does not fit its column as it is. Called with Python's lock, and works without it. */
+int64_t replay_insert_arrays(Store *s, void *arrays, const Form *forms, int64_t n, const int64_t *lengths, const double *priorities,
+                             const int64_t *timestamps, int64_t clock_ns, int64_t *indices, uint64_t *generations) {
+    Buffer held[s->num_columns];
+    uint8_t *sources[s->num_columns];
+    int64_t got = 0, result = 1;
+    for (; got < s->num_columns && result; got++) {
+        if (PyObject_GetBuffer(PyTuple_GetItem(arrays, got), &held[got], C_CONTIGUOUS | WITH_FORMAT)) { PyErr_Clear(); result = 0; break; }
+        result = fits(&held[got], &forms[got], n);
+        sources[got] = held[got].buf;
+    }
+    if (result) {
+        void *thread = PyEval_SaveThread();
+        result = replay_insert(s, n, 1, sources, lengths, priorities, timestamps, clock_ns, indices, generations);
+        PyEval_RestoreThread(thread);
+    }
+    while (got) PyBuffer_Release(&held[--got]);
+    return result;
+}
+
 /* Take a row out of selection. Its blocks stay readable until the index is allocated again. */
 static void retire(Store *s, int64_t i) {
     Row *r = &s->rows[i];

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 
@@ -175,6 +177,12 @@ class DrawnStruct(ctypes.Structure):
     )
 
 
+class FormStruct(ctypes.Structure):
+    """Form of kernel.c."""
+
+    _fields_ = (("format", _I64), ("ndim", _I64), ("shape", _ADDRESS))
+
+
 class PartStruct(ctypes.Structure):
     """Part of kernel.c."""
 
@@ -195,6 +203,7 @@ _MIRRORS: Mirrors = {
     "Store": StoreStruct,
     "Drawn": DrawnStruct,
     "Part": PartStruct,
+    "Form": FormStruct,
     f"sizeof(pthread_mutex_t) <= {LOCK_BYTES}": 1,
     f"sizeof(Header) <= {LOCK_AT}": 1,
     **{name.upper(): value for value, name in enumerate(REMOVALS)},
@@ -241,6 +250,15 @@ def _load() -> ctypes.CDLL:
         function = getattr(loaded, f"replay_{name}")
         function.argtypes, function.restype = tuple(_TYPES[kind] for kind in kinds), _I64
     return loaded
+
+
+@cache
+def insert_arrays() -> Callable[..., int]:
+    """replay_insert_arrays. ctypes gives Python's lock away before a call, except of a function of a PyDLL."""
+    function = ctypes.PyDLL(None, handle=library()._handle).replay_insert_arrays
+    kinds: list[Any] = [_ADDRESS, ctypes.py_object, *(_TYPES[kind] for kind in "pipppipp")]
+    function.argtypes, function.restype = kinds, _I64
+    return function
 
 
 def address(array: np.ndarray) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Self
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from actors.replay.errors import ReplayError
-from actors.replay.kernel import DrawnStruct, HeaderStruct, address
+from actors.replay.kernel import DrawnStruct, FormStruct, HeaderStruct, address
+from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Floats, Integers
 
 STATUS = np.dtype(
@@ -144,6 +146,26 @@ class Statistics(NamedTuple):
 def default_statistics(count: int, steps: int) -> Statistics:
     """Of rows of ``steps`` timesteps, priority 1, and no timestamp yet."""
     return Statistics.of(np.full(count, steps, np.int64), np.ones(count), None)
+
+
+@dataclass(frozen=True, slots=True)
+class StepForms:
+    """The forms of arrays with one timestep a row, and their address for the kernel."""
+
+    kept: tuple[object, ...]
+    at: int
+
+    @classmethod
+    def of(cls, schema: ReplaySchema) -> Self | None:
+        """Of a schema's columns; None if its rows have several timesteps."""
+        columns = schema.columns
+        if schema.max_length > 1 or any(column.extra for column in columns):
+            return None
+        forms = (FormStruct * len(columns))()
+        shapes = [np.array(column.shape, np.int64) for column in columns]
+        for form, column, shape in zip(forms, columns, shapes, strict=True):
+            form.format, form.ndim, form.shape = ord(column.dtype.char), shape.size, address(shape)
+        return cls((forms, shapes), ctypes.addressof(forms))
 
 
 def checked(keys: Keys) -> Keys:

@@ -8,6 +8,7 @@ import resource
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_tables import LENGTH, SCHEMA, SELECTORS, content
@@ -267,6 +268,79 @@ def test_single_transitions_need_no_time_axis():
     assert store.block("x", keys.indices[1]).tolist() == [[3.0, 4.0]]
     assert store.block("y", keys.indices[1]).tolist() == [6]
     assert len(store.insert({"x": np.empty((0, 2)), "y": np.empty(0, np.uint8)}).indices) == 0
+
+
+def column_of(dtype):
+    """Three rows of a type, with its extremes, and a store with a column of it."""
+    kind = np.dtype(dtype)
+    info = {"f": np.finfo, "b": None}.get(kind.kind, np.iinfo)
+    values = [False, True, True] if info is None else [info(kind).min, 1, info(kind).max]
+    return np.array(values, kind), ReplayStore.create(ReplaySchema((Column(name="x", dtype=kind),)), 4)
+
+
+@pytest.mark.parametrize("dtype", ["?", *"bhilqBHILQ", "e", "f", "d"])
+def test_single_steps_of_every_type_are_stored_as_they_are(dtype):
+    rows, store = column_of(dtype)
+    keys = store.insert({"x": rows})
+    assert [store.block("x", index)[0] for index in keys.indices] == rows.tolist()
+
+
+FORMS = {
+    "as expected": lambda x: x,
+    "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape),
+    "every second": lambda x: np.repeat(x, 2, axis=0)[::2],
+    "in columns": np.asfortranarray,
+    "unaligned": lambda x: np.frombuffer(b"1" + x.tobytes(), x.dtype, offset=1).reshape(x.shape),
+    "a list": lambda x: list(x),
+    "a memoryview": memoryview,
+    "a tensor": lambda x: torch.from_numpy(x.copy()),
+    "masked": np.ma.asarray,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_single_steps_may_be_in_any_memory(form, count):
+    schema = ReplaySchema((Column(name="x", dtype="float32", shape=(2, 3)), Column(name="y", dtype="int64")))
+    store = ReplayStore.create(schema, 4)
+    x = np.arange(6 * count, dtype=np.float32).reshape(count, 2, 3)
+    y = np.arange(count) + 7
+    keys = store.insert({"x": FORMS[form](x), "y": FORMS[form](y)})
+    assert [store.block("x", index)[0].tolist() for index in keys.indices] == x.tolist()
+    assert [store.block("y", index)[0] for index in keys.indices] == y.tolist()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"x": np.zeros((1, 3), "f"), "y": np.zeros(2, "i8")}, r"y has shape \[2\] where 1 rows"),
+        ({"x": np.zeros((2, 4), "f"), "y": np.zeros(2, "i8")}, r"x has shape \[2, 4\]"),
+        ({"x": np.zeros((2, 3), ">f4"), "y": np.zeros(2, "i8")}, r"x is >f4\[2, 3\] where float32"),
+        ({"x": np.zeros((2, 3), "f"), "y": np.zeros(2, "f")}, r"y is float32\[2\] where int64"),
+        ({"x": np.zeros((2, 3), "f"), "y": np.zeros((), "i8")}, r"y has shape \[\]"),
+        ({"x": np.zeros((2, 3), "f"), "y": np.zeros(2, "M8[s]")}, r"y is datetime64\[s\]\[2\] where int64"),
+        ({"x": np.zeros((2, 3), "f"), "y": np.array([None, None])}, r"y is object\[2\]"),
+        ({"x": np.zeros((2, 3), "f"), "y": [1, 2], "z": [3, 4]}, r"\['x', 'y', 'z'\] were given"),
+        ({"x": np.zeros((2, 3), "f"), "z": [3, 4]}, "no column 'z'"),
+        ({"x": 1.0, "y": 2}, r"x has shape \[\]"),
+    ],
+)
+def test_single_steps_that_do_not_fit_are_explained_and_leave_nothing(rows, message):
+    schema = ReplaySchema((Column(name="x", dtype="float32", shape=(3,)), Column(name="y", dtype="int64")))
+    store = ReplayStore.create(schema, 4)
+    with pytest.raises(ReplayError, match=message):
+        store.insert(rows)
+    assert (len(store), store.metrics().inserts) == (0, 0)
+
+
+def test_memory_of_what_was_inserted_is_free_again():
+    store = ReplayStore.create(ReplaySchema((Column(name="x", dtype="uint8"),)), 8)
+    memory = bytearray(b"abc")
+    store.insert({"x": memory})
+    with pytest.raises(ReplayError):
+        store.insert({"x": np.frombuffer(memory, "S1")})
+    memory.extend(b"def")  # refused while somebody has its address
+    assert [store.block("x", index)[0] for index in store.insert({"x": memory}).indices] == [*b"abcdef"]
 
 
 def changed(**columns):
