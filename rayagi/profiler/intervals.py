@@ -6,8 +6,9 @@ Times are int64 nanoseconds. Intervals are half open, ``[start, end)``; those of
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -256,7 +257,33 @@ class Part:
             yield bit, self.cells[some], self.starts[some], self.ends[some]
 
 
-def overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
+class Times(NamedTuple):
+    """Nanoseconds of every set of categories, without the empty one. Masks have the bits of ``Part.categories``.
+
+    Attributes:
+        by_cell: (cell, mask) -> ns
+        total: mask -> ns, whatever the cells; each moment counts once
+    """
+
+    by_cell: Mapping[tuple[int, int], int]
+    total: Mapping[int, int]
+
+
+def overlap_times(parts: Sequence[Part]) -> Times:
+    """Time of every set of categories, exact. Two parts of one category that overlap in a cell count once."""
+    found: dict[int, list[tuple[Ints, Ints]]] = {}
+    for part in parts:
+        for bit, _, starts, ends in part.by_category():
+            found.setdefault(bit, []).append((starts, ends))
+    merged = []
+    for bit, several in found.items():
+        starts, ends = union(*map(np.concatenate, zip(*several, strict=True)))
+        merged.append(Part(np.full_like(starts, bit), np.zeros_like(starts), starts, ends))
+    total = {mask: ns for (_, mask), ns in _overlap(merged).items()}
+    return Times(_overlap(parts), total)
+
+
+def _overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
     """Time of every set of categories in every cell: (cell, mask) -> ns, exact, without the empty set.
 
     Two parts of one category that overlap in a cell count once.
@@ -264,7 +291,7 @@ def overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
     parts = [part for part in parts if len(part.starts)]
     if not parts:
         return {}
-    cells = np.unique(np.concatenate([_distinct(part.cells) for part in parts]))
+    cells = np.unique(np.concatenate([distinct(part.cells) for part in parts]))
     if len(parts) == 1:
         return _sums(parts[0], cells)
     start = min(int(part.starts.min()) for part in parts)
@@ -291,7 +318,7 @@ def _sums(part: Part, cells: Ints) -> dict[tuple[int, int], int]:
     }
 
 
-def _distinct(cells: Ints) -> Ints:
+def distinct(cells: Ints) -> Ints:
     """Distinct values, ascending; most neighbours are equal."""
     changes = np.ones(len(cells), bool)
     changes[1:] = cells[1:] != cells[:-1]

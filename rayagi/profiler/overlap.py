@@ -32,12 +32,12 @@ from rayagi.profiler.intervals import (
     exact_sums,
     innermost,
     intersect,
-    overlap,
     paint_over,
     union,
     union_by_cell,
     zip_steps,
 )
+from rayagi.profiler.sweep import sweep
 from rayagi.profiler.trace import EVENT, Category, ProcessTrace, Profile, ThreadTrace, TraceError
 
 PYTHON = "python"
@@ -58,8 +58,8 @@ _IS_GPU = np.array([label in GPU for label in LABELS])
 
 BLOCK_EVENTS = 1 << 13
 """Events between two entries of the index of a thread's events."""
-WINDOW_BLOCKS = 8
-"""Blocks of events that are in memory at a time: about 65,000 events, whose arrays stay in the cache."""
+WINDOW_BLOCKS = 16
+"""Blocks of events that are in memory at a time: about 130,000 events, whose arrays stay in the cache."""
 _LONGEST_NS = 2**57
 """Four years: what the sort keys of ``overlap`` can hold."""
 _LATEST_NS = 2**61
@@ -282,10 +282,12 @@ class ThreadEvents:
         for number in np.flatnonzero(near).tolist():
             first = number * BLOCK_EVENTS
             block = self.trace.read(first, min(first + BLOCK_EVENTS, self.trace.num_events))
-            found.append(np.array(block[block["category"] >= _FIRST_NATIVE]))
+            native = block["category"] >= _FIRST_NATIVE
+            found.append(block if native.all() else block[native])
         events = np.concatenate(found)
-        events["start"] += self.offset
-        events["end"] += self.offset
+        if self.offset:
+            events["start"] += self.offset
+            events["end"] += self.offset
         np.maximum(events["end"], events["start"], out=events["end"])
         inside = (events["start"] < end) & ((events["end"] > start) | (events["start"] >= start))
         return events if inside.all() else events[inside]
@@ -365,11 +367,6 @@ class ProcessEvents:
             np.concatenate, zip(active, (outer[window] * names, starts, ends), strict=True)
         )
         return cells, starts, ends
-
-    @property
-    def overlaps_itself(self) -> bool:
-        """Whether threads may be in different operations at a time."""
-        return sum(len(steps.times) > 0 for steps in self.operations) > 1
 
     def summary(self) -> ProcessSummary:
         """Its length, and what of it was not recorded."""
@@ -543,14 +540,15 @@ class _Sums:
         every: list[Part] = []
         for index, process in enumerate(self.processes):
             parts, counts = process.measure(start, end, self.overhead)
-            table = overlap(parts)
-            self.tables[index].update(table)
-            self.totals[index].update(_total(parts) if process.overlaps_itself else _summed(table))
+            times = sweep()(parts)
+            self.tables[index].update(times.by_cell)
+            self.totals[index].update(times.total)
             self.transitions[index].update(counts)
             every += parts
         if len(self.processes) > 1:
-            self.merged.update(overlap(every))
-            self.merged_total.update(_total(every))
+            times = sweep()(every)
+            self.merged.update(times.by_cell)
+            self.merged_total.update(times.total)
 
     def result(self, cells: CellNumbers) -> Breakdown:
         """The tables with names in place of numbers."""
@@ -578,32 +576,6 @@ def _rows(table: Mapping[tuple[int, int], int], process: str, cells: CellNumbers
     named = {number: cells.cell(number, process) for number in {number for number, _ in table}}
     ordered = sorted((named[number], mask, ns) for (number, mask), ns in table.items())
     return tuple(Row(cell, labels_of(mask), ns) for cell, mask, ns in ordered)
-
-
-def _total(parts: Sequence[Part]) -> Counter[int]:
-    """Time of every set of categories, whatever the cell."""
-    found: dict[int, list[tuple[Ints, Ints]]] = {}
-    for part in parts:
-        for bit, _, starts, ends in part.by_category():
-            found.setdefault(bit, []).append((starts, ends))
-    merged = [
-        (bit, *union(*map(np.concatenate, zip(*several, strict=True)))) for bit, several in found.items()
-    ]
-    return _summed(
-        overlap(
-            [
-                Part(np.full_like(starts, bit), np.zeros_like(starts), starts, ends)
-                for bit, starts, ends in merged
-            ]
-        )
-    )
-
-
-def _summed(table: Mapping[tuple[int, int], int]) -> Counter[int]:
-    sums: Counter[int] = Counter()
-    for (_, mask), ns in table.items():
-        sums[mask] += ns
-    return sums
 
 
 Overhead = Callable[[ThreadEvents, NDArray[np.void], int, int], tuple[Ints, Ints]]

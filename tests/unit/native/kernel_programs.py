@@ -12,6 +12,7 @@ from rayagi.envs.fused.c import backend
 from rayagi.envs.fused.simulators import CartPole
 from rayagi.envs.mujoco_cpu import compiled_loop
 from rayagi.native import acting, learning
+from rayagi.profiler import sweep
 
 
 def make_envs(env_id: str) -> None:
@@ -27,6 +28,7 @@ LOADED: Mapping[str, Callable[[], object]] = {
     "MuJoCo's worlds": compiled_loop._load,
     "tasks' formulas": lambda: make_envs("Ant-v5"),
     "tasks' rules": lambda: make_envs("rayagi/BallBalance-v0"),
+    "overlap of intervals": sweep._compiled,
     "fused simulators": lambda: backend.compiled(CartPole(), torch.float32),
 }
 """By kernel name: a function that loads the kernel, and maybe others before it."""
