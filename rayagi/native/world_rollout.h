@@ -5,6 +5,7 @@ steps; a group's next step needs only its own previous step. Python is called wh
 one. */
 #include <math.h>
 #include <sched.h>
+#include <time.h>
 
 /* Why a call returned, beside worlds.h's: the last world's episode ended; its action is not finite. */
 enum { EPISODE_ENDED = FAILED + 1, ACTION_NOT_FINITE };
@@ -59,6 +60,8 @@ typedef struct {
     int64_t t, group, world, end; /* step, group, current world, end of the group */
     double start_position;        /* forward_position before the step */
     int64_t unstable;             /* 1: ``world`` became unstable in this step. Set by Python after WARNED */
+    int64_t *acting;              /* start and end of each ``act`` of this call, in ns of CLOCK_MONOTONIC; NULL: not wanted */
+    int64_t acted;                /* number of these */
 } ThreadState;
 
 static void fields_of(const Rollout *r, int64_t world, const double **fields) {
@@ -119,6 +122,20 @@ static int claim_group(Rollout *r, ThreadState *thread) {
     return 1;
 }
 
+static int64_t monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* The policy's actions for the thread's group, and for a profile the times of that. */
+static void act(const Rollout *r, ThreadState *thread) {
+    int64_t *times = thread->acting ? thread->acting + 2 * thread->acted++ : NULL;
+    if (times) times[0] = monotonic_ns();
+    r->act(r->policy, r->acting, thread->t, thread->world, thread->end, r->obs, r->obs_dim * sizeof(float), thread->scratch);
+    if (times) times[1] = monotonic_ns();
+}
+
 /* Claim groups and step them, at most ``max_groups``. Returns early where Python has to act; the next call continues
    there. */
 static int64_t run_groups(Rollout *r, Simulation *s, ThreadState *thread, int64_t max_groups) {
@@ -128,8 +145,7 @@ static int64_t run_groups(Rollout *r, Simulation *s, ThreadState *thread, int64_
         if (thread->stage == NO_GROUP) {
             if (max_groups-- == 0) return LIMIT_REACHED;
             if (__atomic_load_n(&r->cancelled, __ATOMIC_RELAXED) || !claim_group(r, thread)) return NONE_LEFT;
-            r->act(r->policy, r->acting, thread->t, thread->world, thread->end, r->obs, r->obs_dim * sizeof(float),
-                   thread->scratch);
+            act(r, thread);
             thread->stage = STEP;
         }
         for (; thread->world < thread->end; thread->world++, thread->stage = STEP) {

@@ -24,8 +24,8 @@ class ScopeRecorder(Protocol):
     def end(self, category: Category, name: str) -> None:
         """Close it."""
 
-    def record(self, start: int, end: int, category: Category, name: str) -> None:
-        """Record what the calling thread did between two times of CLOCK_MONOTONIC, in ns."""
+    def record(self, start: int, end: int, category: Category, name: str, depth: int = 0) -> None:
+        """Record what the calling thread did between two times of CLOCK_MONOTONIC, in ns; depth 1: a part of another."""
 
     def begin_iteration(self) -> None:
         """Before an iteration's scope."""
@@ -154,6 +154,16 @@ class activity:  # noqa: N801
     ) -> None:
         if session is not None and self._start is not None:
             session.record(self._start, time.monotonic_ns(), self.category, self.name)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a profile gets it."""
+        return self._start is not None
+
+    def record_part(self, start: int, end: int, category: Category, name: str) -> None:
+        """Record a part of it, of which the called program tells the times, in ns of CLOCK_MONOTONIC."""
+        if session is not None:
+            session.record(start, end, category, name, depth=1)
 
 
 def _kind(scope: _Scope) -> str:

@@ -83,9 +83,9 @@ class Session:
                 "open in this thread; close them in the reverse order, in the thread that opened them"
             )
 
-    def record(self, start: int, end: int, category: Category, name: str) -> None:
-        """Record what the calling thread did; times in ns of CLOCK_MONOTONIC."""
-        self._recorder.record(start, end, category, self.intern(name), 0)
+    def record(self, start: int, end: int, category: Category, name: str, depth: int = 0) -> None:
+        """Record what the calling thread did; times in ns of CLOCK_MONOTONIC. Depth 1: a part of another."""
+        self._recorder.record(start, end, category, self.intern(name), depth)
 
     def begin_iteration(self) -> None:
         """Switch recording on or off by the schedule. Iterations in iterations, and of other threads, do not count."""

@@ -23,7 +23,9 @@ from rayagi.envs.mujoco_cpu.world_structs import (
     MIRRORS,
     NONE_LEFT,
     WARNED,
+    RolloutStruct,
     SimulationStruct,
+    ThreadStateStruct,
     WorldBatchStruct,
 )
 from rayagi.native.binding import shared
@@ -76,11 +78,14 @@ class CompiledLoop:
             self._kept.unstable[thread.world] = True
         return end != NONE_LEFT
 
-    def run_rollout(self, data: mujoco.MjData, rollout: int, thread_state: int, max_groups: int) -> int:
+    def run_rollout(
+        self, data: mujoco.MjData, rollout: RolloutStruct, state: ThreadStateStruct, max_groups: int
+    ) -> int:
         """rayagi_run_rollout of world_rollout.h, in this thread's own MjData.
 
         Args:
-            rollout, thread_state: addresses of a Rollout and of this thread's ThreadState
+            rollout: shared by all threads
+            state: of this thread
             max_groups: groups to step at most
 
         Returns:
@@ -90,8 +95,16 @@ class CompiledLoop:
             WorldError: MuJoCo refuses to step a world.
         """
         thread = self._thread(data)
-        with activity(Category.SIMULATOR, "whole rollout, acting included"):
-            return thread.checked(self._run_rollout(rollout, thread.address, thread_state, max_groups))
+        addresses = ctypes.addressof(rollout), thread.address, ctypes.addressof(state)
+        with activity(Category.SIMULATOR, "whole rollout") as whole:
+            # A profile tells acting from physics: the program notes when it acted.
+            most = min(max_groups, rollout.num_steps * -(-self._worlds.num_worlds // rollout.group))
+            times = np.empty((most if whole.is_recorded else 0, 2), np.int64)
+            state.acting, state.acted = times.ctypes.data if times.size else None, 0
+            end = thread.checked(self._run_rollout(*addresses, max_groups))
+        for started, ended in times[: state.acted].tolist():
+            whole.record_part(started, ended, Category.KERNEL_ACT, "act")
+        return end
 
     def became_unstable(self, data: mujoco.MjData) -> bool:
         """Whether the world that was last stepped in this MjData became unstable."""

@@ -91,6 +91,8 @@ class ThreadStateStruct(ctypes.Structure):
         *((name, _I64) for name in ("t", "group", "world", "end")),
         ("start_position", ctypes.c_double),
         ("unstable", _I64),
+        ("acting", _ADDRESS),
+        ("acted", _I64),
     )
 
 

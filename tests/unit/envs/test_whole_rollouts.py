@@ -11,12 +11,15 @@ import torch
 from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from collectives import kernels
+from rayagi import profiler
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
 from rayagi.models.policy import new_policy
+from rayagi.profiler import Category
+from rayagi.profiler.trace import read_profile
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -162,6 +165,28 @@ def test_an_unstable_world_is_counted_and_restarted(num_threads):
     assert collector.env.sim_errors == {"unstable": 1}
     assert collector.simulator.take_sim_errors() == {"faults_unstable": 1.0}
     collector.simulator.close()
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_profile_tells_acting_from_physics(tmp_path, num_threads):
+    collector = Collector("Ant-v5", num_threads=num_threads, max_episode_steps=17)
+    with profiler.profile(tmp_path / "profile"):
+        collector.whole_rollout(0)
+    collector.whole_rollout(1)  # after the profile: no times are noted any more
+    collector.simulator.close()
+    (process,) = read_profile(tmp_path / "profile").processes
+    acts = 0
+    for thread in process.threads:
+        events = thread.events
+        within = events[events["category"] == Category.SIMULATOR]
+        act = events[events["category"] == Category.KERNEL_ACT]
+        for start, end in zip(act["start"].tolist(), act["end"].tolist(), strict=True):
+            assert ((within["start"] <= start) & (start < end) & (end <= within["end"])).sum() == 1
+        assert (act["start"][1:] >= act["end"][:-1]).all()
+        acts += len(act)
+        assert (act["end"] - act["start"]).sum() <= (within["end"] - within["start"]).sum()
+    assert acts > 0  # every group of worlds acts once a step
+    assert acts % STEPS == 0
 
 
 def test_an_action_that_is_not_finite_is_named():

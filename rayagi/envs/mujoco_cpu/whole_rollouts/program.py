@@ -136,9 +136,8 @@ class RolloutLoop:
 
     def _run(self, data: mujoco.MjData, max_items: int) -> bool:
         state = self._thread_state(data)
-        addresses = ctypes.addressof(self._rollout), ctypes.addressof(state)
         while True:
-            end = self._settings.loop.run_rollout(data, *addresses, max_items)
+            end = self._settings.loop.run_rollout(data, self._rollout, state, max_items)
             if end == EPISODE_ENDED:
                 self._start_episode(data, state.world)
             elif end == ACTION_NOT_FINITE:
