@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 
 from rayagi.cli.failures import UsageError
+from rayagi.profiler.advice import advice
+from rayagi.profiler.critical_path import critical_path
 from rayagi.profiler.overlap import breakdown
 from rayagi.profiler.page import report_page
 from rayagi.profiler.summary import report_text, waits
@@ -25,8 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name the page to write with --html")
     profile = read_profile(arguments.profile)
-    found, causes = breakdown(profile), waits(profile)
-    print(report_text(profile, found, causes))
-    replace_text(path, report_page(profile, found, causes, timeline(profile)))
+    found, causes, critical = breakdown(profile), waits(profile), critical_path(profile)
+    sentences = advice(found, causes, critical)
+    print(report_text(profile, found, causes, critical, sentences))
+    replace_text(path, report_page(profile, found, causes, timeline(profile), critical, sentences))
     print(f"\nreport: {path}")
     return 0

@@ -327,7 +327,7 @@ class ProcessEvents:
         iterations = np.concatenate(
             [np.empty(0, EVENT), *(each.scopes_of(Category.ITERATION) for each in self.threads)]
         )
-        iteration = self._steps(self.threads, Category.ITERATION, _numbers(iterations), NO_ITERATION)
+        iteration = self._steps(self.threads, Category.ITERATION, iteration_numbers(iterations), NO_ITERATION)
         times, *values = zip_steps(phase, iteration)
         outers = self.cells.outers(*values)
         return Steps(times, outers[1:], int(outers[0]))
@@ -417,7 +417,7 @@ class ProcessEvents:
         return parts, counts
 
 
-def _numbers(iterations: NDArray[np.void]) -> Ints:
+def iteration_numbers(iterations: NDArray[np.void]) -> Ints:
     """Numbers of iterations from their low 16 bits: they ascend over time."""
     order = np.argsort(iterations["start"], kind="stable")
     low = iterations["flags"][order].astype(np.int64)

@@ -10,16 +10,21 @@ from importlib.resources import files
 
 import numpy as np
 
+from rayagi.profiler.critical_path import CriticalPath
 from rayagi.profiler.overlap import LABELS, PROFILER, Breakdown, resource
 from rayagi.profiler.summary import (
+    ARRIVAL_HEAD,
     MOST_OPERATIONS,
     RESOURCES,
     OperationTime,
     Wait,
+    arrival_rows,
     command_text,
     iteration_mean,
     omitted_operations,
     operation_times,
+    path_line,
+    path_rows,
     process_line,
     recorded,
     seconds,
@@ -50,13 +55,21 @@ _SMALLEST_SHARE = 0.001
 """Sets below it are one segment of a bar."""
 
 
-def report_page(profile: Profile, found: Breakdown, waits: Sequence[Wait], lanes: Timeline) -> str:
+def report_page(
+    profile: Profile,
+    found: Breakdown,
+    waits: Sequence[Wait],
+    lanes: Timeline,
+    path: CriticalPath | None = None,
+    advice: Sequence[str] = (),
+) -> str:
     """The page."""
     title = html.escape(command_text(profile) or str(profile.path))
     sections = [
         f"<h1>Profile <small>{title}</small></h1>",
         *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in recorded(found)),
         f"<p>{silent_processes(found)}</p>",
+        _advice(advice),
         f"<h2>Operations</h2>{_legend()}",
     ]
     if len(found.processes) > 1:
@@ -65,7 +78,7 @@ def report_page(profile: Profile, found: Breakdown, waits: Sequence[Wait], lanes
     for each in recorded(found):
         times = operation_times(row for row in found.rows if row.cell.process == each.label)
         sections.append(f"<h3>{html.escape(each.label)}</h3>{_bars(times)}")
-    sections += [_transitions(found), _waits(waits), _timeline(lanes)]
+    sections += [_transitions(found), _waits(waits), _critical_path(path), _timeline(lanes)]
     resources = files(__package__)
     style, script = (
         resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
@@ -159,6 +172,22 @@ def _waits(waits: Sequence[Wait]) -> str:
     ]
     head = ["process", "category", "cause", "count", "total", "longest"]
     return "<h2>Waits by cause</h2>" + _table(head, rows, left=3)
+
+
+def _critical_path(path: CriticalPath | None) -> str:
+    if path is None:
+        return ""
+    return (
+        f"<h2>Critical path</h2><p>{html.escape(path_line(path))}</p>"
+        + _table(["process", "what", "per iteration", "share"], path_rows(path), left=2)
+        + "<h3>Who waits for whom</h3>"
+        + _table(ARRIVAL_HEAD, arrival_rows(path), left=1)
+    )
+
+
+def _advice(advice: Sequence[str]) -> str:
+    items = "".join(f"<li>{html.escape(each)}</li>" for each in advice)
+    return f"<h2>What would help</h2><ul>{items}</ul>" if items else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, most: int = 200) -> str:

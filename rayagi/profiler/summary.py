@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayagi.profiler.critical_path import CriticalPath
 from rayagi.profiler.layout import MAX_NAME
 from rayagi.profiler.overlap import (
     BLOCK_EVENTS,
@@ -173,7 +174,13 @@ def seconds(ns: float) -> str:
     return f"{ns:.4g} ns"
 
 
-def report_text(profile: Profile, found: Breakdown, causes: Sequence[Wait]) -> str:
+def report_text(
+    profile: Profile,
+    found: Breakdown,
+    causes: Sequence[Wait],
+    path: CriticalPath | None = None,
+    advice: Sequence[str] = (),
+) -> str:
     """The whole report for a terminal. Control characters of names are replaced."""
     lines = [f"profile of {command_text(profile)}"]
     for each in recorded(found):
@@ -187,6 +194,8 @@ def report_text(profile: Profile, found: Breakdown, causes: Sequence[Wait]) -> s
         lines += _operation_lines(operation_times(found.merged))
     lines += _transition_lines(found)
     lines += _wait_lines(causes)
+    lines += _path_lines(path)
+    lines += ["", "what would help", *(f"  - {each}" for each in advice)] if advice else []
     return "\n".join(printable(line) for line in lines)
 
 
@@ -282,6 +291,55 @@ def _wait_lines(found: Sequence[Wait]) -> list[str]:
         "",
         "waits by cause",
         *aligned([["process", "category", "cause", "count", "total", "longest"], *rows], left=3),
+    ]
+
+
+def _path_lines(path: CriticalPath | None) -> list[str]:
+    if path is None:
+        return []
+    return [
+        "",
+        path_line(path),
+        *aligned([["process", "what", "per iteration", "share"], *path_rows(path)[:30]], left=2),
+        "",
+        "who waits for whom at collectives",
+        *aligned([ARRIVAL_HEAD, *arrival_rows(path)], left=1),
+    ]
+
+
+def path_line(path: CriticalPath) -> str:
+    """What the critical path is of."""
+    count = f"{path.collectives:,} collectives of {len(path.arrivals)} processes"
+    return f"critical path of {path.iterations} iterations with {count}"
+
+
+def path_rows(path: CriticalPath) -> list[list[str]]:
+    """Process, what it does, time per iteration, share; the longest first."""
+    return [
+        [
+            each.process or "all",
+            each.what or OUTSIDE,
+            seconds(each.ns / path.iterations),
+            _share(each.ns, path.span_ns),
+        ]
+        for each in path.parts
+    ]
+
+
+ARRIVAL_HEAD = ["process", "arrives last", "straggler of", "waits an iteration", "others wait for it"]
+
+
+def arrival_rows(path: CriticalPath) -> list[list[str]]:
+    """One row of ARRIVAL_HEAD for each process."""
+    return [
+        [
+            each.process,
+            _share(each.last, path.collectives),
+            _share(each.straggles, path.iterations),
+            seconds(each.waited_ns / path.iterations),
+            seconds(each.delayed_ns / path.iterations),
+        ]
+        for each in path.arrivals
     ]
 
 

@@ -1,0 +1,62 @@
+"""What a profile says would help, in sentences with its figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rayagi.profiler.critical_path import CriticalPath
+from rayagi.profiler.overlap import PYTHON, Breakdown
+from rayagi.profiler.summary import OUTSIDE, Wait, operation_times, seconds
+
+_WORTH = 0.05
+"""Smallest share of the time that is worth a sentence."""
+_LARGE = 0.2
+"""Share from which an operation is named."""
+
+
+def advice(found: Breakdown, causes: Sequence[Wait], path: CriticalPath | None) -> list[str]:
+    """Sentences, those about the critical path first; none where nothing stands out."""
+    sentences = list(_of_path(path)) if path is not None else []
+    return [*sentences, *_of_waits(found, causes), *_of_python(found)]
+
+
+def _of_path(path: CriticalPath) -> Iterator[str]:
+    worst = max(path.arrivals, key=lambda each: each.delayed_ns)
+    others = (len(path.arrivals) - 1) * path.span_ns
+    if worst.delayed_ns >= _WORTH * others:
+        yield (
+            f"{worst.process} is the straggler of {worst.straggles / path.iterations:.0%} of iterations; each of the others "
+            f"waits for it {seconds(worst.delayed_ns / path.iterations / (len(path.arrivals) - 1))} an iteration "
+            f"({worst.delayed_ns / others:.1%}): give it fewer environments, or more cores"
+        )
+    sums: Counter[tuple[str, bool]] = Counter()
+    for part in path.parts:
+        sums[part.what or OUTSIDE, not part.process] += part.ns
+    for (what, is_collective), ns in sums.most_common():
+        share = ns / path.span_ns
+        if is_collective and share >= _WORTH:
+            yield f"{what} itself, after the last process has arrived, is {share:.1%} of the critical path"
+        elif share >= _LARGE:
+            yield (
+                f"{what} is {share:.1%} of the critical path: a tenth less of it makes an iteration {share / 10:.1%} shorter"
+            )
+
+
+def _of_waits(found: Breakdown, causes: Sequence[Wait]) -> Iterator[str]:
+    lives = {each.label: each.life_ns for each in found.processes}
+    for each in causes:
+        if each.category == "wait" and each.total_ns >= _WORTH * lives[each.process]:
+            yield f"{each.process} waits for {each.cause} {each.total_ns / lives[each.process]:.1%} of its time"
+
+
+def _of_python(found: Breakdown) -> Iterator[str]:
+    times = operation_times(found.merged)
+    whole = sum(each.total_ns for each in times)
+    for each in times:
+        own = each.sets.get(frozenset([PYTHON]), 0)
+        if each.name != OUTSIDE and own >= _WORTH * whole and own >= _LARGE * each.total_ns:
+            yield (
+                f"{each.name} spends {own / each.total_ns:.0%} of its time in Python alone, {own / whole:.1%} of all: "
+                "larger batches, or fewer calls"
+            )
