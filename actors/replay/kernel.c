@@ -34,7 +34,7 @@ enum { STALE, VALID, OUTSIDE };
 enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
 enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11 };
-enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192 };
 /* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
    least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
 enum { EPOCH_READS = 8, MOST_HEAT = 255, EXAMINED = 8, MARGIN = 4, MOST_PROMOTED = 2 };
@@ -126,6 +126,7 @@ typedef struct {
     Warmth *warmth;              /* only if rows are spilled */
     int64_t spill;               /* descriptor of the file of spilled rows, or NONE */
     int64_t limit_ns;            /* longest wait for the lock */
+    int64_t on_disk;             /* 1: the blocks are a mapped file, whose pages may have to be read */
     int64_t *scratch, scratch_size; /* node numbers, of the process that has the lock */
 } Store;
 
@@ -654,11 +655,11 @@ static int64_t victim(Store *s) {
     return i;
 }
 
-static int64_t obtain(Store *s) {
+/* now: 0 if no row was being written before this request. */
+static int64_t obtain(Store *s, int64_t now) {
     Header *h = s->header;
     for (int attempt = 0;; attempt++) {
         if (h->queue_head != h->queue_tail) return s->queue[h->queue_head++ % s->capacity];
-        const int64_t now = h->writers == NONE ? 0 : now_ns();
         if (h->writers != NONE && (now >= h->next_reap_ns || !h->count) && !attempt) {
             h->next_reap_ns = now + REAP_NS;
             reap(s);
@@ -807,8 +808,9 @@ static int64_t allocate(Store *s, int64_t n, int64_t *indices) {
     int64_t got = 0, victims = 0, failed = self && self != UNKNOWN ? reserve_scratch(s, n) : NO_IDENTITY;
     if (!failed) failed = check_room(s, n);
     if (!failed && !admits(h, INSERT)) return LIMITED;
+    const int64_t now = h->writers == NONE ? 0 : now_ns();
     while (got < n && !failed) {
-        const int64_t evicted = h->evicted, index = obtain(s);
+        const int64_t evicted = h->evicted, index = obtain(s, now);
         if (index < 0) { failed = index; break; }
         if ((failed = give_slot(s, index))) { /* the file cannot be written: a victim is lost */
             const int64_t lost = s->base + index;
@@ -891,19 +893,34 @@ int64_t replay_cancel(Store *s, int64_t n, const int64_t *indices) {
     return unlock(s, n);
 }
 
-/* Allocate, copy and commit n rows. sources: for each column (n, steps + extra, step_bytes). */
+/* memcpy, without a call for a single number. */
+static void copy(uint8_t *to, const uint8_t *from, size_t size) {
+    if (size == 4) memcpy(to, from, 4);
+    else if (size == 8) memcpy(to, from, 8);
+    else memcpy(to, from, size);
+}
+
+/* Allocate, copy and commit n rows. sources: for each column (n, steps + extra, step_bytes). A few bytes are copied under the
+   lock: taking it a second time would cost more. Not those of a mapped file: others would wait for the disk. */
 int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *sources, const int64_t *lengths,
                       const double *priorities, const int64_t *timestamps, int64_t clock_ns, int64_t *indices, uint64_t *generations) {
-    const int64_t got = replay_allocate(s, n, indices);
-    if (got < 0) return got;
-    for (int64_t i = 0; i < n; i++) generations[i] = s->rows[indices[i] - s->base].tag >> 2;
-    for (int64_t c = 0; c < s->num_columns; c++) {
-        const Column *column = &s->columns[c];
-        for (int64_t i = 0; i < n; i++)
-            memcpy(s->data + column->offset + s->rows[indices[i] - s->base].slot * column->row_bytes,
-                   sources[c] + i * (steps + column->extra) * column->step_bytes, (lengths[i] + column->extra) * column->step_bytes);
+    const int keeps_lock = !s->on_disk && n * s->columns->row_bytes <= FEW_BYTES;
+    int64_t done = lock(s);
+    if (done) return done;
+    if ((done = allocate(s, n, indices)) < 0) return unlock(s, done);
+    if (!keeps_lock) unlock(s, n);
+    for (int64_t i = 0; i < n; i++) { /* a row's blocks are neighbours */
+        const Row *r = &s->rows[indices[i] - s->base];
+        uint8_t *blocks = s->data + r->slot * s->columns->row_bytes;
+        generations[i] = r->tag >> 2;
+        for (int64_t c = 0; c < s->num_columns; c++) {
+            const Column *column = &s->columns[c];
+            copy(blocks + column->offset, sources[c] + i * (steps + column->extra) * column->step_bytes,
+                 (lengths[i] + column->extra) * column->step_bytes);
+        }
     }
-    const int64_t done = replay_commit(s, n, indices, lengths, priorities, timestamps, clock_ns);
+    done = keeps_lock ? 0 : lock(s);
+    if (!done) done = unlock(s, commit(s, n, indices, lengths, priorities, timestamps, clock_ns));
     /* Without the lock they cannot be given back: the next search for dead writers takes them. */
     for (int64_t i = 0; done < 0 && i < n; i++)
         __atomic_store_n(&s->rows[indices[i] - s->base].owner, NOBODY, __ATOMIC_RELEASE);
@@ -938,21 +955,27 @@ static int fits(const Buffer *b, const Form *f, int64_t n) {
     return 1;
 }
 
-/* replay_insert of single timesteps, with a tuple of arrays in the order of the columns. Returns 0, and does nothing, if one
-   does not fit its column as it is. Called with Python's lock, and works without it. */
-int64_t replay_insert_arrays(Store *s, void *arrays, const Form *forms, int64_t n, const int64_t *lengths, const double *priorities,
-                             const int64_t *timestamps, int64_t clock_ns, int64_t *indices, uint64_t *generations) {
-    Buffer held[s->num_columns];
+/* Of rows to be inserted; timestamps: NULL for now. */
+typedef struct { const int64_t *lengths; const double *priorities; const int64_t *timestamps; } Statistics;
+
+/* replay_insert of single timesteps: a tuple of arrays in the order of the columns, and arrays for the keys. Returns 0, and
+   does nothing, if one does not fit its column as it is. Called with Python's lock, and works without it. */
+int64_t replay_insert_arrays(Store *s, void *arrays, const Form *forms, int64_t n, const Statistics *of, void *indices, void *generations) {
+    Buffer held[s->num_columns + 2];
     uint8_t *sources[s->num_columns];
     int64_t got = 0, result = 1;
-    for (; got < s->num_columns && result; got++) {
-        if (PyObject_GetBuffer(PyTuple_GetItem(arrays, got), &held[got], C_CONTIGUOUS | WITH_FORMAT)) { PyErr_Clear(); result = 0; break; }
-        result = fits(&held[got], &forms[got], n);
-        sources[got] = held[got].buf;
+    for (; result && got < s->num_columns + 2; got++) {
+        const int64_t key = got - s->num_columns;
+        void *array = key < 0 ? PyTuple_GetItem(arrays, got) : key ? generations : indices;
+        if (PyObject_GetBuffer(array, &held[got], C_CONTIGUOUS | WITH_FORMAT)) { PyErr_Clear(); result = 0; break; }
+        if (key < 0) result = fits(&held[got], &forms[got], n), sources[got] = held[got].buf;
     }
     if (result) {
         void *thread = PyEval_SaveThread();
-        result = replay_insert(s, n, 1, sources, lengths, priorities, timestamps, clock_ns, indices, generations);
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        result = replay_insert(s, n, 1, sources, of->lengths, of->priorities, of->timestamps, now.tv_sec * 1000000000ll + now.tv_nsec,
+                               held[s->num_columns].buf, held[s->num_columns + 1].buf);
         PyEval_RestoreThread(thread);
     }
     while (got) PyBuffer_Release(&held[--got]);

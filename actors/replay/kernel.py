@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
@@ -162,7 +161,7 @@ class StoreStruct(ctypes.Structure):
         ),
         *((name, _I64) for name in ("capacity", "base", "slots", "num_columns", "num_trees", "removal_tree")),
         ("warmth", _ADDRESS),
-        *((name, _I64) for name in ("spill", "limit_ns")),
+        *((name, _I64) for name in ("spill", "limit_ns", "on_disk")),
         ("scratch", _ADDRESS),
         ("scratch_size", _I64),
     )
@@ -181,6 +180,12 @@ class FormStruct(ctypes.Structure):
     """Form of kernel.c."""
 
     _fields_ = (("format", _I64), ("ndim", _I64), ("shape", _ADDRESS))
+
+
+class StatisticsStruct(ctypes.Structure):
+    """Statistics of kernel.c."""
+
+    _fields_ = tuple((name, _ADDRESS) for name in ("lengths", "priorities", "timestamps"))
 
 
 class PartStruct(ctypes.Structure):
@@ -204,6 +209,7 @@ _MIRRORS: Mirrors = {
     "Drawn": DrawnStruct,
     "Part": PartStruct,
     "Form": FormStruct,
+    "Statistics": StatisticsStruct,
     f"sizeof(pthread_mutex_t) <= {LOCK_BYTES}": 1,
     f"sizeof(Header) <= {LOCK_AT}": 1,
     **{name.upper(): value for value, name in enumerate(REMOVALS)},
@@ -256,8 +262,8 @@ def _load() -> ctypes.CDLL:
 def insert_arrays() -> Callable[..., int]:
     """replay_insert_arrays. ctypes gives Python's lock away before a call, except of a function of a PyDLL."""
     function = ctypes.PyDLL(None, handle=library()._handle).replay_insert_arrays
-    kinds: list[Any] = [_ADDRESS, ctypes.py_object, *(_TYPES[kind] for kind in "pipppipp")]
-    function.argtypes, function.restype = kinds, _I64
+    given = ctypes.py_object
+    function.argtypes, function.restype = (_ADDRESS, given, _ADDRESS, _I64, _ADDRESS, given, given), _I64
     return function
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from actors.replay.errors import ReplayError
-from actors.replay.kernel import DrawnStruct, FormStruct, HeaderStruct, address
+from actors.replay.kernel import DrawnStruct, FormStruct, HeaderStruct, StatisticsStruct, address
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Floats, Integers
 
@@ -131,15 +133,19 @@ def status_of(rows: NDArray[Any], base: int) -> NDArray[Any]:
 
 
 class Statistics(NamedTuple):
-    """Lengths, priorities and timestamps of rows, and their addresses for the kernel."""
+    """Lengths, priorities and timestamps of rows; their addresses for the kernel, and the address of these."""
 
     arrays: tuple[NDArray[Any] | None, ...]
     addresses: tuple[int | None, ...]
+    struct: StatisticsStruct
+    at: int
 
     @classmethod
     def of(cls, *arrays: NDArray[Any] | None) -> Self:
         """With the addresses of the arrays."""
-        return cls(arrays, tuple(None if array is None else address(array) for array in arrays))
+        addresses = tuple(None if array is None else address(array) for array in arrays)
+        struct = StatisticsStruct(*addresses)
+        return cls(arrays, addresses, struct, ctypes.addressof(struct))
 
 
 @lru_cache(maxsize=64)
@@ -166,6 +172,13 @@ class StepForms:
         for form, column, shape in zip(forms, columns, shapes, strict=True):
             form.format, form.ndim, form.shape = ord(column.dtype.char), shape.size, address(shape)
         return cls((forms, shapes), ctypes.addressof(forms))
+
+
+def in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    """A function that gives a mapping's values of these keys in their order. It raises KeyError where one is missing."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda rows: (rows[names[0]],)
 
 
 def checked(keys: Keys) -> Keys:

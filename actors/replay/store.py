@@ -39,6 +39,7 @@ from actors.replay.rows import (
     brief,
     checked,
     default_statistics,
+    in_order,
     non_negative,
     status_of,
     whole,
@@ -139,7 +140,8 @@ class ReplayStore(ClosesOnExit):
         self._views = self._columns()
         self._rows = np.frombuffer(self._control, kernel.ROW, self.capacity, layout_of(meta)["rows"])
         self._dtypes = {column.name: column.dtype for column in self.schema.columns}
-        self._step_forms = StepForms.of(self.schema)
+        self._step_forms, self._insert_arrays = StepForms.of(self.schema), kernel.insert_arrays()
+        self._in_order = in_order([column.name for column in self.schema.columns])
         self._forms: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
         self._closed = False
 
@@ -680,6 +682,7 @@ class ReplayStore(ClosesOnExit):
             at + layout["warmth"],
             self._descriptors[2] if meta["spills"] else -1,
             int(LOCK_LIMIT_S * 1e9),
+            int(meta["on_disk"]),
         )
         return struct, (columns, trees)
 
@@ -715,24 +718,24 @@ class ReplayStore(ClosesOnExit):
     ) -> Keys | None:
         """``insert`` of arrays that fit as they are: a row takes half the time. With others nothing is done: None."""
         assert self._step_forms is not None
-        insert = kernel.insert_arrays()
         try:
-            arrays = tuple([rows[name] for name in self._dtypes])
+            arrays = self._in_order(rows)
             count = len(arrays[0])
         except (KeyError, TypeError):
             return None
         if not count or len(rows) != len(arrays):
             return None
+        self.check_open()
         kept = self._statistics(count, 1, lengths, priorities, timestamps)
-        words = np.empty(2 * count, np.int64)
-        at = address(words)
-        arguments = (
-            *(self.native, arrays, self._step_forms.at, count, *kept.addresses, time.time_ns()),
-            *(at, at + 8 * count),
+        keys = Keys(np.empty(count, np.int64), np.empty(count, np.uint64))
+        insert, request = (
+            self._insert_arrays,
+            (self.native, arrays, self._step_forms.at, count, kept.at, *keys),
         )
-        if not self._allocating(lambda: insert(*arguments), count, keep_waiting):
-            return None
-        return Keys(words[:count], words[count:].view(np.uint64))
+        result = insert(*request)
+        if result < 0:
+            result = self._allocating(lambda: insert(*request), count, keep_waiting)
+        return keys if result else None
 
     def _arrays(self, rows: Mapping[str, Any]) -> tuple[list[NDArray[Any]], tuple[int, int]]:
         """Contiguous arrays in the order of the columns; the number of rows, and of steps."""
