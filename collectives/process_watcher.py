@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 from collections.abc import Iterable
@@ -26,8 +27,10 @@ class ProcessWatcher:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             self._ended.add(pid)
-        except OSError:  # a kernel without pidfd: only time limits end a wait
-            return
+        except OSError as error:
+            # Kernels without pidfd: only time limits end a wait.
+            if error.errno in (errno.EINVAL, errno.ENOENT):
+                self._ended.add(pid)  # its id is now a thread's, or still that of its process group
         else:
             self._pids[descriptor] = pid
             self._poll.register(descriptor, select.POLLIN)

@@ -245,13 +245,16 @@ void replay_tree_set(const Tree *t, int64_t n, const int64_t *indices, const dou
 
 /* The child of a node that holds the target: the last c with s_0 + .. + s_(c-1) <= target. The target becomes the rest. */
 static int64_t choose(const double *restrict s, double *target) {
-    double prefix[FANOUT];
+    /* In registers and without branches: prefix sums do not fall, so the last that is reached is the child's. */
+    double prefix = 0.0, before = 0.0;
     int64_t c = 0;
-    prefix[0] = 0.0;
-    for (int i = 1; i < FANOUT; i++) prefix[i] = prefix[i - 1] + s[i - 1];
-    for (int i = 1; i < FANOUT; i++) c += *target >= prefix[i];
+    for (int i = 1; i < FANOUT; i++) {
+        prefix += s[i - 1];
+        const int reached = *target >= prefix;
+        c += reached, before = reached ? prefix : before;
+    }
     /* Rounding may leave a rest that is as large as the child: the largest number below it instead. */
-    const double rest = *target - prefix[c];
+    const double rest = *target - before;
     *target = rest < s[c] ? rest : nextafter(s[c], 0.0);
     return c;
 }

@@ -85,12 +85,14 @@ class Memcpy:
 
 def measure(case: Case, consumers: int, memcpy: Memcpy, seconds: float, repeats: int) -> dict[str, object]:
     """Rows per second of each variant, in turns: of all consumers, and of one per second of its CPU time."""
-    rows: dict[str, list[float]] = {name: [] for name in case.variants}
-    per_cpu: dict[str, list[float]] = {name: [] for name in case.variants}
+    # torch's threads do not survive the fork of a consumer.
+    variants = {name: each for name, each in case.variants.items() if consumers == 1 or name != "torchrl"}
+    rows: dict[str, list[float]] = {name: [] for name in variants}
+    per_cpu: dict[str, list[float]] = {name: [] for name in variants}
     copies, busy = [], []
     for _ in range(repeats):
         copies.append(memcpy.bytes_per_s(case.batch * case.row_bytes, seconds / 4))
-        for name, consumer in case.variants.items():
+        for name, consumer in variants.items():
             begun, used = time.monotonic(), not_idle_seconds()
             if consumers == 1 and case.beside is None:
                 step = consumer(0)

@@ -45,6 +45,8 @@ _COMMANDS = {
     "profile report": "rayagi.cli.profile_report",
     "profile diff": "rayagi.cli.profile_diff",
     "profile export": "rayagi.cli.profile_export",
+    "profile calibrate": "rayagi.cli.profile_calibrate",
+    "profile validate": "rayagi.cli.profile_validate",
 }
 """Module of each command; its ``run(arguments)`` returns the exit code."""
 

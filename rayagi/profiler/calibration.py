@@ -24,8 +24,8 @@ CALL, ANNOTATION = "call", "annotation"
 LARGEST_SPREAD = 0.03
 """Standard deviation of the uninstrumented blocks by their mean, above which costs of a few percent are not measurable."""
 
-_CALLS = (Category.SIMULATOR, Category.BACKEND, Category.COMMUNICATION, Category.WAIT, Category.OTHER_NATIVE)
-_ANNOTATIONS = (Category.PHASE, Category.OPERATION, Category.ITERATION)
+CALLS = (Category.SIMULATOR, Category.BACKEND, Category.COMMUNICATION, Category.WAIT, Category.OTHER_NATIVE)
+ANNOTATIONS = (Category.PHASE, Category.OPERATION, Category.ITERATION)
 
 
 class CalibrationError(ProfilerError):
@@ -203,9 +203,9 @@ class _HookCosts:
         # A call's hook runs after the call, in the caller's time; one of length 0 may lie on the window's start.
         ends = events["end"]
         ended = (ends <= end) & ((ends > start) | (events["start"] == ends))
-        calls = events[ended & np.isin(events["category"], _CALLS)]["end"]
+        calls = events[ended & np.isin(events["category"], CALLS)]["end"]
         # An annotation's runs half after its opening and half after its closing.
-        scopes = thread.scopes[np.isin(thread.scopes["category"], _ANNOTATIONS)]
+        scopes = thread.scopes[np.isin(thread.scopes["category"], ANNOTATIONS)]
         turns = np.concatenate([scopes["start"], scopes["end"]])
         annotations = turns[(turns >= start) & (turns < end)]
         # A library's own profiling runs within the call.

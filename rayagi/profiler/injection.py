@@ -34,14 +34,22 @@ def injected(
     packages: Mapping[str, Category],
     schedule: Schedule | None,
     limit_mb: int,
+    *,
+    annotations: bool = True,
+    record: bool = True,
 ) -> dict[str, str]:
-    """An environment for a command, so that its Python processes are recorded into a profile."""
+    """An environment for a command, so that its Python processes are recorded into a profile.
+
+    A calibration records no annotations, or nothing.
+    """
     settings = {
         "profile": str(profile),
         "root": str(Path(__file__).parents[2]),
         "packages": {name: int(category) for name, category in packages.items()},
         "schedule": None if schedule is None else asdict(schedule),
         "limit_mb": limit_mb,
+        "annotations": annotations,
+        "record": record,
     }
     path = environment.get("PYTHONPATH")
     return {
@@ -65,5 +73,7 @@ def record_this_process(text: str) -> None:
         {name: Category(number) for name, number in settings["packages"].items()},
         schedule=None if settings["schedule"] is None else Schedule(**settings["schedule"]),
         limit_mb=settings["limit_mb"],
+        annotations=settings["annotations"],
+        record=settings["record"],
     )
     atexit.register(session.stop, started)

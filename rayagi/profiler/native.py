@@ -11,12 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
-from collectives.compiler import CompilerError, load
+from collectives.compiler import CompilerError, load, machine
 from rayagi.profiler import layout
 from rayagi.profiler.layout import Category
 
 _logger = logging.getLogger(__name__)
-_SOURCES = ("recorder.c", "interception.c", "module.c")
+__all__ = ["OFF", "RECORD", "SOURCES", "WARM_UP", "Recorder", "compile_native", "load_native", "machine"]
+SOURCES = ("recorder.c", "interception.c", "module.c")
 
 
 class Recorder(Protocol):
@@ -88,7 +89,7 @@ def compile_native() -> Any:
     include = Path(sysconfig.get_paths()["include"])
     if not (include / "Python.h").is_file():
         raise CompilerError(f"no Python.h in {include}; install the headers of this Python (python3-dev)")
-    program = "\n".join(files(__package__).joinpath(each).read_text(encoding="utf-8") for each in _SOURCES)
+    program = "\n".join(files(__package__).joinpath(each).read_text(encoding="utf-8") for each in SOURCES)
     # The version is part of the cache's key: headers differ even where the folder is the same.
     flags = (f"-I{include}", f'-DPYTHON_VERSION="{sys.version.split()[0]}"')
     library = load(program, flags, mirrors=_MIRRORS)

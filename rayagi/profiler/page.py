@@ -62,6 +62,7 @@ def report_page(
     lanes: Timeline,
     path: CriticalPath | None = None,
     advice: Sequence[str] = (),
+    note: str = "",
 ) -> str:
     """The page."""
     title = html.escape(command_text(profile) or str(profile.path))
@@ -69,6 +70,7 @@ def report_page(
         f"<h1>Profile <small>{title}</small></h1>",
         *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in recorded(found)),
         f"<p>{silent_processes(found)}</p>",
+        f"<p>{html.escape(note)}</p>",
         _advice(advice),
         f"<h2>Operations</h2>{_legend()}",
     ]

@@ -29,6 +29,7 @@ class _Process:
     """State of this process: a lock, held while a session begins or ends."""
 
     change = threading.RLock()
+    session: Session | None = None
 
 
 _process = _Process()
@@ -46,8 +47,9 @@ class Session:
         packages: Mapping[str, Category],
         schedule: Schedule | None,
         limit_bytes: int,
+        record: bool = True,
     ) -> None:
-        self.profile = profile
+        self.profile, self._records = profile, record
         self._schedule, self._limit_bytes = schedule, limit_bytes
         self._recorder: Recorder = load_recorder()
         self._lock = threading.RLock()
@@ -62,7 +64,7 @@ class Session:
     def _open_folder(self, folder: ProcessFolder) -> None:
         self._folder = folder
         self._recorder.setup(str(self._folder.path), self._limit_bytes)
-        if self._schedule is None:
+        if self._schedule is None and self._records:
             self._switch(RECORD)
 
     def begin(self, category: Category, name: str) -> None:
@@ -169,7 +171,7 @@ class Session:
         try:
             folder = ProcessFolder(self.profile, f"{parent.name} (forked)", parent.metadata, parent.texts)
         except OSError:  # a full disk: the child runs without a profile
-            scopes.session = None
+            _process.session = scopes.session = None
             self._interception.remove()
         else:
             self._open_folder(folder)
@@ -221,6 +223,7 @@ def create_profile(path: Path, command: list[str], packages: Mapping[str, Catego
     about = {
         "version": VERSION,
         "command": command,
+        "folder": os.getcwd(),
         "start_unix_ns": time.time_ns(),
         "intercepted": {name: category.name.lower() for name, category in packages.items()},
     }
@@ -241,8 +244,14 @@ def start(
     metadata: dict[str, Any] | None = None,
     schedule: Schedule | None = None,
     limit_mb: int = DEFAULT_LIMIT_MB,
+    *,
+    annotations: bool = True,
+    record: bool = True,
 ) -> Session:
-    """Begin to record this process into an existing profile; ``profile`` names the arguments and errors."""
+    """Begin to record this process into an existing profile; ``profile`` names the arguments and errors.
+
+    Without ``annotations`` only intercepted calls are recorded; without ``record`` nothing is, but calls are intercepted.
+    """
     with _process.change:
         _check_start(limit_mb, metadata)
         try:
@@ -253,10 +262,12 @@ def start(
                 packages=packages,
                 schedule=schedule,
                 limit_bytes=limit_mb * 1_000_000,
+                record=record,
             )
         except OSError as error:
             raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error
-        scopes.session = session
+        _process.session = session
+        scopes.session = session if annotations else None
         _register_once()
         os._exit = _finish_and_exit
     return session
@@ -266,7 +277,7 @@ def _check_start(limit_mb: int, metadata: dict[str, Any] | None) -> None:
     """Before anything is written; ``profile`` names the errors."""
     if limit_mb < 1:
         raise ProfilerError(f"limit_mb is at least 1, not {limit_mb}")
-    if scopes.session is not None:
+    if current() is not None:
         raise ProfilerError(f"this process is being recorded already, into {_current_folder()}")
     _plain(metadata or {})
 
@@ -274,8 +285,8 @@ def _check_start(limit_mb: int, metadata: dict[str, Any] | None) -> None:
 def stop(session: Session) -> None:
     """End it; in a forked child this ends the child's."""
     with _process.change:
-        if scopes.session is session:
-            scopes.session = None
+        if _process.session is session:
+            _process.session = scopes.session = None
             session.finish()
             os._exit = _exit
 
@@ -292,7 +303,7 @@ def _finish_and_exit(status: int) -> NoReturn:
 
 def current() -> Session | None:
     """The session of this process."""
-    return scopes.session if isinstance(scopes.session, Session) else None
+    return _process.session
 
 
 def name_process(name: str) -> None:

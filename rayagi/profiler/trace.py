@@ -131,6 +131,8 @@ class Profile:
     start_unix_ns: int
     intercepted: dict[str, Any]
     processes: tuple[ProcessTrace, ...]
+    folder: Path = Path()
+    """In which the command ran."""
 
 
 def read_profile(folder: Path | str) -> Profile:
@@ -158,6 +160,7 @@ def read_profile(folder: Path | str) -> Profile:
             start_unix_ns=int(about["start_unix_ns"]),
             intercepted=dict(about["intercepted"]),
             processes=tuple(map(_read_process, folders)),
+            folder=Path(str(about.get("folder", ""))),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error

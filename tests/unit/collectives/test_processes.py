@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +52,14 @@ def test_an_id_that_has_ended_is_not_ended_once_it_is_watched_as_another_process
     processes.watch(os.getpid())
     assert processes.ended() == set()
     processes.close()
+
+
+def test_an_id_that_is_now_a_thread_s_is_ended():
+    with ThreadPoolExecutor(1) as pool:
+        thread_id = pool.submit(threading.get_native_id).result()
+        processes = ProcessWatcher([os.getpid(), thread_id])
+        assert processes.ended() == {thread_id}
+        processes.close()
 
 
 def test_watching_again_opens_no_second_descriptor(child):

@@ -110,7 +110,7 @@ def test_each_kernel_can_be_loaded_and_all_c_belongs_to_one(loads):
         assert name in [loaded for loaded, _ in loads]
     programs = [program for _, program in loads]
     sources = [path for package in PACKAGES for end in "ch" for path in (ROOT / package).rglob(f"*.{end}")]
-    recorder = {(ROOT / RECORDER).parent / name for name in module_of(RECORDER)._SOURCES}
+    recorder = {(ROOT / RECORDER).parent / name for name in module_of(RECORDER).SOURCES}
     sources = [path for path in sources if path not in recorder]
     assert sources
     unused = [
