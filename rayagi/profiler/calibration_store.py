@@ -48,15 +48,15 @@ class StoredCalibration:
         return f"{costs}, measured on {day} by {self.rounds} rounds whose CPU times spread over {self.costs.spread:.1%}"
 
 
-def program_key(command: Sequence[str], folder: Path) -> str:
-    """Names a program whatever its arguments: its script's path, its module, or its name."""
+def program_key(command: Sequence[str], where: Path) -> str:
+    """Names a program that ran in a folder, whatever its arguments: its script's path, its module, or its name."""
     rest = list(command)
     if len(rest) > 1 and _INTERPRETER.fullmatch(os.path.basename(rest[0])):
         if "-m" in rest[:-1]:
             return f"-m {rest[rest.index('-m') + 1]}"
         rest = [each for each in rest[1:] if not each.startswith("-")] or rest
     if rest[:1] and rest[0].endswith(".py"):
-        return str((folder / rest[0]).resolve())
+        return str((where / rest[0]).resolve())
     return os.path.basename(rest[0]) if rest else ""
 
 
@@ -67,11 +67,15 @@ def this_machine() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _path(program: str, at: str) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+def folder() -> Path:
+    """Of all calibrations: ``$XDG_CACHE_HOME/rayagi/calibrations``, usually below ``~/.cache``."""
     return (
-        cache / "rayagi" / "calibrations" / f"{hashlib.sha256(program.encode()).hexdigest()[:16]}-{at}.json"
+        Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "calibrations"
     )
+
+
+def _path(program: str, at: str) -> Path:
+    return folder() / f"{hashlib.sha256(program.encode()).hexdigest()[:16]}-{at}.json"
 
 
 def save(stored: StoredCalibration) -> Path:

@@ -1,16 +1,16 @@
 """Whole runs of a program, with and without the profiler, and the CPU time that they took (RL-Scope, appendix C.1).
 
-CPU time is that of the program and of all processes that it starts. Those that outlive their parent become children of this
-process, so that the kernel adds up their time too.
+CPU time is that of the program and of all processes that it starts, also of those that outlive their parent.
 """
 
 from __future__ import annotations
 
-import ctypes
+import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +19,7 @@ from statistics import mean
 
 import numpy as np
 
+from rayagi.profiler import supervisor
 from rayagi.profiler.calibration import ANNOTATION, ANNOTATIONS, CALL, CALLS, Block
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.injection import injected
@@ -27,9 +28,6 @@ from rayagi.profiler.overlap import BLOCK_EVENTS
 from rayagi.profiler.session import create_profile
 from rayagi.profiler.trace import Profile, read_profile
 
-_PR_SET_CHILD_SUBREAPER = 36
-_ORPHANS_S = 20.0
-"""How long processes that outlive the program may take to end."""
 _LAST_LINES = 5
 
 
@@ -80,7 +78,6 @@ def rounds(
     Raises:
         RunError: it cannot be run, fails, records nothing, or more than fits.
     """
-    _adopt_orphans()
     number = 0
     while True:
         at = number % len(modes)
@@ -151,51 +148,32 @@ def _timed(program: Sequence[str], environment: Mapping[str, str], mode: Mode) -
     Raises:
         RunError: it cannot be run, or fails.
     """
-    with tempfile.TemporaryFile() as output:
-        begin = time.monotonic_ns()
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as output, os.fdopen(read, "rb") as answer:
+        command = [sys.executable, "-I", supervisor.__file__, str(write), *program]
+        child = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=(write,),
+            start_new_session=True,
+        )
+        os.close(write)
         try:
-            child = subprocess.Popen(
-                program,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        except OSError as error:
-            raise RunError(f"{program[0]} cannot be run: {error.strerror}") from error
-        try:
-            _, status, usage = os.wait4(child.pid, 0)
+            child.wait()
         except BaseException:
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             raise
-        wall_ns = time.monotonic_ns() - begin
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode:
+        found = json.loads(answer.read() or b"{}")
+        if reason := found.get("error", "" if found else "its supervisor was killed"):
+            raise RunError(f"{program[0]} cannot be run: {reason}")
+        if found["code"]:
             output.seek(0)
             last = output.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
             raise RunError(
-                f"the program ended with {child.returncode} in mode {mode}; its last lines: {' | '.join(last) or 'none'}"
+                f"the program ended with {found['code']} in mode {mode}; its last lines: {' | '.join(last) or 'none'}"
             )
-    cpu_s = usage.ru_utime + usage.ru_stime + _orphans_cpu_s()
-    return int(cpu_s * 1e9), wall_ns
-
-
-def _orphans_cpu_s() -> float:
-    """CPU seconds of processes that outlived the program, once they have ended; without those that go on."""
-    used, deadline = 0.0, time.monotonic() + _ORPHANS_S
-    while time.monotonic() < deadline:
-        try:
-            pid, _, usage = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if pid:
-            used += usage.ru_utime + usage.ru_stime
-        else:
-            time.sleep(0.05)
-    return used
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of descendants whose parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return found["cpu_ns"], found["wall_ns"]
