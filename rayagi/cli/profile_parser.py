@@ -43,6 +43,7 @@ would make it: a permutation test over iterations.
 _EXPORT_EXAMPLES = """\
 examples:
   rayagi profile export profiles/ant ant.perfetto-trace     open it at ui.perfetto.dev, which keeps it in the browser
+  rayagi profile export profiles/ant all.perfetto-trace --merge kineto.json --merge ray.json
 
 All events: about 60 bytes each, of which gzip leaves 10. The viewer reads compressed files too.
 """
@@ -105,6 +106,14 @@ def add_profile(commands: Any) -> None:
     export = _command(more, "export", "write a profile as a Perfetto trace", _EXPORT_EXAMPLES)
     export.add_argument("profile", type=Path, metavar="DIR", help="profile")
     export.add_argument("out", type=Path, metavar="FILE", help="file to write")
+    export.add_argument(
+        "--merge",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="a trace of torch.profiler or `ray timeline` to show beside it, on the same clock; may be repeated",
+    )
     calibrate = _command(more, "calibrate", "measure what recording costs a program", _CALIBRATE_EXAMPLES)
     validate = _command(
         more, "validate", "check what is left of that cost in corrected times", _VALIDATE_EXAMPLES

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from rayagi.profiler.chrome_trace import ForeignProcess
 from rayagi.profiler.intervals import Ints
 from rayagi.profiler.overlap import (
     CellNumbers,
@@ -20,7 +21,7 @@ from rayagi.profiler.overlap import (
     clock_offsets,
     process_labels,
 )
-from rayagi.profiler.trace import EVENT, Category, Clock, ProcessTrace, Profile
+from rayagi.profiler.trace import EVENT, Category, Clock, Profile
 
 # Trace and TracePacket
 _PACKET, _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE_ID, _TRACK_EVENT, _INTERNED_DATA = 1, 6, 8, 10, 11, 12
@@ -40,8 +41,8 @@ _SCOPES = (Category.PHASE, Category.OPERATION, Category.ITERATION)
 _LARGEST_PID = 1 << 22
 
 
-def write_perfetto(profile: Profile, file: BinaryIO) -> int:
-    """Write all events of a profile; returns how many.
+def write_perfetto(profile: Profile, file: BinaryIO, others: Iterable[ForeignProcess] = ()) -> int:
+    """Write all events of a profile, and those of other tracers' processes beside them; returns how many.
 
     Each thread is a track, and each process's GPU. Slices of a track nest: an event that outlasts the one in which it
     started, as in interleaved coroutines, is on a further track. GPU events that overlap are on several tracks. Times are on
@@ -66,9 +67,15 @@ def write_perfetto(profile: Profile, file: BinaryIO) -> int:
             on_gpu = np.isin(events["category"], (Category.GPU_KERNEL, Category.GPU_COPY))
             gpu.append(events[on_gpu])
             count += len(events)
-            tracks.write(parent, thread.trace.thread_id, events[~on_gpu], trace)
-        tracks.write(parent, None, np.concatenate(gpu), trace)
-    return count
+            tracks.write(parent, thread.trace.thread_id, events[~on_gpu], trace.name_of)
+        tracks.write(parent, None, np.concatenate(gpu), trace.name_of)
+    return count + sum(tracks.add_foreign(each, _unix_minus_monotonic(profile)) for each in others)
+
+
+def _unix_minus_monotonic(profile: Profile) -> int:
+    """Of the first process, on whose clock all times are."""
+    clocks = [each.clock.unix_ns - each.clock.monotonic_ns for each in profile.processes[:1]]
+    return clocks[0] if clocks else 0
 
 
 class _Tracks:
@@ -101,20 +108,37 @@ class _Tracks:
         self._describe(track, _field(3, _field(1, shown) + _field(6, label)))
         return track
 
-    def write(self, process: int, thread: int | None, events: NDArray[np.void], trace: ProcessTrace) -> None:
-        """Write the events of a thread, or those of a process's GPU for None."""
+    def add_foreign(self, process: ForeignProcess, unix_minus_monotonic: int) -> int:
+        """Write the events of another tracer's process, each thread by its name; returns how many."""
+        parent = self.add_process(_LARGEST_PID + self.next_id + 1, process.label)
+        for number, (name, events) in enumerate(process.threads, 1):
+            moved = events.copy()
+            moved["start"] -= unix_minus_monotonic
+            moved["end"] -= unix_minus_monotonic
+            self.write(parent, number, moved, process.name_of, name)
+        return sum(len(events) for _, events in process.threads)
+
+    def write(
+        self,
+        process: int,
+        thread: int | None,
+        events: NDArray[np.void],
+        name_of: Callable[[int], str],
+        title: str = "",
+    ) -> None:
+        """Write the events of a thread, by default shown with its number, or those of a process's GPU for None."""
         starts = events["start"]
         events = events[np.lexsort((events["depth"], events["category"] >= 16, -events["end"], starts))]
-        self._name(events, trace.name_of)
+        self._name(events, name_of)
         timed = events["end"] > events["start"]
         lanes = np.zeros(len(events), np.int64)
         lanes[timed] = assign_lanes(events["start"][timed], events["end"][timed], may_nest=thread is not None)
         number = np.unique(events["name"])
-        ids = np.array([self.names[trace.name_of(int(each))] for each in number], np.int64)
+        ids = np.array([self.names[name_of(int(each))] for each in number], np.int64)
         for lane in np.flatnonzero(np.bincount(lanes)).tolist():
             some = events[lanes == lane]
             names = ids[np.searchsorted(number, some["name"])]
-            self._write_lane(self._track(process, thread, lane), some, names)
+            self._write_lane(self._track(process, thread, lane, title), some, names)
 
     def _write_lane(self, track: int, events: NDArray[np.void], names: Ints) -> None:
         timed = np.flatnonzero(events["end"] > events["start"])
@@ -139,17 +163,20 @@ class _Tracks:
             data = _interned(2, [(self.names[text], text) for text in new])
             self._packet(_field(_SEQUENCE_FLAGS, _NEEDS_STATE) + _field(_INTERNED_DATA, data))
 
-    def _track(self, process: int, thread: int | None, lane: int) -> int:
+    def _track(self, process: int, thread: int | None, lane: int, title: str) -> int:
         """The track of a lane; described when it is new."""
         key = process, thread, lane
         if key not in self.ids:
             self.ids[key] = self._new_track()
             if thread is not None and lane == 0:
                 described = _field(
-                    4, _field(1, self.pids[process]) + _field(2, thread) + _field(5, f"thread {thread}")
+                    4,
+                    _field(1, self.pids[process])
+                    + _field(2, thread)
+                    + _field(5, title or f"thread {thread}"),
                 )
             else:
-                owner = "GPU" if thread is None else f"thread {thread}"
+                owner = "GPU" if thread is None else title or f"thread {thread}"
                 described = _field(2, f"{owner}, track {lane + 1}" if lane else owner)
             self._describe(self.ids[key], _field(5, process) + described)
         return self.ids[key]

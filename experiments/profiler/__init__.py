@@ -1,0 +1,1 @@
+"""The profiler: what it costs other libraries, and whether subtracting that is right."""
