@@ -953,7 +953,7 @@ void PyEval_RestoreThread(void *);
 typedef struct { int64_t format, ndim; const int64_t *shape; } Form;
 
 static int fits(const Buffer *b, const Form *f, int64_t n) {
-    if (b->ndim != f->ndim + 1 || b->shape[0] != n || b->format[0] != f->format || b->format[1]) return 0;
+    if (b->ndim != f->ndim + 1 || b->shape[0] != n || !b->format || b->format[0] != f->format || b->format[1]) return 0;
     for (int64_t d = 0; d < f->ndim; d++) if (b->shape[d + 1] != f->shape[d]) return 0;
     return 1;
 }
