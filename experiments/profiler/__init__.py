@@ -1,1 +1,1 @@
-"""The profiler: what it costs other libraries, and whether subtracting that is right."""
+"""How well the profiler corrects its own overhead."""

@@ -1,6 +1,6 @@
-"""Programs of other libraries that do the same work each time: what the profiler's cost is measured with.
+"""Other libraries' training loops on Ant-v5, annotated, with a fixed amount of work.
 
-    PEERS/base/bin/python -m experiments.profiler.programs sb3-ppo --task Ant-v5 --steps 4096
+    PEERS/base/bin/python -m experiments.profiler.programs sb3-sac --iterations 40
 
 PEERS: the folder of experiments/peers/setup.sh.
 """
@@ -14,49 +14,80 @@ import gymnasium
 import numpy as np
 import torch
 
+from experiments.off_policy.peer import START, CleanRL
+from experiments.peers.common import Pool
+from experiments.peers.run_cleanrl import Loop
+from rayagi import profiler
 
-def sb3_ppo(given: argparse.Namespace) -> None:
-    """Stable-Baselines3's PPO with its defaults but for rollouts of 1024 steps."""
+TASK, SEED = "Ant-v5", 1
+SAC_STEPS = 25
+"""Environment steps of an iteration of SAC, each with a gradient step."""
+
+
+def sb3_ppo(iterations: int) -> None:
+    """Stable-Baselines3's PPO with its defaults, but rollouts of 4 environments x 128 steps."""
     from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
 
-    PPO("MlpPolicy", gymnasium.make(given.task), n_steps=1024, seed=0, device="cpu").learn(given.steps)
+    model = PPO("MlpPolicy", make_vec_env(TASK, 4, seed=SEED), n_steps=128, seed=SEED, device="cpu")
+    _learn(model, iterations, 4 * 128)
 
 
-def sb3_sac(given: argparse.Namespace) -> None:
+def sb3_sac(iterations: int) -> None:
     """Stable-Baselines3's SAC with its defaults."""
     from stable_baselines3 import SAC
 
-    SAC("MlpPolicy", gymnasium.make(given.task), seed=0, device="cpu").learn(given.steps)
+    model = SAC("MlpPolicy", gymnasium.make(TASK), seed=SEED, device="cpu")
+    model.learn(total_timesteps=model.learning_starts)
+    _learn(model, iterations, SAC_STEPS)
 
 
-def cleanrl_ppo(given: argparse.Namespace) -> None:
-    """CleanRL's PPO loop on EnvPool."""
-    from experiments.peers.common import BATCH, Pool
-    from experiments.peers.run_cleanrl import Loop
-
-    loop = Loop(Pool(argparse.Namespace(task=given.task, threads=given.threads, seed=1)))
-    for _ in range(given.steps // BATCH):
-        loop.rollout()
-        loop.update()
+def _learn(model, iterations: int, steps: int) -> None:
+    """Iterations of so many environment steps."""
+    model.collect_rollouts = profiler.operation("collect")(model.collect_rollouts)
+    model.train = profiler.operation("learn")(model.train)
+    for _ in range(iterations):
+        with profiler.iteration():
+            model.learn(total_timesteps=steps, reset_num_timesteps=False)
 
 
-def cleanrl_sac(given: argparse.Namespace) -> None:
-    """CleanRL's SAC loop, without the random steps before it trains."""
-    from experiments.off_policy.peer import START, CleanRL
+def cleanrl_ppo(iterations: int) -> None:
+    """The loop of CleanRL's ppo_continuous_action.py on EnvPool."""
+    loop = Loop(Pool(argparse.Namespace(task=TASK, threads=1, seed=SEED)))
+    for _ in range(iterations):
+        with profiler.iteration():
+            with profiler.operation("collect"):
+                loop.rollout()
+            with profiler.operation("learn"):
+                loop.update()
 
-    env = gymnasium.make(given.task)
-    env.action_space.seed(0)
-    loop = CleanRL(env, 0)
-    obs, _ = env.reset(seed=0)
-    for step in range(given.steps):
-        action = loop.explore(obs, START + step)
+
+def cleanrl_sac(iterations: int) -> None:
+    """The loop of CleanRL's sac_continuous_action.py."""
+    env = gymnasium.make(TASK)
+    env.action_space.seed(SEED)
+    loop = CleanRL(env, SEED)
+    obs, _ = env.reset(seed=SEED)
+
+    def step(steps: int) -> None:
+        nonlocal obs
+        action = loop.explore(obs, steps)
         next_obs, reward, terminated, truncated, _ = env.step(action)
-        loop.rows[step] = np.concatenate((obs, action, [reward, terminated], next_obs))
+        loop.rows[steps] = np.concatenate((obs, action, [reward, terminated], next_obs))
         obs = env.reset()[0] if terminated or truncated else next_obs
-        loop.update(step + 1, step)
+
+    for steps in range(START):
+        step(steps)
+    for first in range(START, START + iterations * SAC_STEPS, SAC_STEPS):
+        with profiler.iteration():
+            for steps in range(first, first + SAC_STEPS):
+                with profiler.operation("collect"):
+                    step(steps)
+                with profiler.operation("learn"):
+                    loop.update(steps, steps)
 
 
-PROGRAMS: dict[str, Callable[[argparse.Namespace], None]] = {
+PROGRAMS: dict[str, Callable[[int], None]] = {
     "sb3-ppo": sb3_ppo,
     "sb3-sac": sb3_sac,
     "cleanrl-ppo": cleanrl_ppo,
@@ -70,13 +101,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("program", choices=tuple(PROGRAMS))
-    parser.add_argument("--task", default="Ant-v5")
-    parser.add_argument("--steps", type=int, default=2048, help="of the environment")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--iterations", type=int, default=30)
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    torch.manual_seed(0)
-    PROGRAMS[given.program](given)
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    PROGRAMS[given.program](given.iterations)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ KNOWN: dict[str, int] = {
     "collectives.experience.errors.NoChannelError": BAD_INPUT,
     "actors.replay.errors.ReplayError": BAD_INPUT,
     "actors.replay.errors.ReplayBusyError": FAILED,
+    "rayagi.profiler.calibration.CalibrationError": FAILED,
     "rayagi.profiler.errors.ProfilerError": BAD_INPUT,
     "rayagi.profiler.trace.TraceError": BAD_INPUT,
 }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from rayagi.cli.arguments import add_command, count_argument
+from rayagi.profiler.measurement import MOST_ROUNDS
 from rayagi.profiler.session import DEFAULT_LIMIT_MB
 
 _EXAMPLES = """\
@@ -32,6 +32,36 @@ examples:
 
 A row is an operation, or what is outside of all; a column a set of categories that were active together, in any thread. cpu,
 gpu and wait: only that. Reads profiles of running programs too, as far as they are.
+
+The time that recording itself took is removed where `rayagi profile calibrate` has measured it for this program, on this
+machine, with this Python; of several calibrations the one with the most arguments in common counts.
+"""
+_CALIBRATE_EXAMPLES = """\
+examples:
+  rayagi profile calibrate -- python train.py --steps 20000
+  rayagi profile calibrate -- rayagi train Ant-v5 --gmis 1 --max-iterations 40
+  rayagi profile calibrate --rounds 12 -- python train.py --steps 20000      on a machine that is not quiet
+
+Measures what recording an event costs in this program on this machine, in CPU time of all its processes, so that `rayagi
+profile report` can remove it. The program runs once to count events, then in rounds: uninstrumented, with the profiler
+started, and with each kind of event that it has alone:
+
+  call         an intercepted call of a native function
+  annotation   an operation, phase or iteration
+  activity     what rayagi's Python code records around its own kernels, collectives and waits
+
+A cost is the difference of the total CPU times, by the number of events. Rounds are repeated until the uninstrumented runs
+of three in a row spread over at most 3 %. The program must end by itself, do the same work each time, and take some 10 to
+30 s: give it a number of steps or iterations, not a time, and no fixed name for its output. It runs at least seven times.
+"""
+_VALIDATE_EXAMPLES = """\
+examples:
+  rayagi profile validate -- python train.py --steps 20000
+  rayagi profile validate --repetitions 8 --json -- python train.py --steps 20000
+
+Runs the program in turns with and without the profiler, and compares CPU times: uninstrumented, instrumented, and
+corrected by the calibration that `rayagi profile report` would use. The error is that of the corrected time. Calibrate
+first.
 """
 _DIFF_EXAMPLES = """\
 examples:
@@ -47,23 +77,6 @@ examples:
 
 All events: about 60 bytes each, of which gzip leaves 10. The viewer reads compressed files too.
 """
-_CALIBRATE_EXAMPLES = """\
-examples:
-  rayagi profile calibrate -- python train.py --steps 20000
-  rayagi profile calibrate --rounds 5 -- rayagi train Ant-v5 --iterations 20 --seed 0
-
-Runs the program several times: plain, with everything intercepted, with native calls recorded, with everything recorded.
-What a run takes longer, in CPU time of all its processes, by the number of events is the cost of one. Reports of this
-program on this machine then subtract it. Give the program arguments with which it does the same work each time and ends by
-itself, after some 10 to 30 seconds; rounds go on while runs that record nothing spread over more than 3 %.
-"""
-_VALIDATE_EXAMPLES = """\
-examples:
-  rayagi profile validate -- python train.py --steps 20000
-
-After `rayagi profile calibrate`: plain and recorded runs by turns, and the error of the recorded ones' times before and
-after the profiler's cost is subtracted.
-"""
 
 
 def add_profile(commands: Any) -> None:
@@ -71,35 +84,28 @@ def add_profile(commands: Any) -> None:
     parser = add_command(commands, "profile", "record where the time of a program goes", _EXAMPLES)
     parser.usage = "rayagi profile [options] -- COMMAND ..."
     parser.add_argument("--out", type=Path, metavar="DIR", help="new folder (default profiles/NAME-TIME)")
-    parser.add_argument(
-        "--simulator",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help="a top-level module whose native functions count as a simulator's; may be repeated",
-    )
+    _add_recording(parser)
     parser.add_argument(
         "--iterations", type=count_argument, metavar="N", help="record N iterations (default: everything)"
     )
     parser.add_argument(
         "--skip", type=count_argument, default=0, metavar="N", help="iterations before them (default 0)"
     )
-    parser.add_argument(
-        "--limit-mb",
-        type=count_argument,
-        default=DEFAULT_LIMIT_MB,
-        metavar="MB",
-        help=f"disk space for each process; the rest is dropped and counted (default {DEFAULT_LIMIT_MB})",
+    more = parser.add_subparsers(
+        metavar="COMMAND", prog="rayagi profile", title="with a recorded profile, or a program again"
     )
-    more = parser.add_subparsers(metavar="COMMAND", prog="rayagi profile", title="with a recorded profile")
     report = _command(
         more, "report", "print a profile's tables, and write its report as HTML", _REPORT_EXAMPLES
     )
     report.add_argument("profile", type=Path, metavar="DIR", help="profile")
     report.add_argument("--html", type=Path, metavar="FILE", help="page to write (default DIR/report.html)")
     report.add_argument(
-        "--uncorrected", action="store_true", help="do not subtract the profiler's own cost (see `calibrate`)"
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="calibration to use (default: the stored one that fits)",
     )
+    report.add_argument("--raw", action="store_true", help="do not remove the time that recording took")
     diff = _command(more, "diff", "compare two profiles", _DIFF_EXAMPLES)
     diff.add_argument("first", type=Path, metavar="A", help="profile")
     diff.add_argument("second", type=Path, metavar="B", help="profile to compare with it")
@@ -114,27 +120,49 @@ def add_profile(commands: Any) -> None:
         metavar="JSON",
         help="a trace of torch.profiler or `ray timeline` to show beside it, on the same clock; may be repeated",
     )
-    calibrate = _command(more, "calibrate", "measure what recording costs a program", _CALIBRATE_EXAMPLES)
-    validate = _command(
-        more, "validate", "check what is left of that cost in corrected times", _VALIDATE_EXAMPLES
+    _add_calibrate(more)
+    _add_validate(more)
+
+
+def _add_calibrate(commands: Any) -> None:
+    parser = _command(commands, "calibrate", "measure what recording costs in a program", _CALIBRATE_EXAMPLES)
+    parser.usage = "rayagi profile calibrate [options] -- COMMAND ..."
+    parser.add_argument(
+        "--rounds",
+        type=count_argument,
+        default=MOST_ROUNDS,
+        metavar="N",
+        help=f"give up after N rounds (default {MOST_ROUNDS})",
     )
-    for each in (calibrate, validate):
-        each.usage = f"{each.prog} [options] -- COMMAND ..."
-        each.add_argument(
-            "--rounds",
-            type=count_argument,
-            default=3,
-            metavar="N",
-            help="runs of each kind, at least (default 3)",
-        )
-        # Options of the command above: not set here, its defaults stay.
-        each.add_argument(
-            "--simulator", action="append", default=argparse.SUPPRESS, metavar="MODULE", help="as of profile"
-        )
-        each.add_argument(
-            "--limit-mb", type=count_argument, default=argparse.SUPPRESS, metavar="MB", help="as of profile"
-        )
-    validate.add_argument("--json", type=Path, metavar="FILE", help="also write all runs to this file")
+    _add_recording(parser)
+
+
+def _add_validate(commands: Any) -> None:
+    parser = _command(commands, "validate", "measure how well the correction works", _VALIDATE_EXAMPLES)
+    parser.usage = "rayagi profile validate [options] -- COMMAND ..."
+    parser.add_argument(
+        "--repetitions", type=count_argument, default=5, metavar="N", help="of each (default 5, at least 2)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, times in ns")
+    _add_recording(parser)
+
+
+def _add_recording(parser: Any) -> None:
+    """Options of all commands that record a program."""
+    parser.add_argument(
+        "--simulator",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a top-level module whose native functions count as a simulator's; may be repeated",
+    )
+    parser.add_argument(
+        "--limit-mb",
+        type=count_argument,
+        default=DEFAULT_LIMIT_MB,
+        metavar="MB",
+        help=f"disk space for each process; the rest is dropped and counted (default {DEFAULT_LIMIT_MB})",
+    )
 
 
 def _command(commands: Any, name: str, text: str, examples: str) -> Any:

@@ -7,6 +7,7 @@ stays theirs. Waiting for another process that the profiler slowed down is not c
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
@@ -16,16 +17,18 @@ from numpy.typing import NDArray
 
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.intervals import Ints, union
-from rayagi.profiler.overlap import PROFILER, Breakdown, Row, ThreadEvents, breakdown
+from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, FROM_PYTHON
+from rayagi.profiler.overlap import BLOCK_EVENTS, PROFILER, Breakdown, Row, ThreadEvents, breakdown
 from rayagi.profiler.trace import Category, Profile
 
-CALL, ANNOTATION = "call", "annotation"
-"""Kinds of hook. A call of native code is recorded when it returns, an annotation when it opens and when it closes."""
+PROCESS = "process"
+"""The profiler's start in a process, beside the kinds of hook: it is no event, and lies before or at imports."""
 LARGEST_SPREAD = 0.03
 """Standard deviation of the uninstrumented blocks by their mean, above which costs of a few percent are not measurable."""
 
-CALLS = (Category.SIMULATOR, Category.BACKEND, Category.COMMUNICATION, Category.WAIT, Category.OTHER_NATIVE)
-ANNOTATIONS = (Category.PHASE, Category.OPERATION, Category.ITERATION)
+_CALLS = tuple(each for each in Category if Category.SIMULATOR <= each <= Category.OTHER_NATIVE)
+"""Recorded when they end, by an interception or by Python code."""
+_ANNOTATIONS = (Category.PHASE, Category.OPERATION, Category.ITERATION)
 
 
 class CalibrationError(ProfilerError):
@@ -52,12 +55,44 @@ class Calibration:
     Attributes:
         hooks: of one event, by kind of hook
         functions: within one call of a function that a library profiles itself, such as a CUDA API, by name
-        spread: of the uninstrumented blocks, relative
+        spread: standard deviation of the uninstrumented blocks by their mean
+        errors: standard errors of ``hooks``, where they are known
     """
 
     hooks: Mapping[str, float]
     functions: Mapping[str, float] = field(default_factory=dict)
     spread: float = 0.0
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+    def total_ns(self, counts: Mapping[str, int]) -> float:
+        """What hooks took that ran so often; kinds whose cost is not known count as 0."""
+        return sum(self.hooks.get(kind, 0.0) * count for kind, count in counts.items())
+
+
+def count_hooks(profile: Profile) -> dict[str, int]:
+    """How often each kind of hook ran, by the events of a profile, dropped ones not included."""
+    counts = Counter({PROCESS: len(profile.processes)})
+    for thread in (thread for process in profile.processes for thread in process.threads):
+        for first in range(0, thread.num_events, BLOCK_EVENTS):
+            block = thread.read(first, min(first + BLOCK_EVENTS, thread.num_events))
+            counts.update({kind: int(chosen.sum()) for kind, chosen in kinds_of(block).items()})
+    return dict(+counts)
+
+
+def kinds_of(events: NDArray[np.void]) -> dict[str, NDArray[np.bool_]]:
+    """Which of some events were recorded by each kind of hook. Shape of each (n,)"""
+    is_call = np.isin(events["category"], _CALLS)
+    is_from_python = events["flags"] == FROM_PYTHON
+    return {
+        CALL: is_call & ~is_from_python,
+        ACTIVITY: is_call & is_from_python,
+        ANNOTATION: np.isin(events["category"], _ANNOTATIONS),
+    }
+
+
+def relative_spread(values: Sequence[float]) -> float:
+    """Standard deviation by mean; infinite for a mean of 0."""
+    return stdev(values) / mean(values) if mean(values) > 0 else math.inf
 
 
 def delta_calibration(blocks: Sequence[Block], functions: Mapping[str, float] | None = None) -> Calibration:
@@ -76,7 +111,7 @@ def delta_calibration(blocks: Sequence[Block], functions: Mapping[str, float] | 
     plain = [block.cpu_ns for block in blocks if not any(block.counts.values())]
     if len(plain) < 2:
         raise CalibrationError(f"a calibration needs at least 2 uninstrumented blocks, not {len(plain)}")
-    spread = stdev(plain) / mean(plain) if mean(plain) > 0 else math.inf
+    spread = relative_spread(plain)
     if spread > LARGEST_SPREAD:
         raise CalibrationError(
             f"CPU times of the {len(plain)} uninstrumented blocks spread over {100 * spread:.1f} %, more than "
@@ -134,6 +169,7 @@ def corrected(profile: Profile, calibration: Calibration) -> Breakdown:
         rows=_without_profiler(found.rows),
         merged=_without_profiler(found.merged),
         totals={label: _sets_without_profiler(sets.items()) for label, sets in found.totals.items()},
+        removed_ns=found.totals.get("", {}).get(frozenset({PROFILER}), 0),
     )
 
 
@@ -203,19 +239,20 @@ class _HookCosts:
         # A call's hook runs after the call, in the caller's time; one of length 0 may lie on the window's start.
         ends = events["end"]
         ended = (ends <= end) & ((ends > start) | (events["start"] == ends))
-        calls = events[ended & np.isin(events["category"], CALLS)]["end"]
+        calls = events[ended & np.isin(events["category"], _CALLS)]
+        from_python, intercepted = hooks.get(ACTIVITY, 0.0), hooks.get(CALL, 0.0)
         # An annotation's runs half after its opening and half after its closing.
-        scopes = thread.scopes[np.isin(thread.scopes["category"], ANNOTATIONS)]
+        scopes = thread.scopes[np.isin(thread.scopes["category"], _ANNOTATIONS)]
         turns = np.concatenate([scopes["start"], scopes["end"]])
         annotations = turns[(turns >= start) & (turns < end)]
         # A library's own profiling runs within the call.
         within = events[(events["start"] >= start) & (events["start"] < end)]
         functions = self.functions[id(thread.trace)]
         inside = np.array([functions.get(name, 0.0) for name in within["name"].tolist()] if functions else [])
-        times = np.concatenate([calls, annotations, within["start"][: len(inside)]])
+        times = np.concatenate([calls["end"], annotations, within["start"][: len(inside)]])
         costs = np.concatenate(
             [
-                np.full(len(calls), hooks.get(CALL, 0.0)),
+                np.where(calls["flags"] == FROM_PYTHON, from_python, intercepted),
                 np.full(len(annotations), hooks.get(ANNOTATION, 0.0) / 2),
                 inside,
             ]

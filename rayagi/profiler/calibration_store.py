@@ -1,146 +1,216 @@
-"""Calibrations on disk, by program and machine."""
+"""Calibrations on disk: one file for each machine, Python and program; and which of them fits a profile."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import platform
-import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rayagi.profiler.calibration import Calibration
 from rayagi.profiler.errors import ProfilerError
-from rayagi.profiler.native import SOURCES, machine
+from rayagi.profiler.machine import machine_text, this_machine
+from rayagi.profiler.measurement import Measured
+from rayagi.profiler.trace import Profile
 
-_INTERPRETER = re.compile(r"(python|pypy)[\d.]*")
+_VERSION = 1
 
 
 @dataclass(frozen=True)
 class StoredCalibration:
-    """A calibration and where it is from.
+    """A calibration and what it is of.
 
     Attributes:
-        costs: of hooks
-        setup_ns: CPU time of intercepting everything, once for each run
-        program: see ``program_key``
-        machine: see ``this_machine``
-        rounds: runs of each kind
-        unix_s: when it was made
+        calibration: the costs
+        command: program with arguments that was measured
+        python: its version
+        machine: as of ``this_machine``
+        unix_s: when
+        rounds: of measurements
+        counts: events of one run, by kind of hook
     """
 
-    costs: Calibration
-    setup_ns: float
-    program: str
-    machine: str
+    calibration: Calibration
+    command: tuple[str, ...]
     rounds: int
-    unix_s: float
+    counts: Mapping[str, int]
+    python: str
+    machine: Mapping[str, Any] = field(default_factory=this_machine)
+    unix_s: float = field(default_factory=time.time)
 
     @property
-    def text(self) -> str:
-        """What it says, for a report."""
-        costs = ", ".join(f"{kind} {ns:,.0f} ns" for kind, ns in sorted(self.costs.hooks.items()))
-        day = time.strftime("%Y-%m-%d", time.localtime(self.unix_s))
-        return f"{costs}, measured on {day} by {self.rounds} rounds whose CPU times spread over {self.costs.spread:.1%}"
+    def key(self) -> str:
+        """The same for the same machine, Python and command."""
+        identity = json.dumps([dict(self.machine), self.python, self.command], sort_keys=True)
+        return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def program_key(command: Sequence[str], where: Path) -> str:
-    """Names a program that ran in a folder, whatever its arguments: its script's path, its module, or its name."""
-    rest = list(command)
-    if len(rest) > 1 and _INTERPRETER.fullmatch(os.path.basename(rest[0])):
-        if "-m" in rest[:-1]:
-            return f"-m {rest[rest.index('-m') + 1]}"
-        rest = [each for each in rest[1:] if not each.startswith("-")] or rest
-    if rest[:1] and rest[0].endswith(".py"):
-        return str((where / rest[0]).resolve())
-    return os.path.basename(rest[0]) if rest else ""
+@dataclass(frozen=True)
+class Recorded:
+    """What a calibration has to fit: a program, the machine, and the versions of its Pythons."""
+
+    command: Sequence[str]
+    machine: Mapping[str, Any]
+    pythons: frozenset[str]
 
 
-def this_machine() -> str:
-    """A digest of the processor, its cores, the version of Python and that of the recorder."""
-    sources = b"".join(files(__package__).joinpath(name).read_bytes() for name in SOURCES)
-    parts = (machine(), str(os.cpu_count()), platform.python_version(), hashlib.sha256(sources).hexdigest())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+def recorded_in(profile: Profile) -> Recorded:
+    """Of a profile."""
+    return Recorded(profile.command, profile.machine, frozenset(each.python for each in profile.processes))
 
 
-def folder() -> Path:
-    """Of all calibrations: ``$XDG_CACHE_HOME/rayagi/calibrations``, usually below ``~/.cache``."""
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "calibrations"
+def stored(measured: Measured, command: Sequence[str]) -> StoredCalibration:
+    """What was measured just now, on this machine."""
+    return StoredCalibration(
+        measured.calibration, tuple(command), measured.rounds, measured.counts, measured.python
     )
 
 
-def _path(program: str, at: str) -> Path:
-    return folder() / f"{hashlib.sha256(program.encode()).hexdigest()[:16]}-{at}.json"
+def default_folder() -> Path:
+    """``$XDG_CACHE_HOME/rayagi/calibrations``, usually below ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayagi" / "calibrations"
 
 
-def save(stored: StoredCalibration) -> Path:
-    """Write it in place of the former one of this program and machine. Returns the file.
+def save(calibration: StoredCalibration, folder: Path) -> Path:
+    """Write it, in place of one of the same key. Returns the file.
 
     Raises:
-        ProfilerError: it cannot be written.
+        ProfilerError: the folder cannot be written.
     """
-    path = _path(stored.program, stored.machine)
-    about = {
-        "program": stored.program,
-        "machine": stored.machine,
-        "hooks": dict(stored.costs.hooks),
-        "spread": stored.costs.spread,
-        "setup_ns": stored.setup_ns,
-        "rounds": stored.rounds,
-        "unix_s": stored.unix_s,
-    }
+    path = folder / f"{calibration.key}.json"
+    beside = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps(about, indent=1), encoding="utf-8")
-        new.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        beside.write_text(
+            json.dumps({"version": _VERSION, **asdict(calibration)}, indent=2), encoding="utf-8"
+        )
+        beside.replace(path)
     except OSError as error:
-        raise ProfilerError(f"{path} cannot be written: {error.strerror}") from error
+        raise ProfilerError(f"{path} cannot be written: {error.strerror}; set XDG_CACHE_HOME") from error
     return path
 
 
-def find(program: str) -> StoredCalibration | None:
-    """That of this program on this machine; None if there is none.
-
-    Raises:
-        ProfilerError: its file is damaged.
-    """
-    path = _path(program, this_machine())
-    return load(path) if path.is_file() else None
-
-
 def load(path: Path) -> StoredCalibration:
-    """Read a file of ``save``.
+    """Read one.
 
     Raises:
-        ProfilerError: it cannot be read, is damaged, or is of another machine.
+        ProfilerError: there is no such file, or it is damaged or of another version.
     """
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        hooks = {str(kind): float(ns) for kind, ns in about["hooks"].items()}
-        if not all(0 <= ns < 1e9 for ns in (*hooks.values(), float(about["spread"]))):
-            raise ValueError("a cost outside 0 to 1e9 ns")
-        found = StoredCalibration(
-            Calibration(hooks, spread=float(about["spread"])),
-            float(about["setup_ns"]),
-            str(about["program"]),
-            str(about["machine"]),
-            int(about["rounds"]),
-            float(about["unix_s"]),
+        content = json.loads(path.read_bytes())
+        if content["version"] != _VERSION:
+            raise ProfilerError(
+                f"{path} is of version {repr(content['version'])[:20]}; this rayagi reads {_VERSION}"
+            )
+        costs = content["calibration"]
+        return StoredCalibration(
+            calibration=Calibration(
+                _numbers(costs["hooks"]),
+                _numbers(costs["functions"]),
+                float(costs["spread"]),
+                _numbers(costs["errors"]),
+            ),
+            command=tuple(map(str, content["command"])),
+            rounds=int(content["rounds"]),
+            counts={str(kind): int(count) for kind, count in content["counts"].items()},
+            python=str(content["python"]),
+            machine=dict(content["machine"]),
+            unix_s=float(content["unix_s"]),
         )
     except OSError as error:
         raise ProfilerError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ProfilerError(
-            f"{path} is no calibration: {error}; make it anew with `rayagi profile calibrate`"
-        ) from error
-    if found.machine != this_machine():
-        raise ProfilerError(
-            f"{path} is of another machine, Python or version of rayagi: calibrate here with `rayagi profile calibrate`"
-        )
-    return found
+        raise ProfilerError(f"{path} is no calibration of rayagi's profiler, or it is damaged") from error
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {str(kind): float(value) for kind, value in values.items()}
+    if not all(0 <= value < 1e12 for value in numbers.values()):
+        raise ValueError("a cost below 0, or of many seconds")
+    return numbers
+
+
+def refusal(calibration: StoredCalibration, recorded: Recorded) -> str:
+    """Why a calibration does not fit what was recorded, in one sentence; empty if it does."""
+    whose = f"the calibration of `{' '.join(calibration.command)[:100]}` is of"
+    again = "calibrate the program there"
+    if dict(calibration.machine) != dict(recorded.machine):
+        theirs, ours = machine_text(calibration.machine), machine_text(recorded.machine)
+        return f"{whose} another machine ({theirs}) than the profile ({ours}): {again}"
+    others = sorted(recorded.pythons - {calibration.python})
+    if others:
+        return f"{whose} another Python ({calibration.python}) than the profile ({others[0]}): {again}"
+    return ""
+
+
+def choose(recorded: Recorded, path: Path | None, folder: Path) -> tuple[StoredCalibration | None, str]:
+    """The calibration of a file, or the stored one that fits best.
+
+    Returns:
+        It and no text; or None, and why there is none and what to do.
+
+    Raises:
+        ProfilerError: the file cannot be read, or its calibration does not fit the profile.
+    """
+    if path is not None:
+        given = load(path)
+        if reason := refusal(given, recorded):
+            raise ProfilerError(reason)
+        return given, ""
+    found, reason = find(recorded, folder)
+    if found is None:
+        program = " ".join(recorded.command)[:200]
+        reason = f"Times include the profiler's own: {reason}. Run: rayagi profile calibrate -- {program}"
+    return found, reason
+
+
+def find(recorded: Recorded, folder: Path) -> tuple[StoredCalibration | None, str]:
+    """The calibration that fits best: of this program, with the most arguments in common, then the newest.
+
+    Returns:
+        It, or None and the reason in one sentence.
+    """
+    name, arguments = program_of(recorded.command)
+    same, others = list[tuple[int, float, StoredCalibration]](), list[tuple[float, str]]()
+    for path in sorted(folder.glob("*.json")):
+        try:
+            each = load(path)
+        except ProfilerError:
+            continue  # of another version: calibrating again replaces it
+        its_name, its_arguments = program_of(each.command)
+        if its_name == name:
+            if reason := refusal(each, recorded):
+                others.append((each.unix_s, reason))
+            else:
+                common = _num_common(arguments, its_arguments)
+                same.append((common, each.unix_s, each))
+    if same:
+        return max(same, key=lambda each: each[:2])[2], ""
+    return None, max(others)[1] if others else f"no calibration of {name} is stored"
+
+
+def _num_common(first: Sequence[str], second: Sequence[str]) -> int:
+    """How many leading arguments are the same."""
+    different = (number for number, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+    return next(different, min(len(first), len(second)))
+
+
+def program_of(command: Sequence[str]) -> tuple[str, list[str]]:
+    """A program's name and its arguments: the script's name or the module's where Python runs it."""
+    if not command:
+        return "", []
+    name, rest = os.path.basename(command[0]), list(command[1:])
+    if not name.startswith("python"):
+        return name.removesuffix(".py"), rest
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if option in ("-m", "-c") and rest:
+            text = rest.pop(0)
+            return (text if option == "-m" else f"-c {text}"), rest
+        if option in ("-W", "-X") and rest:
+            rest.pop(0)
+    return (os.path.basename(rest[0]).removesuffix(".py"), rest[1:]) if rest else (name, [])

@@ -16,6 +16,7 @@ from rayagi.profiler.layout import (
     DROPPED_AT,
     END_AT,
     EVENTS,
+    FROM_PYTHON,
     HEADER,
     MAGIC,
     MAX_DEPTH,
@@ -190,7 +191,7 @@ class PythonRecorder:
             return
         lane = self._lane_for_event(self._thread(), start)
         if lane is not None and start >= lane.start:
-            lane.put(start, end, name, category, depth, 0)
+            lane.put(start, end, name, category, depth, FROM_PYTHON)
 
     def lost(self) -> int:
         """See Recorder."""

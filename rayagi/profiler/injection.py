@@ -11,13 +11,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rayagi.profiler import session
-from rayagi.profiler.layout import Category
-from rayagi.profiler.schedule import Schedule
+from rayagi.profiler.layout import HOOKS, Category
+from rayagi.profiler.schedule import Schedule, Turns
 
 VARIABLE = "RAYAGI_PROFILE"
 _STARTUP = Path(__file__).parent / "startup"
@@ -34,22 +34,18 @@ def injected(
     packages: Mapping[str, Category],
     schedule: Schedule | None,
     limit_mb: int,
-    *,
-    annotations: bool = True,
-    record: bool = True,
+    hooks: frozenset[str] = HOOKS,
+    turns: Sequence[frozenset[str]] = (),
 ) -> dict[str, str]:
-    """An environment for a command, so that its Python processes are recorded into a profile.
-
-    A calibration records no annotations, or nothing.
-    """
+    """An environment for a command, so that its Python processes are recorded into a profile."""
     settings = {
         "profile": str(profile),
         "root": str(Path(__file__).parents[2]),
         "packages": {name: int(category) for name, category in packages.items()},
         "schedule": None if schedule is None else asdict(schedule),
         "limit_mb": limit_mb,
-        "annotations": annotations,
-        "record": record,
+        "hooks": sorted(hooks),
+        "turns": [sorted(each) for each in turns],
     }
     path = environment.get("PYTHONPATH")
     return {
@@ -73,7 +69,7 @@ def record_this_process(text: str) -> None:
         {name: Category(number) for name, number in settings["packages"].items()},
         schedule=None if settings["schedule"] is None else Schedule(**settings["schedule"]),
         limit_mb=settings["limit_mb"],
-        annotations=settings["annotations"],
-        record=settings["record"],
+        hooks=frozenset(settings["hooks"]),
+        turns=Turns([frozenset(each) for each in settings["turns"]]) if settings["turns"] else None,
     )
     atexit.register(session.stop, started)

@@ -85,6 +85,7 @@ class Interception:
 
     Attributes:
         counts: by package, functions that are recorded and those for which no trampoline was left
+        keeps: False: undoes each interception at once, to measure what installing alone costs
     """
 
     def __init__(
@@ -92,7 +93,10 @@ class Interception:
         recorder: Recorder,
         intern_all: Callable[[list[str]], list[int]],
         packages: Mapping[str, Category],
+        *,
+        keeps: bool = True,
     ) -> None:
+        self.keeps = keeps
         self.counts: dict[str, dict[str, int]] = {}
         self._recorder, self._intern_all, self._packages = recorder, intern_all, packages
         self._wrapped: list[tuple[ModuleType, str, Any, Any]] = []
@@ -109,6 +113,18 @@ class Interception:
         """Undo it. Copies of a wrapper that the program has made go on, but record nothing."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
+        self._undo()
+
+    def switch(self, keeps: bool) -> None:
+        """Put everything back, or intercept again what is imported."""
+        self.keeps = keeps
+        self._undo()
+        if keeps:
+            for package in self._packages:
+                if package in sys.modules:
+                    self._install(package)
+
+    def _undo(self) -> None:
         native: Any = self._recorder
         if hasattr(native, "restore"):
             native.restore()
@@ -121,6 +137,11 @@ class Interception:
 
     def _intercept(self, package: str) -> None:
         """A package that has been imported, or has imported another extension module."""
+        self._install(package)
+        if not self.keeps:
+            self._undo()
+
+    def _install(self, package: str) -> None:
         if not hasattr(self._recorder, "swap"):
             self._wrap(package)
             return

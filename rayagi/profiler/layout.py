@@ -2,10 +2,12 @@
 
 A profile is one folder::
 
-    profile.json                       version, command, start (Unix ns), what was intercepted
+    profile.json                       version, command, start (Unix ns), what was intercepted, machine
     HOST-PID-STARTTICKS/process.json   name, pid, parent, argv, metadata, python, clock
     HOST-PID-STARTTICKS/names.jsonl    one {"id": 7, "name": "simulate"} a line, before the id is first used
     HOST-PID-STARTTICKS/TID-N.events   a header of 64 bytes, then records of 24
+
+    HOST-PID-STARTTICKS/blocks.jsonl   in calibrations: turn, variant, start_ns, end_ns, cpu_ns of each iteration
 
 All numbers are little-endian. Times are CLOCK_MONOTONIC in nanoseconds.
 """
@@ -18,6 +20,7 @@ from enum import IntEnum
 VERSION = 1
 MAGIC = b"RAYAGIEV"
 PROFILE, PROCESS, NAMES, EVENTS = "profile.json", "process.json", "names.jsonl", ".events"
+BLOCKS = "blocks.jsonl"
 
 HEADER = struct.Struct("<8sIIQQQQq8x")
 """Magic, version, bytes of a record, thread id, capacity in records, committed records, dropped records, start time.
@@ -35,6 +38,12 @@ MAX_NAME = 500
 """Characters of a name; longer ones are cut off."""
 MAX_DEPTH = 255
 """Deeper events are recorded with this depth."""
+FROM_PYTHON = 1
+"""Flags of an event other than a scope that Python code recorded, which costs more than an intercepted call."""
+
+CALL, ANNOTATION, ACTIVITY = "call", "annotation", "activity"
+"""Kinds of hook: intercepted calls of native functions; phases, operations and iterations; what Python code records."""
+HOOKS = frozenset({CALL, ANNOTATION, ACTIVITY})
 
 
 class Category(IntEnum):

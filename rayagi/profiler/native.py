@@ -11,12 +11,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
-from collectives.compiler import CompilerError, load, machine
+from collectives.compiler import CompilerError, load
 from rayagi.profiler import layout
 from rayagi.profiler.layout import Category
 
 _logger = logging.getLogger(__name__)
-__all__ = ["OFF", "RECORD", "SOURCES", "WARM_UP", "Recorder", "compile_native", "load_native", "machine"]
 SOURCES = ("recorder.c", "interception.c", "module.c")
 
 
@@ -60,6 +59,7 @@ _MIRRORS = {
     "PROCESS": Category.PROCESS,
     "THREAD": Category.THREAD,
     "MAX_DEPTH": layout.MAX_DEPTH,
+    "FROM_PYTHON": layout.FROM_PYTHON,
     "sizeof(Record)": layout.RECORD.size,
     "offsetof(Record, end)": layout.END_AT,
     "sizeof(Header)": layout.HEADER.size,

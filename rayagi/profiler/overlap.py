@@ -129,6 +129,7 @@ class Breakdown:
         merged: of all processes; what two processes do in one cell at a time counts once
         totals: time of each set of categories, by process, and by ``""`` for all; each moment counts once
         transitions: of each process
+        removed_ns: of all processes' time, what only the profiler ran in, and ``corrected`` has taken away
     """
 
     processes: tuple[ProcessSummary, ...]
@@ -136,6 +137,7 @@ class Breakdown:
     merged: tuple[Row, ...]
     totals: Mapping[str, Mapping[frozenset[str], int]]
     transitions: tuple[TransitionCount, ...]
+    removed_ns: int = 0
 
 
 def resource(categories: frozenset[str]) -> str:

@@ -60,17 +60,17 @@ def report_page(
     found: Breakdown,
     waits: Sequence[Wait],
     lanes: Timeline,
+    note: str = "",
     path: CriticalPath | None = None,
     advice: Sequence[str] = (),
-    note: str = "",
 ) -> str:
-    """The page."""
+    """The page, with a note on its times."""
     title = html.escape(command_text(profile) or str(profile.path))
     sections = [
         f"<h1>Profile <small>{title}</small></h1>",
+        f"<p>{html.escape(note)}</p>",
         *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in recorded(found)),
         f"<p>{silent_processes(found)}</p>",
-        f"<p>{html.escape(note)}</p>",
         _advice(advice),
         f"<h2>Operations</h2>{_legend()}",
     ]

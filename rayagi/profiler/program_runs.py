@@ -1,179 +1,205 @@
-"""Whole runs of a program, with and without the profiler, and the CPU time that they took (RL-Scope, appendix C.1).
-
-CPU time is that of the program and of all processes that it starts, also of those that outlive their parent.
-"""
+"""Runs a program once to measure it: without the profiler, with some kinds of hook, or with others in each iteration."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rayagi.profiler import supervisor
-from rayagi.profiler.calibration import ANNOTATION, ANNOTATIONS, CALL, CALLS, Block
-from rayagi.profiler.errors import ProfilerError
-from rayagi.profiler.injection import injected
-from rayagi.profiler.layout import Category
-from rayagi.profiler.overlap import BLOCK_EVENTS
+from rayagi.profiler import process_tree
+from rayagi.profiler.calibration import CalibrationError, count_hooks, kinds_of
+from rayagi.profiler.injection import VARIABLE, injected
+from rayagi.profiler.intervals import Ints
+from rayagi.profiler.layout import ANNOTATION, BLOCKS, HOOKS, Category
 from rayagi.profiler.session import create_profile
-from rayagi.profiler.trace import Profile, read_profile
+from rayagi.profiler.trace import ProcessTrace, Profile, TraceError, printable, read_profile
 
-_LAST_LINES = 5
-
-
-class Mode(StrEnum):
-    """How much of the profiler a run has."""
-
-    PLAIN = "plain"
-    READY = "ready"
-    """Everything is intercepted, and nothing recorded."""
-    CALLS = "calls"
-    """Native calls are recorded, annotations are not."""
-    ALL = "all"
+Variant = frozenset[str] | None
+"""Kinds of hook that record; None: without the profiler; none of them: it starts, and records nothing."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a program.
+    """One run of a program, with all processes that it started.
 
     Attributes:
-        mode: of it
-        cpu_ns: CPU time of all its processes
-        wall_ns: from its start to its end
-        counts: of events by kind of hook; empty unless it was recorded
+        cpu_ns: CPU time
+        wall_ns: until the program itself had ended
+        counts: how often each kind of hook ran; ``PROCESS``: processes that were recorded
+        python: version of the recorded processes
+        iterations: of the process that recorded most
     """
 
-    mode: Mode
     cpu_ns: int
-    wall_ns: int
-    counts: Mapping[str, int]
-
-    @property
-    def block(self) -> Block:
-        """For ``delta_calibration``, in which runs that record nothing are the uninstrumented ones."""
-        return Block(self.cpu_ns, self.counts)
+    wall_ns: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    python: str = ""
+    iterations: int = 0
 
 
-class RunError(ProfilerError):
-    """A run of the program says nothing about the profiler's cost."""
+@dataclass(frozen=True)
+class ProgramRunner:
+    """Runs a command. Its output is shown only if it fails; it has no input."""
 
+    program: Sequence[str]
+    packages: Mapping[str, Category]
+    limit_mb: int
 
-def rounds(
-    program: Sequence[str], packages: Mapping[str, Category], modes: Sequence[Mode], limit_mb: int
-) -> Iterator[list[tuple[Run, Profile | None]]]:
-    """Run the program once in each mode, again and again; every round begins with another mode.
+    def __call__(self, hooks: Variant) -> Run:
+        """Run it once.
 
-    A profile, of a run that records, is on disk until the next step.
-
-    Raises:
-        RunError: it cannot be run, fails, records nothing, or more than fits.
-    """
-    number = 0
-    while True:
-        at = number % len(modes)
-        number += 1
+        Raises:
+            CalibrationError: it cannot be run, it fails, or events were dropped.
+            ProfilerError: there is no space for a profile.
+        """
         with tempfile.TemporaryDirectory(prefix="rayagi-profile-") as folder:
-            yield [
-                _run(program, packages, mode, Path(folder) / mode, limit_mb)
-                for mode in (*modes[at:], *modes[:at])
-            ]
+            if hooks is None:
+                return Run(*self._run(Path(folder), {}))
+            times = self._run(Path(folder), self._recording(Path(folder), hooks))
+            found = self._profile(Path(folder))
+            pythons = (each.python for each in found.processes)
+            return Run(*times, count_hooks(found), next(pythons, ""), _most_iterations(found))
+
+    def in_turns(self, variants: Sequence[frozenset[str]], num_rounds: int) -> list[dict[Variant, Run]]:
+        """Run it once, each iteration with the next variant: CPU times of iterations, added up to rounds.
+
+        Raises:
+            CalibrationError, ProfilerError: as above.
+        """
+        with tempfile.TemporaryDirectory(prefix="rayagi-profile-") as folder:
+            self._run(Path(folder), self._recording(Path(folder), HOOKS, variants))
+            return rounds_of(self._profile(Path(folder)), variants, num_rounds)
+
+    def _recording(
+        self, folder: Path, hooks: frozenset[str], turns: Sequence[frozenset[str]] = ()
+    ) -> dict[str, str]:
+        """What to add to the program's environment."""
+        path = create_profile(folder / "profile", list(self.program), self.packages)
+        changed = injected(os.environ, path, self.packages, None, self.limit_mb, hooks, turns)
+        return {name: changed[name] for name in (VARIABLE, "PYTHONPATH")}
+
+    def _run(self, folder: Path, added: Mapping[str, str]) -> tuple[int, int]:
+        settings = {
+            "program": list(self.program),
+            "environment": dict(added),
+            "result": str(folder / "result.json"),
+        }
+        # Isolated, so that it is not recorded itself.
+        command = [sys.executable, "-I", "-S", process_tree.__file__, json.dumps(settings)]
+        with (folder / "output.txt").open("w+b") as output:
+            helper = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+            try:
+                helper.wait()
+            except BaseException:
+                helper.terminate()  # it ends the program
+                helper.wait()
+                raise
+        text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
+        last = next((line for line in reversed(text.splitlines()) if line.strip()), "no output")
+        try:
+            found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CalibrationError(f"{self.program[0]} was not measured: {printable(last)[:300]}") from error
+        if "error" in found:
+            raise CalibrationError(f"{self.program[0]} cannot be run: {found['error']}")
+        if found["code"] != 0:
+            raise CalibrationError(
+                f"the program ended with exit code {found['code']}, so its runs are not the same work: "
+                f"{printable(last)[:300]}"
+            )
+        return int(found["cpu_ns"]), int(found["wall_ns"])
+
+    def _profile(self, folder: Path) -> Profile:
+        profile = read_profile(folder / "profile")
+        lost = sum(each.lost + sum(thread.dropped for thread in each.threads) for each in profile.processes)
+        if lost:
+            raise CalibrationError(
+                f"{lost:,} events were dropped, so what they cost is unknown: give more disk space with --limit-mb, "
+                "or a shorter program"
+            )
+        return profile
 
 
-def _run(
-    program: Sequence[str], packages: Mapping[str, Category], mode: Mode, folder: Path, limit_mb: int
-) -> tuple[Run, Profile | None]:
-    environment = dict(os.environ)
-    if mode is not Mode.PLAIN:
-        create_profile(folder, list(program), packages)
-        environment = injected(
-            os.environ,
-            folder,
-            packages,
-            None,
-            limit_mb,
-            annotations=mode is Mode.ALL,
-            record=mode is not Mode.READY,
-        )
-    cpu_ns, wall_ns = _timed(program, environment, mode)
-    if mode in (Mode.PLAIN, Mode.READY):
-        return Run(mode, cpu_ns, wall_ns, {}), None
-    profile = read_profile(folder)
-    if lost := sum(
-        process.lost + sum(each.dropped for each in process.threads) for process in profile.processes
-    ):
-        raise RunError(
-            f"{lost:,} events did not fit: calibrate a shorter run of it, or with a larger --limit-mb"
-        )
-    counts = count_hooks(profile)
-    if not counts[CALL]:
-        raise RunError(
-            f"{program[0]} called nothing that is intercepted, so there is no cost to measure; see `rayagi profile --help`"
-        )
-    if mode is Mode.CALLS or not counts[ANNOTATION]:
-        counts = {CALL: counts[CALL]}
-    return Run(mode, cpu_ns, wall_ns, counts), profile
+def _most_iterations(profile: Profile) -> int:
+    iterations = (
+        sum(int((thread.events["category"] == Category.ITERATION).sum()) for thread in process.threads)
+        for process in profile.processes
+    )
+    return max(iterations, default=0)
 
 
-def count_hooks(profile: Profile) -> dict[str, int]:
-    """Events of each kind of hook."""
-    counts = {CALL: 0, ANNOTATION: 0}
-    for process in profile.processes:
-        for thread in process.threads:
-            for first in range(0, thread.num_events, BLOCK_EVENTS):
-                found = thread.read(first, min(first + BLOCK_EVENTS, thread.num_events))["category"]
-                counts[CALL] += int(np.isin(found, CALLS).sum())
-                counts[ANNOTATION] += int(np.isin(found, ANNOTATIONS).sum())
-    return counts
+def rounds_of(
+    profile: Profile, variants: Sequence[frozenset[str]], num_rounds: int
+) -> list[dict[Variant, Run]]:
+    """Iterations that took turns, of all processes, added up to rounds; the first variant is the uninstrumented one.
 
-
-def setup_ns(runs: Sequence[Run]) -> float:
-    """CPU time of intercepting everything: what runs in which nothing is recorded take longer than plain ones."""
-    ready, plain = ([run.cpu_ns for run in runs if run.mode is mode] for mode in (Mode.READY, Mode.PLAIN))
-    return max(0.0, mean(ready) - mean(plain))
-
-
-def _timed(program: Sequence[str], environment: Mapping[str, str], mode: Mode) -> tuple[int, int]:
-    """CPU and wall-clock time in ns of a run.
+    A process's turns are dealt out to the rounds one by one, so that what changes slowly falls on all of them alike. Each
+    round gets as many; incomplete turns, and those left over, do not count.
 
     Raises:
-        RunError: it cannot be run, or fails.
+        CalibrationError: no process had a turn for each round.
+        TraceError: a file of blocks is damaged.
     """
-    read, write = os.pipe()
-    with tempfile.TemporaryFile() as output, os.fdopen(read, "rb") as answer:
-        command = [sys.executable, "-I", supervisor.__file__, str(write), *program]
-        child = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=(write,),
-            start_new_session=True,
+    cpu_ns = np.zeros((num_rounds, len(variants)), np.int64)
+    counts = {kind: np.zeros_like(cpu_ns) for kind in HOOKS}
+    for process in profile.processes:
+        blocks = _blocks(process)
+        num_turns = len(blocks) // len(variants) // num_rounds * num_rounds
+        used = blocks[: num_turns * len(variants)]
+        places = used[:, 0] % num_rounds, used[:, 1]
+        np.add.at(cpu_ns, places, used[:, 4])
+        for kind, number in _counts_in(process, used[:, 2], used[:, 3]).items():
+            np.add.at(counts[kind], places, number)
+    if not cpu_ns.all():
+        raise CalibrationError(
+            f"the program's iterations are too few to take turns: fewer than {num_rounds * len(variants)} in each process"
         )
-        os.close(write)
-        try:
-            child.wait()
-        except BaseException:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            raise
-        found = json.loads(answer.read() or b"{}")
-        if reason := found.get("error", "" if found else "its supervisor was killed"):
-            raise RunError(f"{program[0]} cannot be run: {reason}")
-        if found["code"]:
-            output.seek(0)
-            last = output.read().decode(errors="replace").strip().splitlines()[-_LAST_LINES:]
-            raise RunError(
-                f"the program ended with {found['code']} in mode {mode}; its last lines: {' | '.join(last) or 'none'}"
+    return [
+        {
+            variant or None: Run(
+                int(cpu_ns[number, place]),
+                counts={kind: int(table[number, place]) for kind, table in counts.items() if kind in variant},
             )
-    return found["cpu_ns"], found["wall_ns"]
+            for place, variant in enumerate(variants)
+        }
+        for number in range(num_rounds)
+    ]
+
+
+def _blocks(process: ProcessTrace) -> NDArray[np.int64]:
+    """A process's iterations that took turns. Shape (n, 5): turn, variant, start, end, CPU time, in ns"""
+    path = process.path / BLOCKS
+    rows: list[list[int]] = []
+    if path.is_file():
+        # A last line without an end: the process died while it was written.
+        *lines, _ = path.read_bytes().split(b"\n")
+        try:
+            rows = [
+                [int(json.loads(line)[name]) for name in ("turn", "variant", "start_ns", "end_ns", "cpu_ns")]
+                for line in lines
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise TraceError(f"{path} is damaged: {error}") from error
+    return np.array(rows, np.int64).reshape(-1, 5)
+
+
+def _counts_in(process: ProcessTrace, starts: Ints, ends: Ints) -> dict[str, Ints]:
+    """How often each kind of hook ran in each of some disjoint, ascending intervals of time."""
+    found = {kind: np.zeros(len(starts), np.int64) for kind in HOOKS}
+    for thread in process.threads:
+        events = thread.events
+        for kind, chosen in kinds_of(events).items():
+            times = events["start" if kind == ANNOTATION else "end"][chosen]
+            block = np.searchsorted(starts, times, "right") - 1
+            inside = block >= 0
+            inside[inside] = times[inside] <= ends[block[inside]]
+            found[kind] += np.bincount(block[inside], minlength=len(starts))
+    return found

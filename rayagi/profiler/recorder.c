@@ -22,6 +22,7 @@
 
 enum { OFF, WARM_UP, RECORD };   /* WARM_UP: does all work of recording, but commits nothing */
 enum { PROCESS, THREAD };        /* categories that the recorder itself records */
+enum { FROM_PYTHON = 1 };       /* flags of events that Python code records */
 enum { FIRST_SEGMENT = 4096, MAX_SEGMENT = 65536, MAX_DEPTH = 255 };
 
 typedef struct {
@@ -400,7 +401,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *arguments, Py_ssiz
     uint64_t window = atomic_load(&window_number);
     if (self.window != window) open_lane(&self, window, start); /* the thread has lived that long */
     Lane *lane = lane_of(&self);
-    if (lane && start >= lane->header->start) put(lane, start, end, name, category, depth, 0);
+    if (lane && start >= lane->header->start) put(lane, start, end, name, category, depth, FROM_PYTHON);
     Py_RETURN_NONE;
 }
 

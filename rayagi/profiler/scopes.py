@@ -35,7 +35,11 @@ class ScopeRecorder(Protocol):
 
 
 session: ScopeRecorder | None = None
-"""The session of this process, if it is profiled."""
+"""The session of this process, if it is profiled. It hears of iterations."""
+annotation_recorder: ScopeRecorder | None = None
+"""Records annotations: the session, except while the costs of hooks are measured one by one."""
+activity_recorder: ScopeRecorder | None = None
+"""Records activities; likewise."""
 
 
 class _Scope:
@@ -50,8 +54,8 @@ class _Scope:
         self.name = name
 
     def __enter__(self) -> Self:
-        if session is not None:
-            session.begin(self.category, self.name)
+        if annotation_recorder is not None:
+            annotation_recorder.begin(self.category, self.name)
         return self
 
     def __exit__(
@@ -60,8 +64,8 @@ class _Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if session is not None:
-            session.end(self.category, self.name)
+        if annotation_recorder is not None:
+            annotation_recorder.end(self.category, self.name)
 
     def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         """Run every call of a function in the scope.
@@ -81,7 +85,7 @@ class _Scope:
 
         @wraps(function)
         def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-            if session is None:
+            if annotation_recorder is None:
                 return function(*args, **kwargs)
             with self:
                 return function(*args, **kwargs)
@@ -115,7 +119,8 @@ class iteration(_Scope):  # noqa: N801
     def __enter__(self) -> Self:
         if session is not None:
             session.begin_iteration()
-            session.begin(self.category, self.name)
+        if annotation_recorder is not None:
+            annotation_recorder.begin(self.category, self.name)
         return self
 
     def __exit__(
@@ -124,8 +129,9 @@ class iteration(_Scope):  # noqa: N801
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if annotation_recorder is not None:
+            annotation_recorder.end(self.category, self.name)
         if session is not None:
-            session.end(self.category, self.name)
             session.end_iteration()
 
 
@@ -142,7 +148,7 @@ class activity:  # noqa: N801
         self._start: int | None = None
 
     def __enter__(self) -> Self:
-        if session is not None:
+        if activity_recorder is not None:
             self._start = time.monotonic_ns()
         return self
 
@@ -152,8 +158,8 @@ class activity:  # noqa: N801
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if session is not None and self._start is not None:
-            session.record(self._start, time.monotonic_ns(), self.category, self.name)
+        if activity_recorder is not None and self._start is not None:
+            activity_recorder.record(self._start, time.monotonic_ns(), self.category, self.name)
 
     @property
     def is_recorded(self) -> bool:
@@ -162,8 +168,8 @@ class activity:  # noqa: N801
 
     def record_part(self, start: int, end: int, category: Category, name: str) -> None:
         """Record a part of it, of which the called program tells the times, in ns of CLOCK_MONOTONIC."""
-        if session is not None:
-            session.record(start, end, category, name, depth=1)
+        if activity_recorder is not None:
+            activity_recorder.record(start, end, category, name, depth=1)
 
 
 def _kind(scope: _Scope) -> str:

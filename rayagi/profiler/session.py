@@ -17,19 +17,26 @@ from rayagi.profiler import scopes
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.fallback import PythonRecorder
 from rayagi.profiler.interception import Interception, packages_with
-from rayagi.profiler.layout import PROFILE, VERSION, Category
+from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS, PROFILE, VERSION, Category
+from rayagi.profiler.machine import this_machine
 from rayagi.profiler.native import OFF, RECORD, Recorder, load_native
 from rayagi.profiler.process_folder import ProcessFolder
-from rayagi.profiler.schedule import Schedule
+from rayagi.profiler.schedule import Schedule, Turns
 
 DEFAULT_LIMIT_MB = 1024
 
 
 class _Process:
-    """State of this process: a lock, held while a session begins or ends."""
+    """State of this process: its session, and a lock that is held while one begins or ends."""
 
     change = threading.RLock()
     session: Session | None = None
+
+    def set_session(self, session: Session | None, hooks: frozenset[str] = HOOKS) -> None:
+        """From now on these kinds of hook record into the session."""
+        self.session = scopes.session = session
+        scopes.annotation_recorder = session if ANNOTATION in hooks else None
+        scopes.activity_recorder = session if ACTIVITY in hooks else None
 
 
 _process = _Process()
@@ -47,24 +54,28 @@ class Session:
         packages: Mapping[str, Category],
         schedule: Schedule | None,
         limit_bytes: int,
-        record: bool = True,
+        hooks: frozenset[str] = HOOKS,
+        turns: Turns | None = None,
     ) -> None:
-        self.profile, self._records = profile, record
+        self.profile = profile
         self._schedule, self._limit_bytes = schedule, limit_bytes
         self._recorder: Recorder = load_recorder()
+        self._turns = turns
         self._lock = threading.RLock()
         self._mode = OFF
         self._num_iterations = self._open_iterations = 0
         self._driver: int | None = None  # thread whose iterations count
         self._has_default_name = name is None
-        self._interception = Interception(self._recorder, self.intern_all, packages)
+        self._interception = Interception(
+            self._recorder, self.intern_all, packages, keeps=_call_hook(self._recorder) in hooks
+        )
         self._open_folder(ProcessFolder(profile, name or _default_name(), metadata))
         self._interception.install()
 
     def _open_folder(self, folder: ProcessFolder) -> None:
         self._folder = folder
         self._recorder.setup(str(self._folder.path), self._limit_bytes)
-        if self._schedule is None and self._records:
+        if self._schedule is None:
             self._switch(RECORD)
 
     def begin(self, category: Category, name: str) -> None:
@@ -79,7 +90,9 @@ class Session:
             ProfilerError: it is not the innermost open scope of the calling thread.
         """
         innermost = self._recorder.end(category, self.intern(name))
-        if innermost is not None:
+        if (
+            innermost is not None and self._turns is None
+        ):  # else it may have been opened while nothing was recorded
             raise ProfilerError(
                 f"{category.name.lower()} {name!r} is closed while {self._folder.texts[innermost]!r} is the innermost one "
                 "open in this thread; close them in the reverse order, in the thread that opened them"
@@ -101,6 +114,9 @@ class Session:
                 return
             if self._schedule is not None:
                 self._switch(self._schedule.mode(self._num_iterations))
+            if self._turns is not None:
+                self._set_hooks(self._turns.hooks(self._num_iterations))
+                self._turns.begin()
             self._num_iterations += 1
 
     def end_iteration(self) -> None:
@@ -109,10 +125,17 @@ class Session:
             if self._driver != threading.get_ident() or not self._open_iterations:
                 return
             self._open_iterations -= 1
+            if not self._open_iterations and self._turns is not None:
+                self._turns.end(self._num_iterations - 1, self._folder.path)
+                self._set_hooks(HOOKS)  # so that scopes around iterations are opened and closed
             if self._open_iterations or self._schedule is None:
                 return
             if self._schedule.mode(self._num_iterations) == OFF:
                 self._switch(OFF)
+
+    def _set_hooks(self, hooks: frozenset[str]) -> None:
+        self._interception.switch(_call_hook(self._recorder) in hooks)
+        _process.set_session(self, hooks)
 
     def _switch(self, mode: int) -> None:
         if mode == self._mode:
@@ -171,7 +194,7 @@ class Session:
         try:
             folder = ProcessFolder(self.profile, f"{parent.name} (forked)", parent.metadata, parent.texts)
         except OSError:  # a full disk: the child runs without a profile
-            _process.session = scopes.session = None
+            _process.set_session(None)
             self._interception.remove()
         else:
             self._open_folder(folder)
@@ -223,9 +246,9 @@ def create_profile(path: Path, command: list[str], packages: Mapping[str, Catego
     about = {
         "version": VERSION,
         "command": command,
-        "folder": os.getcwd(),
         "start_unix_ns": time.time_ns(),
         "intercepted": {name: category.name.lower() for name, category in packages.items()},
+        "machine": this_machine(),
     }
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -244,13 +267,12 @@ def start(
     metadata: dict[str, Any] | None = None,
     schedule: Schedule | None = None,
     limit_mb: int = DEFAULT_LIMIT_MB,
-    *,
-    annotations: bool = True,
-    record: bool = True,
+    hooks: frozenset[str] = HOOKS,
+    turns: Turns | None = None,
 ) -> Session:
     """Begin to record this process into an existing profile; ``profile`` names the arguments and errors.
 
-    Without ``annotations`` only intercepted calls are recorded; without ``record`` nothing is, but calls are intercepted.
+    To measure what hooks cost: some kinds of them only, or others in each iteration.
     """
     with _process.change:
         _check_start(limit_mb, metadata)
@@ -262,12 +284,12 @@ def start(
                 packages=packages,
                 schedule=schedule,
                 limit_bytes=limit_mb * 1_000_000,
-                record=record,
+                hooks=hooks,
+                turns=turns,
             )
         except OSError as error:
             raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error
-        _process.session = session
-        scopes.session = session if annotations else None
+        _process.set_session(session, hooks)
         _register_once()
         os._exit = _finish_and_exit
     return session
@@ -277,7 +299,7 @@ def _check_start(limit_mb: int, metadata: dict[str, Any] | None) -> None:
     """Before anything is written; ``profile`` names the errors."""
     if limit_mb < 1:
         raise ProfilerError(f"limit_mb is at least 1, not {limit_mb}")
-    if current() is not None:
+    if _process.session is not None:
         raise ProfilerError(f"this process is being recorded already, into {_current_folder()}")
     _plain(metadata or {})
 
@@ -286,7 +308,7 @@ def stop(session: Session) -> None:
     """End it; in a forked child this ends the child's."""
     with _process.change:
         if _process.session is session:
-            _process.session = scopes.session = None
+            _process.set_session(None)
             session.finish()
             os._exit = _exit
 
@@ -349,6 +371,11 @@ def _default_name() -> str:
     if program == "-m" and "-m" in sys.orig_argv[:-1]:
         return sys.orig_argv[sys.orig_argv.index("-m") + 1]
     return os.path.basename(program) or "python"
+
+
+def _call_hook(recorder: Recorder) -> str:
+    """What wrappers in Python record is from Python, as activities are."""
+    return CALL if hasattr(recorder, "swap") else ACTIVITY
 
 
 @cache

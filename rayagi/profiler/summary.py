@@ -178,11 +178,12 @@ def report_text(
     profile: Profile,
     found: Breakdown,
     causes: Sequence[Wait],
+    note: str = "",
     path: CriticalPath | None = None,
     advice: Sequence[str] = (),
 ) -> str:
-    """The whole report for a terminal. Control characters of names are replaced."""
-    lines = [f"profile of {command_text(profile)}"]
+    """The whole report for a terminal, with a note on its times. Control characters of names are replaced."""
+    lines = [f"profile of {command_text(profile)}", *filter(None, [note])]
     for each in recorded(found):
         lines += ["", process_line(found, each.label)]
         rows = [row for row in found.rows if row.cell.process == each.label]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,8 @@ class Profile:
     start_unix_ns: int
     intercepted: dict[str, Any]
     processes: tuple[ProcessTrace, ...]
-    folder: Path = Path()
-    """In which the command ran."""
+    machine: dict[str, Any] = field(default_factory=dict)
+    """On which it was recorded: ``machine.this_machine()``; empty where an earlier version did not write it."""
 
 
 def read_profile(folder: Path | str) -> Profile:
@@ -160,7 +160,7 @@ def read_profile(folder: Path | str) -> Profile:
             start_unix_ns=int(about["start_unix_ns"]),
             intercepted=dict(about["intercepted"]),
             processes=tuple(map(_read_process, folders)),
-            folder=Path(str(about.get("folder", ""))),
+            machine=dict(about.get("machine", {})),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error

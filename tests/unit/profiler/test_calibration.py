@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 
 from rayagi.profiler import overlap
 from rayagi.profiler.calibration import (
+    PROCESS,
     Block,
     Calibration,
     CalibrationError,
     corrected,
+    count_hooks,
     delta_calibration,
     difference_of_averages,
 )
+from rayagi.profiler.layout import FROM_PYTHON
 from rayagi.profiler.overlap import NONE, breakdown
 from rayagi.profiler.trace import Category as C
 from tests.unit.profiler.traces import process, profile
@@ -148,3 +151,45 @@ def test_difference_of_averages_by_hand():
     assert found == {"launch": 3.0, "copy": 0.0}
     with pytest.raises(CalibrationError, match="launch was not called both with and without"):
         difference_of_averages({"launch": (4, 40)}, {})
+
+
+def test_each_kind_of_hook_has_its_own_cost_and_it_is_removed_from_who_paid_it():
+    """Two intercepted calls of 100 ns, one activity of 300 ns, one annotation of 200 ns, in 2000 ns."""
+    main = [
+        (C.THREAD, 0, 2000, "main", 0),
+        (
+            C.OPERATION,
+            100,
+            1500,
+            "act",
+            1,
+        ),  # 100 ns of its cost after 100, within it; 100 ns after 1500, outside
+        (C.BACKEND, 300, 400, "torch.add", 0),  # its cost, 400 to 500, was the operation's Python
+        (C.BACKEND, 520, 620, "torch.mul", 0),  # within the simulator's call, whose time its cost was
+        (C.SIMULATOR, 510, 900, "step", 0, FROM_PYTHON),  # 900 to 1200
+    ]
+    nested = [*main[:3], (C.BACKEND, 520, 620, "torch.mul", 1), main[4]]
+    costs = Calibration({"call": 100.0, "activity": 300.0, "annotation": 200.0})
+    slow = profile(process([nested]))
+    found = corrected(slow, costs)
+    sums = {(row.cell.operation, *row.categories): row.ns for row in found.rows}
+    assert sums == {
+        ("act", "backend"): 100 + 100,
+        ("act", "simulator"): 390 - 100 - 100,
+        ("act", "python"): 1400 - 100 - 100 - 390 - 100 - 300,
+        ("", "python"): 100 + 500 - 100,
+    }
+    assert found.removed_ns == 2 * 100 + 300 + 200
+    assert sum(sums.values()) + found.removed_ns == 2000
+    assert count_hooks(slow) == {PROCESS: 1, "call": 2, "activity": 1, "annotation": 1}
+    assert costs.total_ns(count_hooks(slow)) == found.removed_ns
+
+
+def test_no_category_gets_below_zero():
+    """Four annotations of 1 ns each, at 1000 ns apiece, in a thread of 50 ns: nothing is left, and nothing is owed."""
+    scopes = [(C.OPERATION, start, start + 1, "act", 1) for start in (10, 20, 30, 40)]
+    found = corrected(
+        profile(process([[(C.THREAD, 0, 50, "m", 0), *scopes]])), Calibration({"annotation": 1000.0})
+    )
+    assert {row.cell.operation: row.ns for row in found.rows} == {NONE: 10}  # before the first of them
+    assert found.removed_ns == 40

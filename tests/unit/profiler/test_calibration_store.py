@@ -1,195 +1,159 @@
-"""Stored calibrations, runs of a program, and the commands that make and use them."""
+"""Which stored calibration is used for a profile, and which is refused."""
 
 import json
-import sys
-import textwrap
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from rayagi.cli.main import main
-from rayagi.cli.profile_validate import Validation, corrected_cpu_ns, validation_lines
-from rayagi.profiler import calibration_store
 from rayagi.profiler.calibration import Calibration
-from rayagi.profiler.calibration_store import StoredCalibration, find, load, program_key, save, this_machine
-from rayagi.profiler.errors import ProfilerError
-from rayagi.profiler.interception import packages_with
-from rayagi.profiler.program_runs import Mode, Run, RunError, rounds, setup_ns
-
-STORED = StoredCalibration(
-    Calibration({"call": 61.0, "annotation": 410.0}, spread=0.012), 2e8, "train.py", this_machine(), 3, 1.8e9
+from rayagi.profiler.calibration_store import (
+    Recorded,
+    StoredCalibration,
+    choose,
+    find,
+    load,
+    program_of,
+    recorded_in,
+    refusal,
+    save,
 )
+from rayagi.profiler.calibration_text import age, calibration_line
+from rayagi.profiler.errors import ProfilerError
+from tests.unit.profiler.traces import process, profile
+
+MACHINE = {"cpu": "Xeon", "cores": 2}
+COSTS = Calibration({"call": 240.5}, {"cudaMalloc": 3.0}, 0.02, {"call": 12.0})
+COMMAND = ("python", "train.py", "--steps", "100")
+ONE = StoredCalibration(COSTS, COMMAND, 3, {"call": 10}, "3.11.7", MACHINE, 1000.0)
+PROFILE = Recorded(COMMAND, MACHINE, frozenset({"3.11.7"}))
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration_store, "folder", lambda: tmp_path / "calibrations")
+def test_what_is_saved_is_read_again(tmp_path):
+    path = save(ONE, tmp_path / "new")
+    assert load(path) == ONE
+    assert save(replace(ONE, unix_s=2000.0), tmp_path / "new") == path  # the same key: in its place
+    assert load(path).unix_s == 2000.0
+    assert [each.name for each in (tmp_path / "new").iterdir()] == [f"{ONE.key}.json"]
 
 
 @pytest.mark.parametrize(
-    ("command", "key"),
-    [
-        (["python", "train.py", "--seed", "3"], "/work/train.py"),
-        (["/usr/bin/python3.11", "-u", "sub/../train.py"], "/work/train.py"),
-        (["python", "/abs/train.py"], "/abs/train.py"),
-        (["python3", "-m", "pkg.train", "--lr", "1"], "-m pkg.train"),
-        (["/venv/bin/python", "/venv/bin/rayagi", "train", "Ant-v5"], "rayagi"),
-        (["rayagi", "train", "HalfCheetah-v5"], "rayagi"),
-        (["./train.py"], "/work/train.py"),
-        (["python"], "python"),
-        ([], ""),
-    ],
+    "change",
+    [{"command": ("python", "train.py")}, {"python": "3.12.1"}, {"machine": {"cpu": "Xeon", "cores": 4}}],
 )
-def test_a_program_is_named_by_its_script_module_or_name(command, key):
-    assert program_key(command, Path("/work")) == key
+def test_each_machine_python_and_command_has_a_key_of_its_own(change):
+    assert replace(ONE, **change).key != ONE.key
+    assert replace(ONE, unix_s=5.0, rounds=9).key == ONE.key
 
 
-def test_a_calibration_is_found_again_by_its_program():
-    path = save(STORED)
-    assert find("train.py") == load(path) == STORED
-    assert find("other.py") is None
-    assert STORED.text == (
-        "annotation 410 ns, call 61 ns, measured on 2027-01-15 by 3 rounds whose CPU times spread over 1.2%"
-    )
-
-
-def test_another_machine_has_none(monkeypatch):
-    path = save(STORED)
-    monkeypatch.setattr(calibration_store, "machine", lambda: "another processor")
-    assert find("train.py") is None
-    with pytest.raises(
-        ProfilerError, match="is of another machine, Python or version of rayagi: calibrate here"
-    ):
-        load(path)
+def test_the_one_with_most_arguments_in_common_is_used_then_the_newest(tmp_path):
+    other_steps = replace(ONE, command=("python3.11", "lib/train.py", "--steps", "200"), unix_s=3000.0)
+    other_task = replace(ONE, command=("python", "train.py", "--task", "x"), unix_s=4000.0)
+    other_program = replace(ONE, command=("python", "play.py", "--steps", "100"), unix_s=5000.0)
+    for each in (other_task, other_program):
+        save(each, tmp_path)
+    assert find(PROFILE, tmp_path) == (other_task, "")
+    save(other_steps, tmp_path)
+    assert find(PROFILE, tmp_path) == (other_steps, "")
+    save(ONE, tmp_path)
+    assert find(PROFILE, tmp_path) == (ONE, "")
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda text: text[:40], "is no calibration"),
-        (lambda text: text.replace("61.0", '"cheap"'), "could not convert"),
-        (lambda text: text.replace("61.0", "-1.0"), "a cost outside 0 to 1e9 ns"),
-        (lambda text: text.replace("61.0", "NaN"), "a cost outside"),
-        (lambda text: text.replace('"hooks"', '"hook"'), "'hooks'"),
-        (lambda _: "[]", "is no calibration"),
+        (
+            {"machine": {"cpu": "Xeon", "cores": 8}},
+            "is of another machine (8-core Xeon) than the profile (2-core Xeon)",
+        ),
+        ({"python": "3.12.1"}, "is of another Python (3.12.1) than the profile (3.11.7)"),
     ],
 )
-def test_damage_is_one_sentence(change, reason):
-    path = save(STORED)
-    path.write_text(change(path.read_text()))
-    with pytest.raises(ProfilerError, match=reason) as raised:
-        find("train.py")
-    assert "rayagi profile calibrate" in str(raised.value)
-    assert "\n" not in str(raised.value)
+def test_one_of_another_machine_or_python_is_refused_in_one_sentence(change, reason, tmp_path):
+    path = save(replace(ONE, **change), tmp_path)
+    found, said = choose(PROFILE, None, tmp_path)
+    assert found is None
+    assert reason in said
+    assert said.endswith("Run: rayagi profile calibrate -- python train.py --steps 100")
+    with pytest.raises(ProfilerError) as refused:
+        choose(PROFILE, path, tmp_path / "empty")
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_costs_of_hooks_and_of_the_set_up_by_hand():
-    runs = [
-        Run(Mode.PLAIN, 1000, 0, {}),
-        Run(Mode.READY, 1100, 0, {}),
-        Run(Mode.PLAIN, 1020, 0, {}),
-        Run(Mode.READY, 1140, 0, {}),
-    ]
-    assert setup_ns(runs) == 1120 - 1010
-    assert setup_ns([*runs[:1], Run(Mode.READY, 900, 0, {})]) == 0.0  # noise
-    recorded = Run(Mode.ALL, 10**9, 0, {"call": 10**6, "annotation": 10**5})
-    assert corrected_cpu_ns(recorded, STORED) == 10**9 - 61 * 10**6 - 410 * 10**5 - 2e8
+def test_without_any_the_command_to_run_is_named(tmp_path):
+    found, reason = choose(PROFILE, None, tmp_path / "none")
+    assert found is None
+    assert "no calibration of train is stored. Run: rayagi profile calibrate -- python train.py" in reason
+    assert choose(PROFILE, save(ONE, tmp_path), tmp_path) == (ONE, "")
 
 
-def test_the_table_of_a_validation_has_errors_before_and_after():
-    found = Validation(
-        plain=(90.0, 110.0),
-        instrumented=(120.0, 130.0),
-        corrected=(95.0, 107.0),
-        plain_wall=(50.0, 50.0),
-        instrumented_wall=(60.0, 60.0),
-        corrected_wall=(49.0, 50.0),
-    )
-    cpu, wall = ([cell.strip() for cell in line.split("  ") if cell] for line in validation_lines(found)[1:])
-    assert cpu == ["CPU time", "100 ns +- 14.1%", "125 ns +- 5.7%", "+25.0 %", "101 ns +- 8.4%", "+1.0 %"]
-    assert wall[3::2] == ["+20.0 %", "-1.0 %"]
-
-
-PROGRAM = """
-import math, os, sys, time
-from rayagi import profiler
-if len(sys.argv) > 1:
-    sys.exit(sys.argv[1])
-for _ in range(300):
-    with profiler.iteration(), profiler.operation("learn"):
-        for _ in range(40):
-            math.sqrt(2.0)
-if os.fork() == 0:  # outlives its parent
-    if os.fork() == 0:
-        end = time.process_time() + 0.3
-        while time.process_time() < end:
-            pass
-    os._exit(0)
-"""
-
-
-VALIDATE = ["profile", "validate", "--rounds", "1", "--simulator", "math"]
-
-
-@pytest.fixture
-def program(tmp_path):
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM))
-    return [sys.executable, str(path)]
-
-
-def test_a_round_counts_events_and_the_time_of_orphans(program):
-    results = next(rounds(program, packages_with(["math"]), (*Mode,), 64))
-    runs = {run.mode: run for run, _ in results}
-    assert runs[Mode.PLAIN].counts == runs[Mode.READY].counts == {}
-    assert runs[Mode.CALLS].counts.keys() == {"call"}
-    assert runs[Mode.CALLS].counts["call"] >= 300 * 40
-    # An iteration and an operation in each turn.
-    assert runs[Mode.ALL].counts["annotation"] == 600
-    assert all(run.cpu_ns > 3e8 for run in runs.values())
-    assert all(profile is None for run, profile in results if run.mode in (Mode.PLAIN, Mode.READY))
+def test_profiles_that_do_not_say_their_machine_get_none():
+    """They were recorded by a version that did not write it."""
+    old = profile(process([[]], python="3.11.7"))
+    assert "(2-core Xeon) than the profile (unknown)" in refusal(ONE, recorded_in(old))
+    assert refusal(ONE, recorded_in(replace(old, machine=MACHINE))) == ""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("content", "message"),
     [
-        (["no more data"], r"the program ended with 1 in mode plain; its last lines: .*no more data"),
-        (None, "no-such-program cannot be run"),
+        ("{", "is no calibration of rayagi's profiler, or it is damaged"),
+        ("[]", "is no calibration"),
+        ('{"version": 7}', "is of version 7; this rayagi reads 1"),
+        ('{"version": 1}', "is no calibration"),
     ],
 )
-def test_a_program_that_fails_is_explained(program, arguments, message):
-    command = ["no-such-program"] if arguments is None else [*program, *arguments]
-    with pytest.raises(RunError, match=message):
-        next(rounds(command, packages_with([]), (Mode.PLAIN,), 64))
+def test_damaged_files_are_refused_and_passed_over(content, message, tmp_path):
+    save(ONE, tmp_path)
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(ProfilerError, match=message):
+        load(tmp_path / "bad.json")
+    assert find(PROFILE, tmp_path) == (ONE, "")
+    with pytest.raises(ProfilerError, match=r"none\.json cannot be read"):
+        load(tmp_path / "none.json")
 
 
-def test_a_program_without_native_calls_has_nothing_to_measure():
-    with pytest.raises(RunError, match="called nothing that is intercepted"):
-        next(rounds([sys.executable, "-c", "pass"], packages_with([]), (Mode.CALLS,), 64))
+@pytest.mark.parametrize("cost", [-1.0, float("nan"), 1e13, "much"])
+def test_impossible_costs_are_refused(cost, tmp_path):
+    path = save(ONE, tmp_path)
+    content = json.loads(path.read_text())
+    content["calibration"]["hooks"]["call"] = cost
+    path.write_text(json.dumps(content))
+    with pytest.raises(ProfilerError, match="is no calibration of rayagi's profiler, or it is damaged"):
+        load(path)
 
 
-def test_calibrate_then_report_and_validate(program, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("rayagi.profiler.calibration.LARGEST_SPREAD", 10.0)  # not what is tested
-    monkeypatch.chdir(tmp_path)
-    assert main(["profile", "validate", "--", *program]) == 2
-    assert "was not calibrated here" in capsys.readouterr().err
-    assert main(["profile", "calibrate", "--rounds", "2", "--simulator", "math", "--", *program]) == 0
-    assert "round 2: CPU time plain " in capsys.readouterr().out
-    stored = find(program_key(program, Path.cwd()))
-    assert stored.costs.hooks.keys() == {"call", "annotation"}
-    assert main(["profile", "--simulator", "math", "--out", "recorded", "--", *program]) == 0
-    assert main(["profile", "report", "recorded"]) == 0
-    assert f"is subtracted: {stored.text}" in capsys.readouterr().out
-    assert "is subtracted" in Path("recorded/report.html").read_text()
-    assert main(["profile", "report", "--uncorrected", "recorded"]) == 0
-    assert "subtracted" not in capsys.readouterr().out
-    assert main([*VALIDATE, "--json", "found.json", "--", *program]) == 0
-    found = json.loads(Path("found.json").read_text())["validation"]
-    assert len(found["plain"]) == len(found["corrected"]) == 1
-    assert found["corrected"][0] <= found["instrumented"][0]
-    assert "uninstrumented" in capsys.readouterr().out
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProfilerError, match=r"file.*\.json cannot be written: .*; set XDG_CACHE_HOME"):
+        save(ONE, tmp_path / "file")
 
 
-def test_without_a_program_the_command_says_how(capsys):
-    assert main(["profile", "calibrate"]) == 2
-    assert "rayagi profile calibrate -- python train.py" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("command", "name", "arguments"),
+    [
+        (["python", "a/train.py", "--x"], "train", ["--x"]),
+        (["/usr/bin/python3.11", "-u", "-X", "dev", "train.py", "-m"], "train", ["-m"]),
+        (["python", "-m", "rayagi", "train", "Ant-v5"], "rayagi", ["train", "Ant-v5"]),
+        (["/venv/bin/python", "/venv/bin/rayagi", "train"], "rayagi", ["train"]),
+        (["rayagi", "train"], "rayagi", ["train"]),
+        (["./train.py"], "train", []),
+        (["python", "-c", "print(1)", "2"], "-c print(1)", ["2"]),
+        (["python"], "python", []),
+        ([], "", []),
+    ],
+)
+def test_a_program_is_known_however_it_is_started(command, name, arguments):
+    assert program_of(command) == (name, arguments)
+
+
+def test_the_note_says_which_how_old_and_what(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 1000.0 + 2 * 3600 + 59)
+    assert calibration_line(ONE) == (
+        "Calibration of 1970-01-01 00:16 UTC (2 hours old), of `python train.py --steps 100`: "
+        "call 240.5 ns \N{PLUS-MINUS SIGN} 12 ns."
+    )
+    assert [age(each) for each in (-5, 59, 60, 7200, 86400)] == [
+        *2 * ["less than a minute"],
+        *("1 minute", "2 hours", "1 day"),
+    ]

@@ -74,7 +74,7 @@ def test_tables_and_page_show_it():
     given_profile = two_gmis()
     found, causes, path = breakdown(given_profile), waits(given_profile), critical_path(given_profile)
     sentences = advice(found, causes, path)
-    text = report_text(given_profile, found, causes, path, sentences)
+    text = report_text(given_profile, found, causes, path=path, advice=sentences)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "critical path of 1 iterations with 2 collectives of 2 processes" in lines
     assert "A collect 20 ns 40.0 %" in lines
@@ -84,7 +84,7 @@ def test_tables_and_page_show_it():
         "- collect is 40.0% of the critical path: a tenth less of it makes an iteration 4.0% shorter" in lines
     )
     assert "- all_reduce itself, after the last process has arrived, is 12.0% of the critical path" in lines
-    page = report_page(given_profile, found, causes, timeline(given_profile), path, sentences)
+    page = report_page(given_profile, found, causes, timeline(given_profile), path=path, advice=sentences)
     assert "<h2>Critical path</h2>" in page
     assert "<li>collect is 40.0% of the critical path" in page
 

@@ -62,11 +62,10 @@ class Group:
                 self.consumer(work)
             for work in producers:
                 self.producer(work)
-            deadline = time.monotonic() + 2 * LIMIT_S
+            last_report, num_reports = time.monotonic(), 0
             replaced, notified = set(), set()
             is_over = False  # one may be killed before this loop begins, and is replaced in it
             while not is_over:
-                assert time.monotonic() < deadline, self.state()
                 for end in [*self.consumers, *self.producers]:
                     end.receive(0.001)
                     if end.over and end not in replaced and not end.all_of("left") + end.all_of("drained"):
@@ -74,6 +73,11 @@ class Group:
                         replaced.add(end)
                         start = self.consumer if end in self.consumers else self.producer
                         start(replace(end.work, kill=None, seed=end.work.seed + 1))
+                came = sum(len(end.reports) for end in [*self.consumers, *self.producers])
+                if came != num_reports:
+                    last_report, num_reports = time.monotonic(), came
+                # Without any report, not in all: the machine may be busy, or stand still for a while.
+                assert time.monotonic() < last_report + 2 * LIMIT_S, self.state()
                 if all(end.over for end in self.producers):
                     for end in {*self.consumers} - notified:
                         end.send("last")
@@ -143,6 +147,7 @@ class Group:
         attached = {
             words[shape.queue_word(number) + file_layout.QUEUE_OWNER]
             for number in range(file_layout.MAX_CONSUMERS)
+            if words[shape.queue_word(number) + file_layout.ATTACH_ACK]
         }
         return any(
             file_layout.word_of(end.all_of("endpoint")[0]) in attached
