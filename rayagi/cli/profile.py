@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -106,7 +107,10 @@ def _run_program(program: list[str], environment: dict[str, str]) -> int:
         child = subprocess.Popen(program, env=environment)
         for arrived in early:
             child.send_signal(arrived)
-        return child.wait()
+        while True:
+            # Not for ever: the handler of a signal that comes just before the wait runs only after it.
+            with suppress(subprocess.TimeoutExpired):
+                return child.wait(0.5)
     except OSError as error:
         raise UsageError(f"{program[0]} cannot be run: {error.strerror}") from error
     finally:

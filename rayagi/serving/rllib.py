@@ -134,6 +134,7 @@ def write_episodes(
             folder,
             schema=schema,
             format="parquet",
+            preserve_order=True,  # else threads write batches as they come
             max_rows_per_file=_EPISODES_PER_FILE,
             max_rows_per_group=_EPISODES_PER_GROUP,
             min_rows_per_group=_EPISODES_PER_GROUP,

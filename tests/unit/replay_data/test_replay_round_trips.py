@@ -59,6 +59,14 @@ def test_export_then_import_is_equal(tmp_path, kind, action):
     assert left == sorted([out.name, second.name])
 
 
+def test_many_episodes_keep_their_order(tmp_path):
+    short = trajectories(ends="tut")[1]
+    rows = [{**short, "reward": np.full_like(short["reward"], number)} for number in range(200)]
+    export(store_source(store_of(rows), tmp_path), tmp_path / "out", "rllib")
+    with load(tmp_path / "out") as store:
+        assert [int(each["reward"][0]) for each in content(store)] == [*range(200)]
+
+
 @pytest.mark.parametrize("kind", ["rllib", "minari"])
 def test_a_cut_trajectory_counts_as_truncated(tmp_path, kind):
     needs(kind)
