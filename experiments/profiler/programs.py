@@ -20,17 +20,17 @@ from experiments.peers.run_cleanrl import Loop
 from rayagi import profiler
 
 TASK, SEED = "Ant-v5", 1
-SAC_STEPS = 25
+SAC_STEPS = 10
 """Environment steps of an iteration of SAC, each with a gradient step."""
 
 
 def sb3_ppo(iterations: int) -> None:
-    """Stable-Baselines3's PPO with its defaults, but rollouts of 4 environments x 128 steps."""
+    """Stable-Baselines3's PPO with its defaults, but rollouts of 4 environments x 64 steps."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
 
-    model = PPO("MlpPolicy", make_vec_env(TASK, 4, seed=SEED), n_steps=128, seed=SEED, device="cpu")
-    _learn(model, iterations, 4 * 128)
+    model = PPO("MlpPolicy", make_vec_env(TASK, 4, seed=SEED), n_steps=64, seed=SEED, device="cpu")
+    _learn(model, iterations, 4 * 64)
 
 
 def sb3_sac(iterations: int) -> None:

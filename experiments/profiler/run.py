@@ -23,15 +23,15 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 GOAL = 0.05
 RAYAGI = {
-    "rayagi-ppo": ["Ant-v5", "--num-envs", "32", "--iterations", "40"],
-    "rayagi-sac": ["Ant-v5", "--algorithm", "sac", "--iterations", "400"],
+    "rayagi-ppo": ["Ant-v5", "--num-envs", "16", "--iterations", "40"],
+    "rayagi-sac": ["Ant-v5", "--algorithm", "sac", "--iterations", "300"],
     "rayagi-pixels": [
         *("experiments.pixels.env:PixelReach-v0", "--config", str(ROOT / "experiments/pixels/reach.yaml")),
-        *("--num-envs", "2", "--evaluate-every", "1000", "--iterations", "24"),
+        *("--num-envs", "2", "--evaluate-every", "1000", "--iterations", "20"),
     ],
 }
 """Arguments of ``rayagi train`` with one GMI."""
-PEERS = {"sb3-ppo": 30, "sb3-sac": 40, "cleanrl-ppo": 30, "cleanrl-sac": 40}
+PEERS = {"sb3-ppo": 30, "sb3-sac": 60, "cleanrl-ppo": 21, "cleanrl-sac": 60}
 """Iterations of the programs in programs.py."""
 
 
@@ -51,7 +51,7 @@ def measure(name: str, program: list[str], repetitions: int) -> dict[str, Any]:
         (Path(cache) / "rayagi" / "kernels").symlink_to(kernels)
         environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
         own = [sys.executable, "-m", "rayagi", "profile"]
-        calibrated = _run([*own, "calibrate", "--rounds", "12", "--", *program], environment)
+        calibrated = _run([*own, "calibrate", "--rounds", "30", "--", *program], environment)
         if calibrated.returncode:
             return {"program": name, "failed": calibrated.stderr.strip()}
         print(calibrated.stdout, flush=True)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
@@ -26,6 +30,20 @@ def runner(arguments: argparse.Namespace) -> ProgramRunner:
     return ProgramRunner(arguments.program, packages_with(arguments.simulator), arguments.limit_mb)
 
 
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Within it SIGTERM is an exception, so that the program is ended too, and its traces are deleted."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Calibrate and store it; returns the exit code.
 
@@ -34,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         CalibrationError: the program fails or records nothing, or its CPU time spreads too much.
         ProfilerError: a simulator's module does not exist; the folder of calibrations cannot be written.
     """
-    measured = calibrate(runner(arguments), arguments.rounds, say)
+    with ended_by_sigterm():
+        measured = calibrate(runner(arguments), arguments.rounds, say)
     found = stored(measured, arguments.program)
     path = save(found, default_folder())
     say("\n".join(["", *costs_text(found), "", f"calibration: {path}"]))

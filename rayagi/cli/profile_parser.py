@@ -39,20 +39,24 @@ machine, with this Python; of several calibrations the one with the most argumen
 _CALIBRATE_EXAMPLES = """\
 examples:
   rayagi profile calibrate -- python train.py --steps 20000
-  rayagi profile calibrate -- rayagi train Ant-v5 --gmis 1 --max-iterations 40
-  rayagi profile calibrate --rounds 12 -- python train.py --steps 20000      on a machine that is not quiet
+  rayagi profile calibrate -- rayagi train Ant-v5 --gmis 1 --iterations 40
+  rayagi profile calibrate --rounds 30 -- python train.py --steps 20000      on a machine that is not quiet
 
 Measures what recording an event costs in this program on this machine, in CPU time of all its processes, so that `rayagi
-profile report` can remove it. The program runs once to count events, then in rounds: uninstrumented, with the profiler
-started, and with each kind of event that it has alone:
+profile report` can remove it. The program runs once to count events; then the same work is done uninstrumented and with each
+kind of event that it has alone:
 
   call         an intercepted call of a native function
   annotation   an operation, phase or iteration
   activity     what rayagi's Python code records around its own kernels, collectives and waits
 
-A cost is the difference of the total CPU times, by the number of events. Rounds are repeated until the uninstrumented runs
-of three in a row spread over at most 3 %. The program must end by itself, do the same work each time, and take some 10 to
-30 s: give it a number of steps or iterations, not a time, and no fixed name for its output. It runs at least seven times.
+A cost is the difference of the total CPU times, by the number of events. A program that annotates its iterations, as `rayagi
+train` does, changes between them from one iteration to the next: 30 or more in 10 to 30 s are best, and two runs are often
+enough. Any other program runs again for each, ten times or more, and small costs drown in noise: annotate its iterations.
+
+Rounds are repeated until the uninstrumented times of three in a row spread over at most 3 %, or those of more in a row so
+little that their mean is as well known: six over 4.2 %, twelve over 6 %. The program must end by itself
+and do the same work each time: give it a number of steps or iterations, not a time, and no fixed name for its output.
 """
 _VALIDATE_EXAMPLES = """\
 examples:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
-from rayagi.cli.profile_calibrate import runner
+from rayagi.cli.profile_calibrate import ended_by_sigterm, runner
 from rayagi.profiler.calibration_store import Recorded, choose, default_folder
 from rayagi.profiler.calibration_text import calibration_line, validation_text
 from rayagi.profiler.layout import HOOKS
@@ -24,15 +24,15 @@ def run(arguments: argparse.Namespace) -> int:
         CalibrationError: the program fails.
         ProfilerError: a simulator's module does not exist.
     """
-    program = runner(arguments)
-    first = program(HOOKS)  # fills caches, and says of which Python the program is
-    recorded = Recorded(arguments.program, this_machine(), frozenset({first.python}))
-    used, reason = choose(recorded, None, default_folder())
-    if used is None:
-        raise UsageError(reason)
-    found = validate(
-        program, first, used.calibration, arguments.repetitions, complain if arguments.json else say
-    )
+    with ended_by_sigterm():
+        program = runner(arguments)
+        first = program(HOOKS)  # fills caches, and says of which Python the program is
+        recorded = Recorded(arguments.program, this_machine(), frozenset({first.python}))
+        used, reason = choose(recorded, None, default_folder())
+        if used is None:
+            raise UsageError(reason)
+        report = complain if arguments.json else say
+        found = validate(program, first, used.calibration, arguments.repetitions, report)
     if arguments.json:
         ratios = {name: getattr(found, name) for name in ("overhead", "error", "error_spread", "spread")}
         say(json.dumps({**asdict(found), **ratios, "calibration": asdict(used)}, indent=2))

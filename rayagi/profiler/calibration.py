@@ -23,8 +23,8 @@ from rayagi.profiler.trace import Category, Profile
 
 PROCESS = "process"
 """The profiler's start in a process, beside the kinds of hook: it is no event, and lies before or at imports."""
-LARGEST_SPREAD = 0.03
-"""Standard deviation of the uninstrumented blocks by their mean, above which costs of a few percent are not measurable."""
+FEWEST_ROUNDS, LARGEST_SPREAD = 3, 0.03
+"""Standard deviation by mean of so many uninstrumented blocks, above which costs of a few percent are not measurable."""
 
 _CALLS = tuple(each for each in Category if Category.SIMULATOR <= each <= Category.OTHER_NATIVE)
 """Recorded when they end, by an interception or by Python code."""
@@ -95,6 +95,11 @@ def relative_spread(values: Sequence[float]) -> float:
     return stdev(values) / mean(values) if mean(values) > 0 else math.inf
 
 
+def largest_spread(count: int) -> float:
+    """Of so many blocks: their mean is then as well known as that of three blocks that spread over ``LARGEST_SPREAD``."""
+    return LARGEST_SPREAD * math.sqrt(count / FEWEST_ROUNDS)
+
+
 def delta_calibration(blocks: Sequence[Block], functions: Mapping[str, float] | None = None) -> Calibration:
     """Costs of hooks: what blocks with a hook take longer than those without, by how often it ran (appendix C.1).
 
@@ -112,10 +117,10 @@ def delta_calibration(blocks: Sequence[Block], functions: Mapping[str, float] | 
     if len(plain) < 2:
         raise CalibrationError(f"a calibration needs at least 2 uninstrumented blocks, not {len(plain)}")
     spread = relative_spread(plain)
-    if spread > LARGEST_SPREAD:
+    if spread > largest_spread(len(plain)):
         raise CalibrationError(
             f"CPU times of the {len(plain)} uninstrumented blocks spread over {100 * spread:.1f} %, more than "
-            f"{100 * LARGEST_SPREAD:.0f} %: calibrate again when less else runs, or with longer blocks"
+            f"{100 * largest_spread(len(plain)):.1f} %: calibrate again when less else runs, or with longer blocks"
         )
     groups: dict[frozenset[str], list[Block]] = {}
     for block in blocks:

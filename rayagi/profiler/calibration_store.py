@@ -163,9 +163,18 @@ def choose(recorded: Recorded, path: Path | None, folder: Path) -> tuple[StoredC
         return given, ""
     found, reason = find(recorded, folder)
     if found is None:
-        program = " ".join(recorded.command)[:200]
+        program = " ".join(_without_profile(recorded.command))[:200]
         reason = f"Times include the profiler's own: {reason}. Run: rayagi profile calibrate -- {program}"
     return found, reason
+
+
+def _without_profile(command: Sequence[str]) -> list[str]:
+    """A command of ``rayagi train --profile N`` as it is calibrated: not into a profile of its own."""
+    words = list(command)
+    if program_of(command)[0] == "rayagi" and "--profile" in words:
+        at = words.index("--profile")
+        del words[at : at + 2]
+    return words
 
 
 def find(recorded: Recorded, folder: Path) -> tuple[StoredCalibration | None, str]:

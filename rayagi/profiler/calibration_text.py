@@ -18,7 +18,8 @@ def costs_text(found: StoredCalibration) -> list[str]:
     """A table of costs by kind of hook. What is smaller than its standard error is noise."""
     costs = found.calibration
     rows = [["event", "cost", "standard error", "events of a run", "together"]]
-    for kind, count in sorted(found.counts.items()):
+    counts = {kind: count for kind, count in found.counts.items() if kind != PROCESS or kind in costs.hooks}
+    for kind, count in sorted(counts.items()):
         if kind in costs.hooks:
             cost = costs.hooks[kind]
             error = seconds(costs.errors[kind]) if kind in costs.errors else "-"
@@ -26,8 +27,8 @@ def costs_text(found: StoredCalibration) -> list[str]:
         else:
             rows.append([_event_name(kind), "not measured", "-", f"{count:,}", "-"])
     note = (
-        f"CPU time; {found.rounds} rounds, whose uninstrumented runs spread over {100 * costs.spread:.1f} %. "
-        "Not measured: too few events to matter."
+        f"CPU time; {found.rounds} rounds, whose uninstrumented times spread over {100 * costs.spread:.1f} %. "
+        "What is not measured has too few events to matter."
     )
     return [*aligned(rows, left=1), note]
 

@@ -9,19 +9,21 @@ from statistics import mean, stdev
 from typing import Protocol
 
 from rayagi.profiler.calibration import (
+    FEWEST_ROUNDS,
     LARGEST_SPREAD,
     PROCESS,
     Block,
     Calibration,
     CalibrationError,
     delta_calibration,
+    largest_spread,
     relative_spread,
 )
 from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS
 from rayagi.profiler.program_runs import Run, Variant
 from rayagi.profiler.schedule import SKIPPED_TURNS
 
-FEWEST_ROUNDS, MOST_ROUNDS = 3, 8
+MOST_ROUNDS = 12
 _LARGEST_COST_NS, _SMALLEST_SHARE = 5_000, 0.001
 """A kind of hook is not measured if even at this cost per event it would take less than this share of the CPU time."""
 
@@ -62,7 +64,7 @@ def calibrate(
 
     A first run with all hooks counts events and fills caches. Then come rounds of uninstrumented work and of the same work
     with each kind of hook alone, until the uninstrumented times of the last three rounds or more spread over at most
-    ``LARGEST_SPREAD``; those rounds count. If the program has enough iterations they take turns in one process, which gives
+    ``largest_spread``; those rounds count. If the program has enough iterations they take turns in one process, which gives
     three rounds a run. Otherwise each is a run of its own, and the profiler's start is measured too.
 
     Args:
@@ -114,9 +116,9 @@ def _round(program: Program, variants: Sequence[Variant], *, is_reversed: bool) 
 
 
 def quiet_rounds(rounds: Sequence[Mapping[Variant, Run]]) -> Sequence[Mapping[Variant, Run]]:
-    """As many of the last rounds as have uninstrumented runs that hardly spread; none if they are fewer than three."""
+    """As many of the last rounds as have uninstrumented times that hardly spread; none if they are fewer than three."""
     for first in range(len(rounds) - FEWEST_ROUNDS + 1):
-        if _spread(rounds[first:]) <= LARGEST_SPREAD:
+        if _spread(rounds[first:]) <= largest_spread(len(rounds) - first):
             return rounds[first:]
     return ()
 
@@ -160,9 +162,9 @@ def _spread(rounds: Sequence[Mapping[Variant, Run]]) -> float:
 def _too_noisy(rounds: Sequence[Mapping[Variant, Run]]) -> str:
     spread = f"{100 * _spread(rounds):.1f} %" if len(rounds) > 1 else "an unknown share"
     return (
-        f"CPU times of the uninstrumented runs spread over {spread} in {len(rounds)} rounds, and over more than "
+        f"uninstrumented CPU times spread over {spread} in {len(rounds)} rounds, and over more than "
         f"{100 * LARGEST_SPREAD:.0f} % in any {FEWEST_ROUNDS} in a row: calibrate again when less else runs, with a "
-        "program that does a fixed amount of work, or with more --rounds"
+        "program that does a fixed amount of work and annotates its iterations, or with more --rounds"
     )
 
 

@@ -22,7 +22,7 @@ _INTERVAL_S = 0.1
 """Between two readings of /proc: how much of its last time can be missing of a process that nobody waits for."""
 _GRACE_S = 10.0
 """How long to wait for processes that outlive the program."""
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
@@ -87,7 +87,8 @@ def _ignores_children(pid: int) -> bool:
 def run_program(program: list[str], environment: dict[str, str]) -> dict[str, int]:
     """Run it and everything that it starts to the end; returns its ``code``, ``cpu_ns`` and ``wall_ns``.
 
-    SIGTERM is passed on. Processes that outlive the program by ten seconds are left running.
+    SIGTERM is passed on, and sent when the caller dies. Processes that outlive the program by ten seconds are left running,
+    and not counted.
 
     Raises:
         OSError: it cannot be run.
@@ -97,6 +98,7 @@ def run_program(program: list[str], environment: dict[str, str]) -> dict[str, in
     no_input = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     child = os.posix_spawnp(program[0], program, environment, file_actions=no_input)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(child, number))
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     status, end, deadline = None, start, None
     while deadline is None or time.monotonic() < deadline:
         tree.read()

@@ -134,8 +134,9 @@ class Session:
                 self._switch(OFF)
 
     def _set_hooks(self, hooks: frozenset[str]) -> None:
-        self._interception.switch(_call_hook(self._recorder) in hooks)
-        _process.set_session(self, hooks)
+        if _process.session is self:
+            self._interception.switch(_call_hook(self._recorder) in hooks)
+            _process.set_session(self, hooks)
 
     def _switch(self, mode: int) -> None:
         if mode == self._mode:

