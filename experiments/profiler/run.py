@@ -23,15 +23,15 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 GOAL = 0.05
 RAYAGI = {
-    "rayagi-ppo": ["Ant-v5", "--num-envs", "16", "--iterations", "40"],
-    "rayagi-sac": ["Ant-v5", "--algorithm", "sac", "--iterations", "300"],
+    "rayagi-ppo": ["Ant-v5", "--num-envs", "16", "--iterations", "30"],
+    "rayagi-sac": ["Ant-v5", "--algorithm", "sac", "--iterations", "200"],
     "rayagi-pixels": [
         *("experiments.pixels.env:PixelReach-v0", "--config", str(ROOT / "experiments/pixels/reach.yaml")),
-        *("--num-envs", "2", "--evaluate-every", "1000", "--iterations", "20"),
+        *("--num-envs", "2", "--evaluate-every", "1000", "--iterations", "16"),
     ],
 }
 """Arguments of ``rayagi train`` with one GMI."""
-PEERS = {"sb3-ppo": 30, "sb3-sac": 60, "cleanrl-ppo": 21, "cleanrl-sac": 60}
+PEERS = {"sb3-ppo": 30, "sb3-sac": 48, "cleanrl-ppo": 21, "cleanrl-sac": 48}
 """Iterations of the programs in programs.py."""
 
 

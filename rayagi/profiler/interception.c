@@ -173,6 +173,17 @@ static PyObject *py_restore(PyObject *module, PyObject *ignored) {
     Py_RETURN_NONE;
 }
 
+/* switch_calls(on): put the trampolines of all swapped definitions in or out, without forgetting them. */
+static PyObject *py_switch_calls(PyObject *module, PyObject *flag) {
+    int on = PyObject_IsTrue(flag);
+    for (int i = 0; i < num_calls; i++) {
+        PyCFunction original = (PyCFunction)(void *)calls[i].original, trampoline = (PyCFunction)(void *)trampolines[i];
+        if (calls[i].is_swapped && calls[i].definition->ml_meth == (on ? original : trampoline))
+            calls[i].definition->ml_meth = on ? trampoline : original;
+    }
+    Py_RETURN_NONE;
+}
+
 #define INTERCEPTION_METHODS                                                                                      \
     {"swap", py_swap, METH_VARARGS, NULL}, {"swap_items", py_swap_items, METH_VARARGS, NULL},                     \
-    {"restore", py_restore, METH_NOARGS, NULL}, {"restore_items", py_restore_items, METH_O, NULL}
+    {"switch_calls", py_switch_calls, METH_O, NULL}, {"restore", py_restore, METH_NOARGS, NULL}, {"restore_items", py_restore_items, METH_O, NULL}

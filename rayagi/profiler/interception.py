@@ -85,7 +85,7 @@ class Interception:
 
     Attributes:
         counts: by package, functions that are recorded and those for which no trampoline was left
-        keeps: False: undoes each interception at once, to measure what installing alone costs
+        keeps: False: switches each interception off at once, to measure what installing alone costs
     """
 
     def __init__(
@@ -113,33 +113,42 @@ class Interception:
         """Undo it. Copies of a wrapper that the program has made go on, but record nothing."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
-        self._undo()
-
-    def switch(self, keeps: bool) -> None:
-        """Put everything back, or intercept again what is imported."""
-        self.keeps = keeps
-        self._undo()
-        if keeps:
-            for package in self._packages:
-                if package in sys.modules:
-                    self._install(package)
-
-    def _undo(self) -> None:
         native: Any = self._recorder
         if hasattr(native, "restore"):
             native.restore()
-            for each in _tensor_types():
-                native.restore_items(each)
+            self._switch_items(False)
         for module, name, original, wrapper in self._wrapped:
             if vars(module).get(name) is wrapper:
                 setattr(module, name, original)
         self._wrapped.clear()
 
+    def switch(self, keeps: bool) -> None:
+        """Take all interceptions out, or put them in again. It is cheap, so that what follows does not pay for it."""
+        self.keeps = keeps
+        native: Any = self._recorder
+        if hasattr(native, "switch_calls"):
+            native.switch_calls(keeps)
+            self._switch_items(keeps)
+        for module, name, original, wrapper in self._wrapped:
+            if vars(module).get(name) is (original if keeps else wrapper):
+                setattr(module, name, wrapper if keeps else original)
+
+    def _switch_items(self, keeps: bool) -> None:
+        """Indexing of tensors; of types that are subclasses by now, too."""
+        native: Any = self._recorder
+        if not keeps:
+            for each in _tensor_types():
+                native.restore_items(each)
+        elif "torch" in self.counts:
+            get_name, set_name = self._intern_all(["Tensor.__getitem__", "Tensor.__setitem__"])
+            for each in _tensor_types():
+                native.swap_items(each, get_name, set_name, Category.BACKEND)
+
     def _intercept(self, package: str) -> None:
         """A package that has been imported, or has imported another extension module."""
         self._install(package)
         if not self.keeps:
-            self._undo()
+            self.switch(False)
 
     def _install(self, package: str) -> None:
         if not hasattr(self._recorder, "swap"):
@@ -156,9 +165,7 @@ class Interception:
         count["recorded"] += results.count(1)
         count["too_many"] = results.count(-1)
         if package == "torch":
-            get_name, set_name = self._intern_all(["Tensor.__getitem__", "Tensor.__setitem__"])
-            for each in _tensor_types():
-                native.swap_items(each, get_name, set_name, Category.BACKEND)
+            self._switch_items(True)
 
     def _wrap(self, package: str) -> None:
         """In Python: the few calls of a simulator, in every module of the package that names them."""

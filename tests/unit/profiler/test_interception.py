@@ -4,6 +4,7 @@ import _functools
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 from collections import Counter
 
@@ -118,6 +119,7 @@ def test_leaving_the_profile_undoes_everything(tmp_path):
 UNAWARE = """
 import pickle
 import sys
+import textwrap
 
 import torch
 
@@ -228,6 +230,7 @@ def test_a_fork_within_a_call_records_it_in_the_parent_only(tmp_path):
 
 LATER = """
 import sys
+import textwrap
 from importlib.machinery import ExtensionFileLoader, PathFinder
 from rayagi import profiler
 name = "_bisect" if "_bisect" not in sys.modules else "_lsprof"
@@ -307,3 +310,24 @@ def test_finders_without_find_spec_are_left_out(monkeypatch):
     finder = _Finder(["torch"], lambda _package: None)
     monkeypatch.setattr(sys, "meta_path", [finder, object(), *sys.meta_path])
     assert finder.find_spec("torch.no_such_module", []) is None
+
+
+def test_interceptions_are_switched_off_and_on_as_they_were(tmp_path):
+    """Between turns of a calibration: neither functions nor tensors' indexing are recorded, and then both again."""
+    code = """
+    import sys, torch
+    from rayagi.profiler import profile
+
+    with profile(sys.argv[1]) as session:
+        values = torch.ones(3)
+        for is_on in (True, False, True):
+            session._interception.switch(is_on)
+            values[0]
+            torch.add(values, 1)
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "p")], check=True, timeout=100
+    )
+    (process,) = read_profile(tmp_path / "p").processes
+    names = [process.name_of(int(event["name"])) for event in process.threads[0].events[2:]]
+    assert names == ["torch.ones", *2 * ["Tensor.__getitem__", "torch.add"]]
