@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import mean, stdev
 from typing import Protocol
@@ -24,8 +24,10 @@ from rayagi.profiler.program_runs import Run, Variant
 from rayagi.profiler.schedule import SKIPPED_TURNS
 
 MOST_ROUNDS = 12
-_LARGEST_COST_NS, _SMALLEST_SHARE = 5_000, 0.001
-"""A kind of hook is not measured if even at this cost per event it would take less than this share of the CPU time."""
+LARGEST_COSTS_NS = {CALL: 1_000.0, ANNOTATION: 5_000.0, ACTIVITY: 5_000.0}
+"""What an event can cost: some hundred instructions with cold caches; Python's dozens of steps. More is noise."""
+_SMALLEST_SHARE = 0.001
+"""A kind of hook is not measured if even at its largest cost it would take less than this share of the CPU time."""
 
 Report = Callable[[str], None]
 
@@ -84,7 +86,9 @@ def calibrate(
         )
     report(f"with all hooks: {_seconds(first)}; {_events(first.counts)}; {first.iterations:,} iterations")
     measured = [
-        kind for kind in kinds if first.counts[kind] * _LARGEST_COST_NS >= _SMALLEST_SHARE * first.cpu_ns
+        kind
+        for kind in kinds
+        if first.counts[kind] * LARGEST_COSTS_NS[kind] >= _SMALLEST_SHARE * first.cpu_ns
     ]
     if few := [kind for kind in kinds if kind not in measured]:
         report(f"too few events to cost anything: {', '.join(few)}")
@@ -101,7 +105,20 @@ def calibrate(
         for number, each in enumerate(new, start=len(rounds) + 1):
             report(f"round {number}: " + ", ".join(f"{_label(v)} {_seconds(run)}" for v, run in each.items()))
         rounds += new
-    return Measured(costs_of(quiet), first.counts, len(quiet), first.python)
+    found = costs_of(quiet)
+    for kind, limit in LARGEST_COSTS_NS.items():
+        if found.hooks.get(kind, 0.0) > limit:
+            report(
+                f"{kind}: {found.hooks[kind]:,.0f} ns measured, which is noise: the most that it can cost, {limit:,.0f} ns, "
+                "counts; calibrate again when less else runs"
+            )
+    return Measured(_limited(found), first.counts, len(quiet), first.python)
+
+
+def _limited(found: Calibration) -> Calibration:
+    """Costs of at most ``LARGEST_COSTS_NS``."""
+    hooks = {kind: min(ns, LARGEST_COSTS_NS.get(kind, ns)) for kind, ns in found.hooks.items()}
+    return replace(found, hooks=hooks)
 
 
 def _can_take_turns(run: Run, num_variants: int) -> bool:

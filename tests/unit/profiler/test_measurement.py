@@ -62,6 +62,22 @@ def test_rounds_go_on_until_three_in_a_row_are_quiet():
     assert found.calibration.errors[PROCESS] == pytest.approx(10e6 / 3**0.5)
 
 
+def test_a_cost_that_no_hook_can_have_is_limited():
+    """200 ms over 20,000 calls are 10 us each: noise of a machine, of which 1 us counts; the start has no limit."""
+
+    def program(hooks):
+        calls = 20_000 if hooks and "call" in hooks else 0
+        start = START_NS if hooks is not None else 0
+        return Run(
+            PLAIN_NS + start + 10_000 * calls, counts={PROCESS: 1, "call": calls} if calls else {PROCESS: 1}
+        )
+
+    lines = []
+    found = calibrate(program, report=lines.append)
+    assert found.calibration.hooks == pytest.approx({PROCESS: START_NS, "call": 1_000})
+    assert any("call: 10,000 ns measured, which is noise" in line for line in lines)
+
+
 def test_more_rounds_may_spread_more():
     """Of 0.96 and 1.04 in turns, three spread over 4.7 %, six over 4.4 % (at most 4.2), seven over 4.3 % (at most 4.6)."""
     assert calibrate(Program([0.96, 1.04] * 4)).rounds == 7
