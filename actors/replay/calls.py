@@ -67,6 +67,15 @@ def _descend(
     return store.descend(_known(store, tree), levels, numbers, targets)[:5]
 
 
+def _draw(store: ReplayStore, tree: int, n: int, *numbers: int) -> tuple[NDArray[Any] | None, ...]:
+    if store.num_shards != 1 or not 1 <= n <= MOST_ROWS or len(numbers) != 4:
+        raise ReplayError(
+            f"{n} rows of a table of {store.num_shards} shards by {len(numbers)} numbers were requested: give 1 to "
+            f"{MOST_ROWS}, four numbers, and ask the only shard of a table"
+        )
+    return store.draw(_known(store, tree), n, *numbers)
+
+
 def _leaves(store: ReplayStore, tree: int) -> tuple[NDArray[np.uint8], Floats]:
     rows, leaves = store.leaves(_known(store, tree))
     return rows.view(np.uint8), leaves
@@ -95,6 +104,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "rows": len,
     "edges": _edges,
     "descend": _descend,
+    "draw": _draw,
     "candidates": _candidates,
     "leaves": _leaves,
     "mark": lambda store, indices, generations: store.mark(Keys(indices, generations)),

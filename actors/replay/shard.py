@@ -21,7 +21,7 @@ from collectives.closing import ClosesOnExit
 from collectives.rendezvous import host_identity
 
 _logger = logging.getLogger(__name__)
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the messages. Increment it with every change of ``wire`` or ``calls``."""
 _HELLO_S, _HELLO_BYTES = 10.0, 1024
 """Of a peer that has not said the token."""

@@ -26,6 +26,7 @@ from actors.replay.tree import Edges, Floats, Integers, descend, merge, targets_
 
 Exchange = Callable[[Any], list[Any]]
 """Given this rank's value, returns the values of all shards in order: an all-gather."""
+_ALL_LOST = "nothing can be selected: all shards of the table are lost"
 
 
 class Table(Protocol):
@@ -98,6 +99,8 @@ class ShardedTable(ABC):
         Raises:
             ReplayError: nothing can be selected, or all shards are lost.
         """
+        if self.num_shards == 1:
+            return self._draw_from_only_shard(tree, n, *numbers)
         seed, stream, round_, draw = numbers
         u = Numbers(seed, draw, round_).uniforms(stream, 0, n)
         while (found := self._draw(tree, u)) is None:
@@ -105,6 +108,13 @@ class ShardedTable(ABC):
         # A target whose row has lost its weight since the shards told their edges ends in another: not a draw of it.
         accepted = self.mark(Keys(found.indices, found.generations)) & (found.weights > 0)
         return found._replace(accepted=accepted)
+
+    def _draw_from_only_shard(self, tree: int, n: int, *numbers: int) -> Drawn:
+        """The same rows by one request: there are no edges to merge, and the shard counts what it draws."""
+        answers = self.ask("draw", self._everywhere(tree, n, *numbers))
+        if not answers:
+            raise ReplayError(_ALL_LOST)
+        return Drawn(*answers[0])
 
     def _draw(self, tree: int, u: Floats) -> Drawn | None:
         """One attempt; None if a shard was lost between the two questions."""
@@ -136,7 +146,7 @@ class ShardedTable(ABC):
         """The groups that shards share, the root's included, and the sum of all leaves."""
         edges = [Edges(*found) for found in self.ask("edges", self._everywhere(tree)).values()]
         if not edges:
-            raise ReplayError("nothing can be selected: all shards of the table are lost")
+            raise ReplayError(_ALL_LOST)
         groups = merge(edges)
         return groups, total(groups[len(edges[0].first) - 1, 0])
 
@@ -144,7 +154,7 @@ class ShardedTable(ABC):
         """The k rows with the least keys of all shards; of equal ones, the least index."""
         found = self.ask("candidates", self._everywhere(tuple(order), k, tuple(numbers), taken))
         if not found:
-            raise ReplayError("nothing can be selected: all shards of the table are lost")
+            raise ReplayError(_ALL_LOST)
         return Candidates.merge([Candidates(*columns) for columns in found.values()], k)
 
     def mark(self, keys: Keys) -> NDArray[np.bool_]:

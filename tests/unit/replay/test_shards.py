@@ -34,6 +34,7 @@ from actors.replay import (
     select,
     select_centralised,
 )
+from actors.replay.shard import PROTOCOL
 from actors.replay.table import LocalShards
 from actors.replay.wire import WireError, receive, send
 from collectives.rendezvous import poll
@@ -82,10 +83,16 @@ def columns(selection):
     )
 
 
-HOSTS = [["away"], ["here", "away"], ["away", "here", "away"], ["away", "here", "here", "away", "here"]]
+HOSTS = [
+    ["away"],
+    ["here"],
+    ["here", "away"],
+    ["away", "here", "away"],
+    ["away", "here", "here", "away", "here"],
+]
 
 
-@pytest.mark.parametrize("hosts", HOSTS, ids=len)
+@pytest.mark.parametrize("hosts", HOSTS, ids=" ".join)
 def test_the_list_and_the_batch_are_those_of_one_store(served, hosts):
     (whole,) = shards_of(ROWS, 1, SELECTORS, LENGTHS, PRIORITIES, np.arange(ROWS) % 7)
     table, _ = served(*hosts)
@@ -423,16 +430,30 @@ def test_shards_far_beyond_two_to_the_31_rows_are_drawn_from():
 
 def test_a_row_that_has_lost_its_weight_during_a_draw_is_not_drawn():
     """Between the two questions of a draw, all weights but that of row 5 become 0."""
-    (store,) = shards_of(8, 1, (Prioritized(),))
-    rows = Keys(np.arange(8), np.ones(8, np.uint64))
+    stores = shards_of(8, 2, (Prioritized(),))
 
     class Changing(LocalShards):
         def ask(self, call, arguments):
             if call == "descend":
-                store.update_priorities(rows, np.where(rows.indices == 5, 1.0, 0.0))
+                for store in stores:
+                    rows = Keys(store.base + np.arange(4), np.ones(4, np.uint64))
+                    store.update_priorities(rows, np.where(rows.indices == 5, 1.0, 0.0))
             return super().ask(call, arguments)
 
-    assert set(select(Changing([store]), Prioritized(), 30, seed=0, draw=0).keys.indices.tolist()) == {5}
+    assert set(select(Changing(stores), Prioritized(), 30, seed=0, draw=0).keys.indices.tolist()) == {5}
+
+
+def test_the_only_shard_draws_by_one_request():
+    calls = []
+
+    class Watched(LocalShards):
+        def ask(self, call, arguments):
+            calls.append(call)
+            return super().ask(call, arguments)
+
+    table = Watched(shards_of(8, 1, (Prioritized(),)))
+    select(table, Prioritized(), 30, seed=0, draw=0)
+    assert calls == ["draw"]
 
 
 @pytest.mark.parametrize(
@@ -463,7 +484,7 @@ def test_requests_that_no_client_makes_are_refused(served):
     table, (shard, _) = served("away", "away")
     host, token = shard.address.removeprefix("replay://").split("/")
     with socket.create_connection((host.split(":")[0], int(host.split(":")[1]))) as connection:
-        send(connection, [token, 2, "away"])
+        send(connection, [token, PROTOCOL, "away"])
         assert receive(connection)["rows"] == 15
         integers, reals = np.array([0]), np.array([0.5])
         for request in (
@@ -477,6 +498,7 @@ def test_requests_that_no_client_makes_are_refused(served):
             ["descend", [0, np.array([1]), np.array([2**61]), reals]],
             ["descend", [0, integers, integers, np.zeros(10**6)]],
             ["descend", [0, np.zeros(0, np.int64), np.zeros(0, np.int64), reals]],
+            ["draw", [0, 5, 0, 0, 0, 0]],  # of a table of two shards
             ["gather", [integers, np.array([1], np.uint64), integers, [["obs", 2**63 - 1, 5, "tail", ""]]]],
             ["mark", [np.array([99]), np.array([1], np.uint64)]],
             ["gather", [integers, np.array([1], np.uint64), integers, [["nothing", 0, 1, "tail", ""]]]],
@@ -486,6 +508,23 @@ def test_requests_that_no_client_makes_are_refused(served):
             send(connection, request)
             assert "error" in receive(connection), request
     assert len(table) == ROWS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[0, 0, 0, 0, 0, 0], [0, -1, 0, 0, 0, 0], [9, 5, 0, 0, 0, 0], [0, 5, 0], [0, 2**60, 0, 0, 0, 0]],
+)
+def test_draws_that_no_client_requests_are_refused(arguments):
+    (store,) = shards_of(8, 1, (Prioritized(),))
+    with ReplayShard(store, host_id="away") as shard:
+        host, token = shard.address.removeprefix("replay://").split("/")
+        with socket.create_connection((host.split(":")[0], int(host.split(":")[1]))) as connection:
+            send(connection, [token, PROTOCOL, "away"])
+            receive(connection)
+            send(connection, ["draw", arguments])
+            assert "error" in receive(connection)
+            send(connection, ["rows", []])
+            assert receive(connection)["result"] == 8
 
 
 def test_a_closed_table_says_so_and_leaves_no_thread_or_descriptor(served):
