@@ -208,17 +208,28 @@ def _resources() -> Counter[str]:
     found = Counter(
         "mapping" for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:" in line
     )
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:  # the one that listed them
-            continue
-        found[f"descriptor {target.split(':')[0]}"] += 1
-    found["descriptor socket"] -= get_failure_detector_server(
-        _ADDRESS
-    ).num_subscribers  # of others, who watch this process
+    found += _descriptors()
     found["thread"] = len(os.listdir("/proc/self/task"))
     return found
+
+
+def _descriptors() -> Counter[str]:
+    """Descriptors of each kind, without the connections of others, who watch this process."""
+    server = get_failure_detector_server(_ADDRESS)
+    while True:
+        watching = server.num_subscribers
+        found: Counter[str] = Counter()
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+            except FileNotFoundError:  # the one that listed them
+                continue
+            found[f"descriptor {target.split(':')[0]}"] += 1
+        if (
+            server.num_subscribers == watching
+        ):  # else one that came meanwhile is subtracted, but was not counted
+            found["descriptor socket"] -= watching
+            return found
 
 
 def _left_behind(clean: Counter[str]) -> str:
