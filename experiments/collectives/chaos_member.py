@@ -225,9 +225,8 @@ def _descriptors() -> Counter[str]:
             except FileNotFoundError:  # the one that listed them
                 continue
             found[f"descriptor {target.split(':')[0]}"] += 1
-        if (
-            server.num_subscribers == watching
-        ):  # else one that came meanwhile is subtracted, but was not counted
+        # If their number changed, one that came meanwhile would be subtracted, but was not counted.
+        if server.num_subscribers == watching:
             found["descriptor socket"] -= watching
             return found
 

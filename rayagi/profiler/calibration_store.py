@@ -170,8 +170,10 @@ def choose(recorded: Recorded, path: Path | None, folder: Path) -> tuple[StoredC
 
 def _without_profile(command: Sequence[str]) -> list[str]:
     """A command of ``rayagi train --profile N`` as it is calibrated: not into a profile of its own."""
-    words = list(command)
-    if program_of(command)[0] == "rayagi" and "--profile" in words:
+    if program_of(command)[0] != "rayagi":
+        return list(command)
+    words = [word for word in command if not word.startswith("--profile=")]
+    if "--profile" in words:
         at = words.index("--profile")
         del words[at : at + 2]
     return words

@@ -87,8 +87,9 @@ def test_without_any_the_command_to_run_is_named(tmp_path):
     assert choose(PROFILE, save(ONE, tmp_path), tmp_path) == (ONE, "")
 
 
-def test_a_training_run_is_not_calibrated_with_a_profile_of_its_own(tmp_path):
-    command = ("python", "bin/rayagi", "train", "Ant-v5", "--profile", "3", "--seed", "1")
+@pytest.mark.parametrize("option", [("--profile", "3"), ("--profile=3",)])
+def test_a_training_run_is_not_calibrated_with_a_profile_of_its_own(option, tmp_path):
+    command = ("python", "bin/rayagi", "train", "Ant-v5", *option, "--seed", "1")
     assert choose(replace(PROFILE, command=command), None, tmp_path)[1].endswith(
         "calibrate -- python bin/rayagi train Ant-v5 --seed 1"
     )
