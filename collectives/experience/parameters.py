@@ -59,7 +59,7 @@ class ReadableParameterStore(Protocol):
 class ParameterStore(ClosesOnExit):
     """One owner publishes; any number of processes of the host read. Not thread-safe.
 
-    The tensors that are published, and those that are read into, may be on a device. [unverified on GPU]
+    The tensors that are published, and those that are read into, may be on a device.
 
     ::
 

@@ -12,7 +12,7 @@ A control transport in shared memory among the same members provides the barrier
 and compares the calls.
 
 The same code runs on CPU tensors through torch's shared memory, for tests without a GPU.
-[unverified on GPU] handles between MPS clients, waiting for the stream, speed.
+[unverified on GPU] handles between MPS clients.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MIN_SCRATCH_BYTES = 2**20
 
 
 def connect(group: TransportGroup) -> DeviceTransport:
-    """Connect the members of one GPU. [unverified on GPU]
+    """Connect the members of one GPU.
 
     Raises:
         CommunicatorError: they cannot share host memory.
@@ -207,7 +207,8 @@ class DeviceTransport:
         for part in parts[1:]:
             combine(total, part, out=total)
         if op == "mean":
-            total.div_(self.world_size)
+            # Divided by a tensor of the device: by a number of the host, CUDA multiplies by its rounded reciprocal.
+            total.div_(torch.full((), self.world_size, dtype=total.dtype, device=total.device))
         views[self.rank][begin:end].copy_(total)
 
     def _gather_shares(self, views: Sequence[Tensor], tensor: Tensor | None) -> None:
@@ -247,7 +248,7 @@ class DeviceTransport:
             self._synchronize()
 
     def _synchronize(self) -> None:
-        """Wait until the device has finished this thread's work. [unverified on GPU]"""
+        """Wait until the device has finished this thread's work."""
         if self._device.type != "cuda":
             return
         with torch.cuda.device(self._device):

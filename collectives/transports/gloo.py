@@ -294,7 +294,7 @@ class GlooTransport:
 
     @contextmanager
     def _staged(self, tensor: Tensor) -> Iterator[Tensor]:
-        """A copy on the host, copied back unless an error is raised. [unverified on GPU]"""
+        """A copy on the host, copied back unless an error is raised."""
         size = tensor.numel() * tensor.element_size()
         if self._stage.numel() < size:
             self._stage = torch.empty(max(size, 2 * self._stage.numel()), dtype=torch.uint8)

@@ -1,8 +1,8 @@
-"""MPS backend: NVIDIA's Multi-Process Service runs processes concurrently on one GPU. [unverified on GPU]
+"""MPS backend: NVIDIA's Multi-Process Service runs processes concurrently on one GPU.
 
 One daemon per GPU, since a fatal fault of one client ends every client of the same server. Shares are static SM partitions
-if driver and GPU support them (Ampere, CUDA 13.1). Otherwise they are active thread percentages: a limit, not a reservation.
-Both limit device memory (GMI-DRL §2.2, §3.3).
+if driver and GPU support them (Ampere, CUDA 13.1) [unverified on GPU]. Otherwise they are active thread percentages:
+a limit, not a reservation. Both limit device memory (GMI-DRL §2.2, §3.3).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Client of NVIDIA's MPS control daemon. One daemon per GPU, with its own folder. [unverified on GPU]
+"""Client of NVIDIA's MPS control daemon. One daemon per GPU, with its own folder.
 
 Commands and responses follow NVIDIA's "MPS v2 Interface" (Multi-Process Service), the default of every driver since Volta.
 Every call has a time limit.
@@ -37,6 +37,9 @@ INSTALL = (
     "Install the utilities of NVIDIA's driver (nvidia-compute-utils), start the container with "
     "NVIDIA_DRIVER_CAPABILITIES=compute,utility, or use backend='direct'"
 )
+
+UNKNOWN_OPTION = "Unrecognized option"
+"""Output of a control program that is too old for an option."""
 
 NO_DAEMON = "Cannot find MPS control daemon"
 """Output of the control program if no daemon listens."""
@@ -114,9 +117,14 @@ class MpsDaemon:
                 stderr=output,
                 start_new_session=True,
             )
+        # A control program that does not know an option prints its usage and ends with 0: no daemon then runs.
+        output_text = start_log.read_text(errors="replace")
+        if UNKNOWN_OPTION in output_text:
+            problem = "the control program does not know one of these options"
+            raise PartitionError(f"`{' '.join(command)}` for {gpu_uuid}", problem, self._see_log())
         if result is None or result.returncode != 0:
             why = "did not return" if result is None else f"ended with exit code {result.returncode}"
-            last = last_line(start_log.read_text(errors="replace"))
+            last = last_line(output_text)
             raise PartitionError(f"`{' '.join(command)}` for {gpu_uuid}", f"{why}: {last}", self._see_log())
         self._wait_until(self._is_responding, START_LIMIT_S, "start")
 
@@ -157,7 +165,7 @@ class MpsDaemon:
             self.send_command(f"terminate_client {server} {client}")
 
     def add_partition(self, gpu_uuid: str, chunks: int) -> str:
-        """Create a static SM partition; returns its name, for CUDA_MPS_SM_PARTITION.
+        """Create a static SM partition; returns its name, for CUDA_MPS_SM_PARTITION. [unverified on GPU]
 
         Raises:
             PartitionError: the daemon does not know the command, or has too few free chunks.

@@ -1,7 +1,7 @@
 """Backends that change nothing on the host: nothing to partition, nothing to undo.
 
 cpu: a slice is a set of cores; affinity pins the process, and every thread pool has the slice's size. direct: processes
-share a whole GPU by the driver's time slicing, without limits [unverified on GPU]. green (green.py) derives from direct.
+share a whole GPU by the driver's time slicing, without limits. green (green.py) derives from direct.
 """
 
 from __future__ import annotations

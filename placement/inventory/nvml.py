@@ -241,7 +241,7 @@ def _mps_running(nvml: Any, handle: Any, processes: tuple[GpuProcess, ...]) -> b
 def _process_name(nvml: Any, pid: int) -> str | None:
     try:
         name = if_supported(nvml, nvml.nvmlSystemGetProcessName, pid)
-    except (nvml.NVMLError_NotFound, nvml.NVMLError_InvalidArgument):  # it has ended
+    except (nvml.NVMLError_NotFound, nvml.NVMLError_NoData, nvml.NVMLError_InvalidArgument):  # it has ended
         return None
     return None if name is None else os.path.basename(text(name))
 

@@ -34,7 +34,7 @@ class CollectorProgram:
     A rollout starts once a slot is free. A slot is freed after the learner has trained on its rollout and published the
     resulting parameters. So ``slots`` outstanding rollouts mean a policy lag of at most ``slots`` - 1.
 
-    On a GPU slice the network is on the GPU; physics and channels stay on the host. [unverified on GPU]
+    On a GPU slice the network is on the GPU; physics and channels stay on the host.
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:

@@ -37,7 +37,7 @@ from rayagi.native.denormals import flushed_denormals
 class RolloutLearner(MergedLearner[SpecT]):
     """Implements actors.roles.Learner except the update itself (``_update``). It trains the policy's own model.
 
-    On a GPU slice the networks are on the GPU; rollouts of other GMIs arrive in host memory. [unverified on GPU]
+    On a GPU slice the networks are on the GPU; rollouts of other GMIs arrive in host memory.
     """
 
     updater: GradientUpdater[SpecT]

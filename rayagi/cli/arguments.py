@@ -56,3 +56,8 @@ def seed_argument(text: str) -> int:
 duration_argument = checked(parse_duration_s)
 count_argument = checked(parse_count)
 bytes_argument = checked(parse_bytes)
+
+
+def skip_argument(text: str) -> int:
+    """Parse a count that may be 0."""
+    return 0 if text == "0" else count_argument(text)

@@ -251,6 +251,11 @@ def _add_search(commands: Any) -> None:
         "--cache", type=Path, metavar="DIR", help="measurements (default ~/.cache/rayagi/search)"
     )
     group.add_argument("--out", type=Path, metavar="DIR", help="figures (default runs/search-TASK)")
+    group.add_argument(
+        "--explain",
+        action="store_true",
+        help="then profile the best and the second, and show where their time differs; with a local Ray",
+    )
     group.add_argument("--json", action="store_true", help="print the result as JSON, progress on stderr")
 
 

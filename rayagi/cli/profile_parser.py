@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rayagi.cli.arguments import add_command, count_argument
+from rayagi.cli.arguments import add_command, count_argument, skip_argument
 from rayagi.profiler.measurement import MOST_ROUNDS
 from rayagi.profiler.session import DEFAULT_LIMIT_MB
 
@@ -93,7 +93,7 @@ def add_profile(commands: Any) -> None:
         "--iterations", type=count_argument, metavar="N", help="record N iterations (default: everything)"
     )
     parser.add_argument(
-        "--skip", type=count_argument, default=0, metavar="N", help="iterations before them (default 0)"
+        "--skip", type=skip_argument, default=0, metavar="N", help="iterations before them (default 0)"
     )
     more = parser.add_subparsers(
         metavar="COMMAND", prog="rayagi profile", title="with a recorded profile, or a program again"

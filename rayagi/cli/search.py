@@ -9,8 +9,11 @@ from pathlib import Path
 from placement.errors import counted
 from placement.search import Trial, TrialFailure, TrialMeasurement
 from placement.text import aligned
+from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
+from rayagi.cli.search_explain import explain, explanation_text
 from rayagi.cli.settings import machine_of_run, refuse_unmeasured, spec_from
+from rayagi.coordinator.cluster import starts_local
 from rayagi.coordinator.searching import SearchResult, SearchSettings, search
 from rayagi.planning import usable_machine
 from rayagi.run.errors import disk_errors
@@ -19,6 +22,10 @@ from rayagi.run.quantities import bytes_text, duration_text
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; returns the exit code."""
+    if arguments.explain and not starts_local():
+        raise UsageError(
+            "--explain needs a local Ray, whose processes inherit the profiler: unset RAY_ADDRESS"
+        )
     log = complain if arguments.json else say
     spec = spec_from(arguments)
     refuse_unmeasured(spec, "the search trains")
@@ -45,11 +52,16 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt as error:
         error.add_note("All measurements are kept: the same command continues from there.")
         raise
-    plots = save_plots(result, arguments.out or Path("runs") / f"search-{spec.env.id}")
-    if arguments.json:
-        print(json.dumps(result.to_dict(), indent=1))
-    else:
+    folder = arguments.out or Path("runs") / f"search-{spec.env.id}"
+    plots = save_plots(result, folder)
+    if not arguments.json:
         say("\n" + summary(result, plots))
+    explained = explain(spec, machine, result, folder, log) if arguments.explain else []
+    if explained:
+        log("\n" + explanation_text(explained))
+    if arguments.json:
+        profiles = {"profiles": [str(each.folder) for each in explained]} if explained else {}
+        print(json.dumps(result.to_dict() | profiles, indent=1))
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -43,10 +42,10 @@ from rayagi.coordinator.session import Session, SessionClosedError
 from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.ray_metrics import RunExporter
-from rayagi.profiler.injection import VARIABLE, injected
+from rayagi.profiler.injection import recording
 from rayagi.profiler.interception import packages_with
 from rayagi.profiler.schedule import Schedule
-from rayagi.profiler.session import DEFAULT_LIMIT_MB, create_profile
+from rayagi.profiler.session import create_profile
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
@@ -108,17 +107,8 @@ def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[None]:
     packages = packages_with(())
     schedule = Schedule(skip=_SKIPPED_ITERATIONS, record=num_iterations)
     create_profile(path, sys.orig_argv, packages)
-    changed = injected(os.environ, path.absolute(), packages, schedule, DEFAULT_LIMIT_MB)
-    before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
-    os.environ.update({name: changed[name] for name in before})
-    try:
+    with recording(path, packages, schedule):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
     summarize(path)
 
 

@@ -24,6 +24,8 @@ class TaskPreset:
     """None: the task's row of GMI-DRL Table 4, or rayagi.envs' default."""
     activation: Activation = "elu"
     initial_log_std: float = 0.0
+    of_algorithms: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings of single algorithms on this task, by name; before those of the algorithm on all tasks."""
 
 
 _CLASSIC = TaskPreset(
@@ -45,6 +47,10 @@ _MUJOCO = TaskPreset(
     learning={"rollout_length": 64, "num_minibatches": 8, "lr_schedule": "kl_adaptive", "target_kl": 0.015},
 )
 """Robots of MuJoCo. Chosen by a few single trials on Ant-v5 and HalfCheetah-v5 (experiments/learning/README.md)."""
+
+_ANT_V5 = replace(_MUJOCO, of_algorithms={"sac": {"normalize_obs": False}})
+"""SAC learns several times faster without (experiments/off_policy/README.md). The likely cause: most of the 105 observations
+are contact forces, nearly always 0, and those that are not become spikes when they are divided by a small deviation."""
 
 _ANT = replace(_MUJOCO, num_envs=64)
 """rayagi's own Ant (experiments/tasks/README.md)."""
@@ -114,7 +120,7 @@ _FUSED_QUADROTOR = TaskPreset(
 )
 
 PRESETS: dict[str, TaskPreset] = {
-    "Ant-v5": _MUJOCO,
+    "Ant-v5": _ANT_V5,
     "HalfCheetah-v5": _MUJOCO,
     "Hopper-v5": _MUJOCO,
     "Humanoid-v5": _MUJOCO,
@@ -157,7 +163,9 @@ def preset(env_id: str, algorithm: str = "ppo") -> RunSpec:
         env=EnvSpec(id=env_id),
         gmi=GmiSpec(num_envs=definition.preset_num_envs or task.num_envs, template=definition.templates[0]),
         network=replace(network, **definition.preset_network),
-        learning=definition.settings(**{**task.learning, **definition.preset}),
+        learning=definition.settings(
+            **{**task.learning, **definition.preset, **task.of_algorithms.get(algorithm, {})}
+        ),
         # Without training episodes, evaluations are the only returns.
         evaluation=EvaluationSpec(interval=10 if issubclass(definition.settings, OfflineSpec) else 0),
     )

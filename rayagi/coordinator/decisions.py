@@ -8,7 +8,7 @@ cleared at another threshold than it is raised at (hysteresis), so values near a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
@@ -22,6 +22,8 @@ MEMORY_HIGH_ABOVE, MEMORY_NORMAL_BELOW = 0.9, 0.8
 REPLAN_GAIN_ABOVE, NO_GAIN_BELOW = 1.05, 1.0
 """Speedup without slow GMIs: a finding is raised above the first, since a new plan restarts all GMIs, and cleared below the
 second."""
+QUEUE_ABOVE = 0.1
+"""Share of its time for which a GMI waits for a core, from which on that is named as a cause."""
 HORIZON_WINDOWS = 10
 """Number of windows for which memory growth is extrapolated."""
 
@@ -46,6 +48,12 @@ class GmiHealth:
     """GPU memory of its process by the driver's count, including CUDA's own; None: not reported."""
     share: SliceHealth | None = None
     """Health of its slice; None without a partition."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Median seconds of an iteration in each phase of its own work, as ``simulate``. Empty: not measured."""
+    queue_share: float = 0.0
+    """Share of its time in which its thread could have run, but others were on its cores."""
+    major_faults: float = 0.0
+    """Pages from disk, mean of an iteration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +126,7 @@ def _slow(health: RunHealth, speeds: Mapping[int, float]) -> dict[Finding, str]:
         if others and _is_slow(speed, median(others), active=("slow", index) in health.findings):
             found["slow", index] = (
                 f"GMI {index} runs at {speed:,.0f} steps/s of its own work, the others at {median(others):,.0f}"
+                + _causes(health, [index], [other for other in speeds if other != index])
             )
     even = {index: speed for index, speed in speeds.items() if ("slow", index) not in found}
     late: dict[int, float] = {}
@@ -129,16 +138,44 @@ def _slow(health: RunHealth, speeds: Mapping[int, float]) -> dict[Finding, str]:
     if late and late.keys() == even.keys():
         found["slow", ALL_GMIS] = (
             f"GMIs run at {median(even.values()):,.0f} steps/s of their own work, "
-            f"{median(late.values()):,.0f} were predicted"
+            f"{median(late.values()):,.0f} were predicted" + _causes(health, list(even), [])
         )
         return found
-    return found | {
-        (
-            "slow",
-            index,
-        ): f"GMI {index} runs at {speeds[index]:,.0f} steps/s of its own work, {planned:,.0f} were predicted"
-        for index, planned in late.items()
+    for index, planned in late.items():
+        found["slow", index] = (
+            f"GMI {index} runs at {speeds[index]:,.0f} steps/s of its own work, {planned:,.0f} were predicted"
+            + _causes(health, [index], [other for other in speeds if other != index])
+        )
+    return found
+
+
+def _causes(health: RunHealth, slow: Sequence[int], others: Sequence[int]) -> str:
+    """What makes these GMIs slower than the others, in brackets; empty if nothing was measured that stands out.
+
+    1. the phase that takes most of the additional time 2. others on their cores 3. pages from disk
+    """
+    own, rest = ([health.gmis[index] for index in some] for some in (slow, others))
+    causes = []
+    # 1. Only phases that all of them have: roles differ.
+    common = set.intersection(*(set(gmi.phases_s) for gmi in [*own, *rest])) if rest else set[str]()
+    more_s = {
+        name: median(gmi.phases_s[name] for gmi in own) - median(gmi.phases_s[name] for gmi in rest)
+        for name in sorted(common)
     }
+    whole_s = sum(max(0.0, each) for each in more_s.values())
+    if whole_s > 0:
+        name = max(more_s, key=lambda each: more_s[each])
+        causes.append(
+            f"{more_s[name] / whole_s:.0%} of the difference is in {name}, {1e3 * more_s[name]:,.3g} ms more an iteration"
+        )
+    # 2. and 3.
+    queue = median(gmi.queue_share for gmi in own)
+    if queue >= QUEUE_ABOVE and queue >= 2 * median([gmi.queue_share for gmi in rest] or [0.0]):
+        causes.append(f"{queue:.0%} of its time others were on its cores")
+    faults = median(gmi.major_faults for gmi in own)
+    if faults >= 1:
+        causes.append(f"it waits for {faults:,.0f} pages from disk an iteration: memory is short")
+    return f" ({'; '.join(causes)})" if causes else ""
 
 
 def _is_slow(speed: float, expected: float, *, active: bool) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from actors.protocols import IterationResult
@@ -30,6 +30,8 @@ MAX_RECOVERIES = 3
 """Recoveries from lost shares without a checkpoint in between; after that the loss is considered permanent."""
 _WAITING = ("sync_s", "exchange_s", "wait_s")
 """Metrics of the time that a GMI waited for others."""
+_WORKING = ("simulate_s", "act_s", "update_s")
+"""Metrics of its own work."""
 
 
 class RunHealthMonitor:
@@ -75,6 +77,7 @@ class RunHealthMonitor:
         """Evaluate the results that were collected last; logs new findings."""
         for results in zip(*self._session.collected, strict=True):
             for index, (speed, memory) in enumerate(_speeds_and_memory(results, self._session.plan)):
+                self._metrics[index].append(results[index].metrics)
                 if speed is not None:
                     self._speeds[index].append(speed)
                 if memory is not None:
@@ -166,6 +169,7 @@ class RunHealthMonitor:
         count = session.plan.num_gmis
         self._speeds = [deque[float](maxlen=self._window) for _ in range(count)]
         self._memory = [deque[float](maxlen=self._window) for _ in range(count)]
+        self._metrics = [deque[Mapping[str, float]](maxlen=self._window) for _ in range(count)]
         self._shares: list[SliceHealth | None] = [None] * count
         self._shares_due_s = self._clock() + SHARE_CHECK_INTERVAL_S
         self._findings = frozenset()
@@ -191,9 +195,12 @@ class RunHealthMonitor:
                     memory_limit_bytes=plan.memory_bytes(index),
                     driver_bytes=None if share is None else share.memory_bytes,
                     share=share,
+                    phases_s=_phases_s(metrics),
+                    queue_share=_sum(metrics, "queue_s") / max(_sum(metrics, "iteration_s"), 1e-9),
+                    major_faults=_sum(metrics, "major_faults") / max(len(metrics), 1),
                 )
-                for index, (speeds, memory, share) in enumerate(
-                    zip(self._speeds, self._memory, self._shares, strict=True)
+                for index, (speeds, memory, share, metrics) in enumerate(
+                    zip(self._speeds, self._memory, self._shares, self._metrics, strict=True)
                 )
             ),
             num_envs=plan.num_envs,
@@ -269,6 +276,19 @@ def _speeds_and_memory(
         )
         for result in results
     ]
+
+
+def _sum(iterations: Collection[Mapping[str, float]], name: str) -> float:
+    return sum(each.get(name, 0.0) for each in iterations)
+
+
+def _phases_s(iterations: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """Median seconds of each phase of a GMI's own work, of those that every iteration has."""
+    return {
+        name.removesuffix("_s"): median(each[name] for each in iterations)
+        for name in _WORKING
+        if iterations and all(name in each for each in iterations)
+    }
 
 
 def _own_work_s(metrics: Mapping[str, float]) -> float:

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy.special import stdtrit
@@ -229,17 +230,9 @@ class SessionProbe(ClosesOnExit):
             self._session.rebuild(factory)
             return self._session
         self.close()
-        session = Session(spec, factory=factory, make_plan=lambda now: self._plan(spec, now))
+        session = Session(spec, factory=factory, make_plan=partial(plan_on, self._machine, spec))
         self._session, self._gmis = session.__enter__(), gmis_per_gpu
         return self._session
-
-    def _plan(self, spec: RunSpec, now: Machine) -> PlacementPlan:
-        """The plan with the GPUs as they were before the search: processes of the trial before may not have ended yet."""
-        before = {gpu.uuid: gpu for node in self._machine.nodes for gpu in node.gpus}
-        nodes = (
-            replace(node, gpus=tuple(before.get(gpu.uuid, gpu) for gpu in node.gpus)) for node in now.nodes
-        )
-        return plan_of(spec, replace(now, nodes=tuple(nodes)))
 
     def close(self) -> None:
         """Stop the processes. Idempotent."""
@@ -306,6 +299,13 @@ def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs:
         return whole
     threads = min(gmi_slice.num_threads for gmi_slice in plan_of(whole, machine).slices)
     return replace(whole, gmi=replace(whole.gmi, num_gmis=gmis_per_gpu, threads_per_gmi=threads))
+
+
+def plan_on(machine: Machine, spec: RunSpec, now: Machine) -> PlacementPlan:
+    """The plan for ``now``, with the GPUs as ``machine`` has them: processes of the trial before may not have ended yet."""
+    before = {gpu.uuid: gpu for node in machine.nodes for gpu in node.gpus}
+    nodes = (replace(node, gpus=tuple(before.get(gpu.uuid, gpu) for gpu in node.gpus)) for node in now.nodes)
+    return plan_of(spec, replace(now, nodes=tuple(nodes)))
 
 
 def memory_of(result: IterationResult) -> float:

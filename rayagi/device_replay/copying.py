@@ -12,7 +12,7 @@ from rayagi.device_replay.buffers import DeviceBatch, Staging, as_batch, batch_f
 
 
 class CopyGatherer:
-    """Available for every store and device. [unverified on GPU]"""
+    """Available for every store and device."""
 
     def __init__(
         self,

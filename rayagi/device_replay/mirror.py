@@ -38,7 +38,7 @@ class _Mirrored(NamedTuple):
 
 
 class MirrorGatherer:
-    """Rows cross once per generation, when they are first selected. [unverified on GPU]"""
+    """Rows cross once per generation, when they are first selected."""
 
     def __init__(
         self,

@@ -59,6 +59,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         sync_s="time in collectives, waiting for other GMIs included",
         exchange_s="time exchanging steps between simulator and agent GMIs, waiting for the other included",
         wait_s="time waiting for a free slot (collectors), for experience (learners), or drawing from a dataset",
+        queue_s="time that the training thread could have run, but others were on its cores; included in the times above",
     ),
     *_of_gmis("progress", "steps", "sum",
         train_samples="environment steps consumed by learners in GMIs of their own, or by an offline algorithm",
@@ -134,6 +135,9 @@ CATALOGUE: tuple[GmiMetric, ...] = (
     *_of_gmis("resources", "bytes", "max",
         resident_bytes="resident memory of the largest GMI process",
         device_bytes="memory that torch holds on its GPU in the largest GMI process, the CUDA context not included",
+    ),
+    *_of_gmis("resources", "pages", "max",  # a counter would be exported from its first count on only
+        major_faults="pages that the training thread waited for to come from disk: memory is short",
     ),
     *_of_gmis("faults", "worlds", "sum",
         faults_unstable="simulations that became NaN or infinite and were reset",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from actors.gmi import GmiContext, ProgramFactory
+from actors.host_time import ThreadClock
 from actors.protocols import IterationResult, Program
 from rayagi.monitoring.catalogue import CATALOGUE
 from rayagi.monitoring.ray_metrics import Exporter
@@ -38,8 +39,10 @@ class ExportingProgram:
         self._program, self._exporter = program, exporter
 
     def iterate(self) -> IterationResult:
-        """One iteration of the program."""
-        result = self._program.iterate()
+        """One iteration of the program, with what its thread waited for on the host."""
+        with ThreadClock() as clock:
+            result = self._program.iterate()
+            result.metrics.update(clock.lap())
         self._exporter.export(result.metrics)
         return result
 

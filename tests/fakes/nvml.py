@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 
-from tests.fakes.gpus import INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, OK
+from tests.fakes.gpus import INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_DATA, NOT_FOUND, NOT_SUPPORTED, OK
 from tests.fakes.nvml_mig import MigCalls
 
 
@@ -37,7 +37,7 @@ class FakeDriver(MigCalls):
 
     def _nvmlSystemGetProcessName(self, pid, buffer, length):
         if pid.value not in self.process_names:
-            return NOT_FOUND
+            return NO_DATA  # as driver 580 for a process that has ended
         buffer.value = self.process_names[pid.value].encode()
         return OK
 

@@ -128,6 +128,7 @@ def over_nccl(communicator, device, shared_gpu):
     store = GlooStore.host(members, LIMIT_S) if communicator.rank == 0 else None
     endpoint = exchange(communicator, store.endpoint.encode() if store else b"")[0].decode()
     store = store or GlooStore.connect(endpoint, communicator.rank, LIMIT_S)
+    communicator.barrier()  # a host that is refused at once takes its store along
     return NcclTransport(
         store, members, communicator.rank, device=device, timeout_s=LIMIT_S, shared_gpu=shared_gpu
     )

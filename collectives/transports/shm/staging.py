@@ -3,7 +3,7 @@
 Members read one buffer while each fills its other one, so one barrier per piece is enough. A member refills the first
 buffer only after the second piece's barrier, which no member passes while it still reads the first piece.
 
-Device tensors [unverified on GPU] are copied asynchronously on the current stream, from and to pinned memory. The copies of
+Device tensors are copied asynchronously on the current stream, from and to pinned memory. The copies of
 a piece overlap with the reduction of the previous piece.
 """
 

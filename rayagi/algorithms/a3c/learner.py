@@ -23,7 +23,7 @@ class A3CUpdater(OnePassUpdater[A3CSpec]):
     """Steps the shared parameters; the model is this GMI's copy of them.
 
     Steps of several GMIs may interleave, as in the paper (Hogwild): no lock, and an element's step may be lost. On a GPU
-    slice the copy is on the GPU, and the shared parameters stay in host memory. [unverified on GPU]
+    slice the copy is on the GPU, and the shared parameters stay in host memory.
     """
 
     shared: SharedTensors

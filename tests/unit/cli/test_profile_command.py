@@ -125,6 +125,15 @@ def test_a_schedule_waits_for_iterations(tmp_path):
     assert names[2:] == ["iteration 3", "iteration 4"]  # number 2 warms up
 
 
+def test_nothing_is_skipped_by_skip_0(tmp_path):
+    code = "from rayagi import profiler\nfor i in range(3):\n    with profiler.iteration(f'iteration {i}'): pass\n"
+    options = ["--out", "p", "--skip", "0", "--iterations", "1"]
+    assert main(["profile", *options, "--", sys.executable, "-c", code]) == 0
+    (process,) = read_profile("p").processes
+    names = [process.name_of(int(event["name"])) for thread in process.threads for event in thread.events]
+    assert names[2:] == ["iteration 1"]  # number 0 warms up
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

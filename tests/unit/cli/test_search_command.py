@@ -12,8 +12,20 @@ from placement.search import Trial, TrialFailure, TrialMeasurement
 from rayagi.cli.main import main
 from rayagi.cli.parser import build_parser
 from rayagi.cli.search import _line, save_plots, summary
+from rayagi.cli.search_explain import (
+    FEWEST,
+    MOST,
+    Explained,
+    _iterations,
+    best_and_second,
+    explanation_text,
+)
+from rayagi.config.spec import RunSpec
 from rayagi.coordinator.searching import SearchResult, SearchSettings
 from rayagi.monitoring.search_plots import _draw_saturation
+from rayagi.profiler.overlap import breakdown
+from tests.unit.profiler.test_report import iterations
+from tests.unit.profiler.traces import profile
 
 MIB = 2**20
 
@@ -139,6 +151,69 @@ def test_values_of_sat_beyond_the_axis_are_triangles_at_its_end():
     assert list(lines["o"].get_ydata()) == [10.0, 10.0, 0.5, -2.0, -2.0, 10.0]
     assert (set(lines["^"].get_ydata()), set(lines["v"].get_ydata())) == ({10.0}, {-2.0})
     assert figure.axes[1].get_ylabel() == "Sat (triangles: beyond)"
+
+
+def again(gmis, envs, score, steps_per_s=1000.0):
+    return Trial(
+        gmis_per_gpu=gmis, num_envs=envs, verdict="again", outcome=measured(steps_per_s, 400), score=score,
+        system_steps_per_s=score,
+    )  # fmt: skip
+
+
+def test_the_second_is_another_configuration_and_one_that_was_measured_again(result):
+    first, best, *_ = result.trials
+    # Only single trials: the best-scored one that is not the best. Failures have no score.
+    assert best_and_second(result) == [best, first]
+    # The best was measured again, with another verdict: it is not its own second. A single trial may score higher by luck.
+    winner, runner_up = again(2, 16, 2900.0), again(1, 64, 2500.0)
+    trials = (*result.trials, again(1, 32, 2400.0), runner_up, winner)
+    assert best_and_second(replace(result, best=winner, trials=trials)) == [winner, runner_up]
+    assert best_and_second(replace(result, trials=(best,))) == [best]
+
+
+def test_ten_seconds_are_profiled_within_limits():
+    spec = RunSpec()
+    steps = spec.learning.rollout_length * 16
+    # An iteration of 16 environments lasts steps / speed seconds.
+    assert _iterations(spec, again(2, 16, 0.0, steps_per_s=steps)) == 10
+    assert _iterations(spec, again(2, 16, 0.0, steps_per_s=steps / 60)) == FEWEST
+    assert _iterations(spec, again(2, 16, 0.0, steps_per_s=steps * 60)) == MOST
+
+
+def test_the_explanation_has_both_per_environment_steps_and_what_helps_the_best(result, tmp_path):
+    first, best, *_ = result.trials
+    fast, slow = (
+        Explained(
+            trial=trial, folder=tmp_path / name, found=breakdown(profile(iterations([ms] * 5))),
+            note="Times include the profiler's own: why", env_steps=steps, sentences=sentences,
+        )
+        for trial, name, ms, steps, sentences in (
+            (best, "best", 4, 2000.0, ["GMI 1 is late"]), (first, "second", 6, 1000.0, ["of the second"])
+        )
+    )  # fmt: skip
+    lines = explanation_text([fast, slow]).splitlines()
+    assert lines[:4] == [
+        "Why, by profiles of both",
+        f"  A: 2 GMIs of 16 environments, 3,000 steps/s in the search: {tmp_path}/best",
+        f"  B: 2 GMIs of 8 environments, 2,000 steps/s in the search: {tmp_path}/second",
+        "  Times include the profiler's own: why",
+    ]
+    # 4 ms in an iteration of 2,000 steps, 6 ms in one of 1,000
+    (act,) = (line for line in lines if line.split()[:2] == ["act", "all"])
+    assert act.split()[2:8] == ["2", "ms", "6", "ms", "4", "ms"]
+    assert "Mean time per 1,000 environment steps." in explanation_text([fast, slow])
+    assert lines[-4:] == [
+        "What would help the best", "  - GMI 1 is late", "", f"All of it: rayagi profile report {tmp_path}/best"
+    ]  # fmt: skip
+    alone = explanation_text([replace(fast, sentences=[])])
+    assert alone.startswith("Only one configuration was measured; its profile\n")
+    assert "What would help" not in alone
+
+
+def test_an_explanation_needs_a_local_ray_and_says_so_before_it_searches(capsys, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert main(["search", "Ant-v5", "--explain"]) == 2
+    assert "--explain needs a local Ray" in capsys.readouterr().err
 
 
 def test_options_of_the_search():

@@ -32,6 +32,18 @@ def test_unset_values_come_from_the_preset(cls):
     assert cls().environment("Ant-v5").to_run_spec() == preset("Ant-v5", cls.algorithm)
 
 
+def test_a_task_s_settings_of_one_algorithm_come_before_the_algorithm_s():
+    normalised = {
+        (task, algorithm): preset(task, algorithm).learning.normalize_obs
+        for task in ("Ant-v5", "HalfCheetah-v5")
+        for algorithm in ("sac", "td3")
+    }
+    assert normalised == {
+        ("Ant-v5", "sac"): False, ("Ant-v5", "td3"): True,
+        ("HalfCheetah-v5", "sac"): True, ("HalfCheetah-v5", "td3"): True,
+    }  # fmt: skip
+
+
 def test_rllibs_names_are_the_settings():
     found = config(
         tau=0.01, n_step=3, actor_lr=1e-4, critic_lr=2e-4, alpha_lr=3e-4, initial_alpha=0.5, target_entropy=-4.0,

@@ -291,3 +291,51 @@ def test_memory_between_the_thresholds_neither_comes_nor_goes(share, before):
     findings = frozenset({("memory", 0)}) if before else frozenset()
     decision = decide(remembering([1000 * share] * 6, findings=findings))
     assert (decision.action, decision.findings) == ("nothing", findings)
+
+
+def caused(*gmis, planned=None):
+    """GMIs at these speeds with these further measurements."""
+    return RunHealth(
+        gmis=tuple(
+            GmiHealth(steps_per_s=(speed,) * 6, planned_steps_per_s=planned, **more) for speed, more in gmis
+        ),
+        num_envs=32,
+        fewer_envs=16,
+        window=6,
+    )
+
+
+def phases(simulate, act, update):
+    return {"phases_s": {"simulate": simulate, "act": act, "update": update}}
+
+
+def test_a_slow_gmi_s_phase_with_most_of_the_additional_time_is_named():
+    # 30 ms more in simulate, 10 ms in update; less in act does not count.
+    decision = decide(
+        caused((50.0, phases(0.050, 0.010, 0.040)), *[(100.0, phases(0.020, 0.012, 0.030))] * 2)
+    )
+    assert (
+        "the others at 100 (75% of the difference is in simulate, 30 ms more an iteration)" in decision.reason
+    )
+
+
+def test_others_on_its_cores_and_pages_from_disk_are_named():
+    slow = {"queue_share": 0.43, "major_faults": 210.4}
+    decision = decide(caused((50.0, slow), (100.0, {"queue_share": 0.02})))
+    assert (
+        "(43% of its time others were on its cores; it waits for 210 pages from disk an iteration: memory is short)"
+    ) in decision.reason
+
+
+def test_a_queue_that_all_have_is_no_cause_of_one_gmi_but_of_a_slow_run():
+    gmis = [(50.0, {"queue_share": 0.3}), (100.0, {"queue_share": 0.25})]
+    assert "on its cores" not in decide(caused(*gmis)).reason
+    gmis = [(50.0, {"queue_share": 0.3}), (50.0, {"queue_share": 0.2})]
+    assert "100 were predicted (25% of its time others" in decide(caused(*gmis, planned=100.0)).reason
+
+
+def test_phases_are_compared_only_where_both_have_them():
+    gmis = [(50.0, {"phases_s": {"simulate": 1.0}}), (100.0, {"phases_s": {"update": 0.1}})]
+    assert decide(caused(*gmis)).reason.startswith(
+        "GMI 0 runs at 50 steps/s of its own work, the others at 100. "
+    )

@@ -86,6 +86,18 @@ def test_a_slow_gmi_is_reported_once_and_left_to_the_user():
     assert not watch.replan_pending
 
 
+def test_the_cause_is_named_with_the_slow_gmi():
+    watch, session, messages, _ = health_monitor(spec(num_gmis=2))
+    for _ in range(3):
+        session.answer(1.0, 3.0)
+        for (result,), simulate_s, queue_s in zip(session.collected, (0.6, 2.5), (0.0, 1.5), strict=True):
+            result.metrics.update(simulate_s=simulate_s, act_s=0.1, update_s=0.2, queue_s=queue_s)
+        watch.check_health(HERE)
+    # 1.5 s of 3 s without a core
+    cause = "(100% of the difference is in simulate, 1.9e+03 ms more an iteration; 50% of its time others were on its cores)"
+    assert f"GMI 1 runs at 33 steps/s of its own work, the others at 100 {cause}" in messages[0]
+
+
 def test_gmis_without_a_simulator_are_not_compared_but_their_memory_is_watched():
     watch, session, messages, _ = health_monitor(spec(template="e_at", num_gmis=3))
     metrics = [
