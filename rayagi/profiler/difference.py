@@ -42,7 +42,7 @@ class Difference:
     Attributes:
         operation: with its phase
         categories: empty for the whole operation
-        first_ns: per iteration, or in all if a profile has no iterations
+        first_ns: per iteration or unit of work, or in all if a profile has no iterations
         second_ns: the same of the second profile
         first_share: of the profile's time
         second_share: the same of the second profile
@@ -59,18 +59,25 @@ class Difference:
     p_value: float | None
 
 
-def differences(first: Breakdown, second: Breakdown) -> list[Difference]:
+def differences(
+    first: Breakdown, second: Breakdown, work: tuple[float, float] = (1.0, 1.0)
+) -> list[Difference]:
     """Compare the merged rows of two profiles, the largest differences first.
 
     Iterations count if both profiles have numbered ones; time outside of them is then left out on both sides.
+
+    Args:
+        first: a profile
+        second: another one
+        work: how much an iteration of each does, in any unit: times are then of one unit, such as an environment step
     """
     by_iteration = all(num_iterations(each.merged) for each in (first, second))
     samples = [_samples(each.merged, by_iteration) for each in (first, second)]
     keys = sorted({key for each in samples for key in each.sums}, key=lambda key: (key[0], sorted(key[1])))
-    one, other = (_means(each, keys) for each in samples)
+    one, other = (_means(each, keys) / amount for each, amount in zip(samples, work, strict=True))
     p_values: list[float | None] = [None] * len(keys)
     if by_iteration and min(len(each.iterations) for each in samples) >= _FEWEST:
-        tables = [_matrix(each, keys) for each in samples]
+        tables = [_matrix(each, keys) / amount for each, amount in zip(samples, work, strict=True)]
         p_values = list(holm(permutation_p_values(tables[0], tables[1])))
     operations = np.array([not sets for _, sets in keys], bool)
     rows = [
@@ -159,8 +166,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def difference_text(rows: Sequence[Difference], most: int = 40) -> str:
-    """For a terminal."""
+def difference_text(rows: Sequence[Difference], most: int = 40, unit: str = "iteration") -> str:
+    """For a terminal; ``unit`` says what the times are of."""
     tested = any(row.p_value is not None for row in rows)
     lines = [["operation", "categories", "A", "B", "B - A", "change", "share A", "share B", "p"]]
     for row in rows[:most]:
@@ -182,7 +189,7 @@ def difference_text(rows: Sequence[Difference], most: int = 40) -> str:
             ]
         )
     note = (
-        "Mean time per iteration. * significant at 5 %: permutation test over iterations, corrected for the number of rows."
+        f"Mean time per {unit}. * significant at 5 %: permutation test over iterations, corrected for the number of rows."
         if tested
         else f"No significance: both profiles need at least {_FEWEST} numbered iterations."
     )

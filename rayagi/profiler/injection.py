@@ -11,7 +11,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,6 +54,22 @@ def injected(
         VARIABLE: json.dumps(settings),
         "PYTHONPATH": str(_STARTUP) if not path else os.pathsep.join((str(_STARTUP), path)),
     }
+
+
+@contextmanager
+def recording(profile: Path, packages: Mapping[str, Category], schedule: Schedule) -> Iterator[None]:
+    """Python processes that this one starts within the block are recorded into a profile. Not thread-safe."""
+    changed = injected(os.environ, profile.absolute(), packages, schedule, session.DEFAULT_LIMIT_MB)
+    before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
+    os.environ.update({name: changed[name] for name in before})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def record_this_process(text: str) -> None:

@@ -13,13 +13,15 @@ unless threads are in different operations at a time; ``Breakdown.totals`` count
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ from rayagi.profiler.intervals import (
     Ints,
     Part,
     Steps,
+    Times,
     complement,
     exact_sums,
     innermost,
@@ -58,6 +61,9 @@ _IS_GPU = np.array([label in GPU for label in LABELS])
 
 BLOCK_EVENTS = 1 << 13
 """Events between two entries of the index of a thread's events."""
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+_MOST_THREADS = 4
 WINDOW_BLOCKS = 16
 """Blocks of events that are in memory at a time: about 130,000 events, whose arrays stay in the cache."""
 _LONGEST_NS = 2**57
@@ -168,9 +174,26 @@ def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
     cells.freeze()
     _check_span(profile.path, processes)
     sums = _Sums(processes, overhead)
-    for start, end in time_windows(processes):
-        sums.add(start, end)
+    # What an overhead says of a window depends on the windows before it.
+    threads = 1 if overhead is not None else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    for found in _ahead(sums.measured, time_windows(processes), threads):
+        sums.add(found)
     return sums.result(cells)
+
+
+def _ahead(function: Callable[[_In], _Out], items: Iterable[_In], threads: int) -> Iterator[_Out]:
+    """Results in the order of the items, computed by some threads: NumPy and the sweep release the interpreter's lock."""
+    if threads == 1:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        pending: deque[Future[_Out]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > threads:  # no more: results wait in memory
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
 
 
 def process_labels(processes: Sequence[ProcessTrace]) -> list[str]:
@@ -526,31 +549,44 @@ def time_windows(processes: Sequence[ProcessEvents]) -> Iterator[tuple[int, int]
     return pairwise(cuts)
 
 
+_Measured = tuple[list[tuple[Times, Counter[tuple[int, int, int]]]], Times | None]
+"""Of each process its times and transitions, and the times of all together; None with a single process."""
+
+
 class _Sums:
     """Tables of times and counts, filled window by window."""
 
     def __init__(self, processes: Sequence[ProcessEvents], overhead: Overhead | None) -> None:
         self.processes, self.overhead = processes, overhead
+        self.sweep = sweep()
+        for process in processes:
+            _ = process.windows  # computed once, before threads read it
         self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in processes]
         self.totals: list[Counter[int]] = [Counter() for _ in processes]
         self.merged: Counter[tuple[int, int]] = Counter()
         self.merged_total: Counter[int] = Counter()
         self.transitions: list[Counter[tuple[int, int, int]]] = [Counter() for _ in processes]
 
-    def add(self, start: int, end: int) -> None:
-        """Add what happened in a window of time."""
+    def measured(self, window: tuple[int, int]) -> _Measured:
+        """What happened in a window of time; changes nothing, so that several threads may call it."""
         every: list[Part] = []
-        for index, process in enumerate(self.processes):
-            parts, counts = process.measure(start, end, self.overhead)
-            times = sweep()(parts)
+        found = []
+        for process in self.processes:
+            parts, counts = process.measure(*window, self.overhead)
+            found.append((self.sweep(parts), counts))
+            every += parts
+        return found, self.sweep(every) if len(self.processes) > 1 else None
+
+    def add(self, measured: _Measured) -> None:
+        """Add what was measured in a window."""
+        found, merged = measured
+        for index, (times, counts) in enumerate(found):
             self.tables[index].update(times.by_cell)
             self.totals[index].update(times.total)
             self.transitions[index].update(counts)
-            every += parts
-        if len(self.processes) > 1:
-            times = sweep()(every)
-            self.merged.update(times.by_cell)
-            self.merged_total.update(times.total)
+        if merged is not None:
+            self.merged.update(merged.by_cell)
+            self.merged_total.update(merged.total)
 
     def result(self, cells: CellNumbers) -> Breakdown:
         """The tables with names in place of numbers."""

@@ -10,12 +10,15 @@ from collectives.solo import SoloCommunicator
 from experiments.fusion import parity
 from experiments.fusion.parity import exploration_noise
 from placement.types import Slice
+from rayagi import profiler
 from rayagi.algorithms import program
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.provider import make_simulator
 from rayagi.models import networks
+from rayagi.profiler.layout import Category
+from rayagi.profiler.trace import read_profile
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -36,7 +39,10 @@ def build(env_id, engine, *, num_envs=70, hidden=(20, 13), activation="tanh", th
 
 def program_of(spec, engine="auto", threads=1):
     """What a run's only GMI runs, on threads of this process."""
-    env_id, piece = spec.env.id, Slice(node="here", backend="cpu", cores=tuple(range(threads)))
+    env_id, piece = (
+        spec.env.id,
+        Slice(node="here", backend="cpu", cores=tuple(range(threads)), num_threads=threads),
+    )
     identity = GmiIdentity(
         index=0, num_gmis=1, task=env_id, slice=piece, roles=("simulator", "agent", "trainer")
     )
@@ -170,3 +176,23 @@ def test_a_resumed_run_is_bit_identical():
     found = resumed.iterate()
     assert found.episode_returns == wanted.episode_returns
     assert found.metrics["policy_loss"] == wanted.metrics["policy_loss"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_profile_tells_acting_from_simulation(tmp_path, threads):
+    built = build("fused/CartPole-v1", "fused", num_envs=4096, hidden=(32, 32), threads=threads)
+    with profiler.profile(tmp_path / "profile"):
+        built.iterate()
+    built.iterate()  # after the profile: nothing is timed any more
+    built.close()
+    (process,) = read_profile(tmp_path / "profile").processes
+    found = 0
+    for thread in process.threads:
+        events = thread.events
+        within = events[events["category"] == Category.SIMULATOR]
+        act = events[events["category"] == Category.KERNEL_ACT]
+        assert len(act) == len(within)  # one block for each thread's part of the rollout
+        for part, whole in zip(act, within, strict=True):
+            assert whole["start"] <= part["start"] < part["end"] <= whole["end"]
+        found += len(act)
+    assert found == threads

@@ -344,3 +344,35 @@ def test_every_nanosecond_is_where_a_plain_sweep_puts_it(block, window, processe
     for label, (cells, total) in expected.items():
         assert times(found.rows if label else found.merged, label) == cells
         assert {"+".join(sorted(key)): ns for key, ns in found.totals[label].items()} == total
+
+
+def test_windows_that_threads_compute_give_the_same_sums_and_errors_come_through(monkeypatch):
+    rng = np.random.default_rng(7)
+    found = []
+    for pid in (1, 2):
+        lists = []
+        for _ in range(3):
+            ends = np.cumsum(rng.integers(2, 40, 3000))
+            kinds = rng.choice([C.SIMULATOR, C.BACKEND, C.GPU_KERNEL, C.OPERATION], 3000)
+            lists.append(
+                [
+                    (int(kind), int(end) - 1 - int(end) % 2, int(end), f"n{kind}", 0)
+                    for end, kind in zip(ends, kinds, strict=True)
+                ]
+            )
+        found.append(process(lists, f"p{pid}", pid=pid))
+    monkeypatch.setattr(overlap, "BLOCK_EVENTS", 64)
+    monkeypatch.setattr(overlap, "WINDOW_BLOCKS", 4)
+    results = []
+    for cores in ({0}, {0, 1, 2}):
+        monkeypatch.setattr(overlap.os, "sched_getaffinity", lambda pid, cores=cores: cores)
+        results.append(breakdown(profile(*found)))
+    assert results[0] == results[1]
+    assert len(results[0].rows) > 10
+
+    def unreadable(self, window):
+        raise TraceError(f"no window {window[0] >= 0}")
+
+    monkeypatch.setattr(overlap._Sums, "measured", unreadable)
+    with pytest.raises(TraceError, match="no window True"):
+        breakdown(profile(*found))

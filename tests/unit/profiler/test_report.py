@@ -177,6 +177,24 @@ def test_the_difference_of_two_profiles_by_hand():
     assert "2 ms" in difference_text(rows)
 
 
+def test_the_difference_per_unit_of_work_by_hand():
+    # Iterations of 4 + 1 ms do 2 units, those of 6 + 1 ms 4 units: 2 ms against 1.5 ms of act in each.
+    first, second = (breakdown(profile(iterations([ms] * 5))) for ms in (4, 6))
+    by_key = {
+        (row.operation, "+".join(row.categories)): row for row in differences(first, second, (2.0, 4.0))
+    }
+    assert (by_key["act", ""].first_ns, by_key["act", ""].second_ns) == (2 * MS, 1.5 * MS)
+    assert by_key["act", "simulator"].second_ns == 0.75 * MS
+    outside = by_key["(outside operations)", ""]
+    assert (outside.first_ns, outside.second_ns) == (0.5 * MS, 0.25 * MS)
+    # Shares do not depend on units; 1 ms an iteration is the same time, but not per unit: significant.
+    assert (outside.first_share, outside.second_share) == (1 / 5, 1 / 7)
+    assert outside.p_value < 0.05
+    text = difference_text(differences(first, second, (2.0, 4.0)), most=1, unit="1,000 environment steps")
+    assert "Mean time per 1,000 environment steps." in text
+    assert len(text.splitlines()) == 3
+
+
 def test_profiles_without_iterations_are_compared_in_total():
     first, second = (profile(process([[(C.THREAD, 0, ms * MS, "m", 0)]])) for ms in (3, 4))
     (whole, python) = differences(breakdown(first), breakdown(second))

@@ -67,7 +67,14 @@ class RolloutPointers(ctypes.Structure):
     )  # fmt: skip
 
 
+class TimingStruct(ctypes.Structure):
+    """Mirror of rollout.h's Timing."""
+
+    _fields_ = (("acted_ns", ctypes.c_int64), ("ended_ns", ctypes.c_int64))
+
+
 MIRRORS: Mirrors = {
+    "Timing": TimingStruct,
     "BatchedEnvState": BatchedEnvStatePointers,
     "StepBatch": StepBatchPointers,
     "Rollout": RolloutPointers,
@@ -159,7 +166,7 @@ def compiled(simulator: Simulator, real: torch.dtype) -> tuple[Traced, ctypes.CD
     library.rayagi_start.argtypes = (address, i64, i64)
     library.rayagi_observe.argtypes = (address, i64, i64, address)
     library.rayagi_run.argtypes = (address, i64, i64, i64, address, address, address)
-    library.rayagi_rollout.argtypes = (address, i64, i64, i64, u32, address, address)
+    library.rayagi_rollout.argtypes = (address, i64, i64, i64, u32, address, address, address)
     library.rayagi_rollout.restype = library.rayagi_rows.restype = i64
     for name in ("start", "observe", "run"):
         getattr(library, f"rayagi_{name}").restype = None

@@ -1,5 +1,7 @@
 /* A rollout in one kernel: observation, inference, sampling, simulation, reset and storage, tile by tile. */
 
+#include <time.h>
+
 #define NOISE (CHOICES ? CHOICES : A)               /* noise numbers per step = outputs of the policy */
 #define NOISE_DRAWS (CHOICES ? CHOICES : (A + 1) / 2 * 2) /* uniform numbers per step: Box-Muller makes pairs */
 
@@ -20,6 +22,18 @@ typedef struct {
     double *final_returns;   /* (T, n): written only where an episode ended */
     int32_t *final_lengths;  /* (T, n): written only where an episode ended */
 } Rollout;
+
+/* For a profile: how long a thread acted, and when it ended. */
+typedef struct {
+    int64_t acted_ns;
+    int64_t ended_ns; /* CLOCK_MONOTONIC */
+} Timing;
+
+static int64_t monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
 
 /* Transpose a tile's rows (width, L) to environments' rows (n, width). */
 static void put(real *restrict to, const real *restrict from, int width, int count) {
@@ -83,9 +97,10 @@ static void record_finals(Tile *t, const Rollout *out, int64_t at, int64_t begin
     }
 }
 
-/* T steps of environments begin..end (begin is a multiple of L). Returns 0, or 1 if the scratch memory cannot be allocated. */
+/* T steps of environments begin..end (begin is a multiple of L). Returns 0, or 1 if the scratch memory cannot be allocated.
+   ``timing`` is filled, or null: acting alternates with steps of a microsecond, so only sums are told. */
 int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int64_t steps, uint32_t iteration, const Policy *p,
-                       const Rollout *out) {
+                       const Rollout *out, Timing *timing) {
     Tile t;
     real drawn[(NOISE_DRAWS + 3) / 4 * 4][L] __attribute__((aligned(64)));
     real action[A][L] __attribute__((aligned(64)));
@@ -100,7 +115,7 @@ int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int
         tile_load(&t, f, begin, count);
         simulator_observe(t.x[0], t.obs[0]);
         for (int64_t k = 0; k < steps; k++) {
-            int64_t at = k * f->n + begin;
+            int64_t at = k * f->n + begin, since = timing ? monotonic_ns() : 0;
             { /* 1. normalise, infer, sample: with denormals flushed here only, not in the simulator */
                 FLUSH_DENORMALS;
                 real *input = scratch, *other = scratch + size / sizeof(real);
@@ -118,6 +133,7 @@ int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int
                 noise(drawn[0]);
                 sample(&t, p, outputs, drawn[0], action[0]);
             }
+            if (timing) timing->acted_ns += monotonic_ns() - since;
 #if CHOICES
             for (int j = 0; j < count; j++) out->choices[at + j] = (int64_t)action[0][j];
 #else
@@ -141,5 +157,6 @@ int64_t rayagi_rollout(const BatchedEnvState *f, int64_t begin, int64_t end, int
         tile_store(&t, f, begin, count);
     }
     free(scratch);
+    if (timing) timing->ended_ns = monotonic_ns();
     return 0;
 }
