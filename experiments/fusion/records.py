@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 Labels: TypeAlias = Mapping[str, object]
 """What tells one case from another: form, num_envs, steps_per_call, ..."""
@@ -39,6 +39,15 @@ class Records:
         if not self.origins or _undated(self.origins[-1]) != _undated(header):
             self.origins.append(dict(header))
             self._write({"origin": self.origins[-1]})
+
+    @classmethod
+    def parsed(cls, entries: Iterable[Mapping[str, Any]]) -> Self:
+        """The entries of a file, to be read only."""
+        made = cls.__new__(cls)
+        made.path, made.origins, made.rows = Path(), [], []
+        for number, entry in enumerate(entries, 1):
+            made._take(json.dumps(entry), number)
+        return made
 
     def _take(self, line: str, number: int) -> None:
         try:

@@ -124,9 +124,10 @@ def main() -> None:
         "--label", help="name of the results, for a task with other settings than its preset's"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder of the result file")
     given = parser.parse_args()
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
+    results = given.out
+    results.mkdir(parents=True, exist_ok=True)
     name = results_name(given)
     report: dict[str, Any] = {
         "origin": origin(),

@@ -12,7 +12,6 @@ import collections
 import json
 import time
 
-import envpool
 import numpy as np
 import torch
 
@@ -101,6 +100,8 @@ class Pool:
     """
 
     def __init__(self, given: argparse.Namespace, meter: Meter | None = None) -> None:
+        import envpool  # not in the environment of RLlib's runner
+
         self._env = envpool.make(
             given.task, env_type="gymnasium", num_envs=ENVS, num_threads=given.threads, seed=given.seed
         )

@@ -308,12 +308,14 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[32, 64, 128, 256, 512, 1024])
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--reverb", metavar="PYTHON", help="of an environment with dm-reverb 0.14.0")
-    parser.add_argument("--write", action="store_true", help="into results/")
+    parser.add_argument("--write", action="store_true", help="into the folder of --out")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
     report = {"origin": origin(), **MEASURES[given.figure](given)}
     print(table(report))
     if given.write:
-        path = HERE / "results" / f"figure_{given.figure}_{datetime.now(UTC):%Y-%m-%d_%H%M}.json"
+        given.out.mkdir(parents=True, exist_ok=True)
+        path = given.out / f"figure_{given.figure}_{datetime.now(UTC):%Y-%m-%d_%H%M}.json"
         path.write_text(json.dumps(report, indent=1) + "\n")
         draw(report, path.with_suffix(".png"))
 

@@ -139,7 +139,8 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write results/<date>-multi-task-dt.json")
+    parser.add_argument("--write", action="store_true", help="write OUT/<date>-multi-task-dt.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     given = parser.parse_args()
     torch.set_num_threads(1)
     settings = LearningSettings(
@@ -162,8 +163,8 @@ def main() -> None:
             "origin": origin(), "tasks": tasks, "settings": asdict(settings), "losses_every": 10,
             "layouts": thinned, "largest_relative_difference": differences,
         }  # fmt: skip
-        path = Path(__file__).parent / "results" / f"{datetime.now(UTC):%Y%m%d}-multi-task-dt.json"
-        path.parent.mkdir(exist_ok=True)
+        path = given.out / f"{datetime.now(UTC):%Y%m%d}-multi-task-dt.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
         print(path)
 

@@ -3,8 +3,10 @@
     experiments/peers/setup.sh PEERS
     python -m experiments.throughput.run --peers PEERS --repeats 5 --seconds 20
     python -m experiments.throughput.run --peers PEERS --repeats 2 --seconds 8 --tasks all
+    python -m experiments.throughput.run --cases rayagi-2x1 rayagi-1x2 rllib --tasks Ant-v5 Humanoid-v5 --repeats 3
 
-PEERS is a folder of the peers' virtual environments, about 4 GB; without it, only rayagi and the limit are measured. Writes
+PEERS is a folder of the peers' virtual environments, about 4 GB; without it, only rayagi and the limit are measured, and
+RLlib if --cases names it. Writes
 results/<date>.json (raw lines and origin) and results/<date>.md (medians and spread).
 """
 
@@ -261,6 +263,9 @@ def cases_of(task: str, peers: Path | None, seconds: float, names: list[str] | N
     cases = our_cases(task, seconds)
     if peers is not None:
         cases += peer_cases(peers, task, seconds)
+    if "rllib" in (names or ()):
+        runner = ("experiments.peers.run_rllib", "--task", task, "--seconds", str(seconds))
+        cases.append(_case("rllib", sys.executable, *runner))
     unknown = set(names or ()) - {case.name for case in cases} - {"limit", "limit, all cores busy"}
     if unknown:
         raise SystemExit(f"--cases {' '.join(sorted(unknown))}: none of {', '.join(c.name for c in cases)}")

@@ -15,7 +15,7 @@ THREADS = 128
 
 
 class CudaStepper:
-    """Implements Stepper: one launch for K steps. [unverified on GPU]"""
+    """Implements Stepper: one launch for K steps."""
 
     def __init__(self, work: BenchmarkConfig) -> None:
         self.work, self._device = work, torch.device("cuda")

@@ -75,6 +75,10 @@ def test_peers_run_in_their_virtual_environments(tmp_path):
     )
     with pytest.raises(SystemExit, match="--cases rlib: none of rayagi-2x1"):
         cases_of("Hopper-v5", None, 8.0, ["rlib"])
+    # RLlib is where rayagi is; the peers are compared without it, as nobody asked for it.
+    (case,) = cases_of("Hopper-v5", None, 8.0, ["rllib"])
+    assert case.command[:3] == (sys.executable, "-m", "experiments.peers.run_rllib")
+    assert "rllib" not in {case.name for case in cases_of("Hopper-v5", tmp_path, 8.0, None)}
 
 
 def test_a_command_s_own_time_is_told_from_others():

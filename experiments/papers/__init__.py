@@ -1,0 +1,1 @@
+"""Every table and figure of the five papers, drawn again for this machine."""
