@@ -39,11 +39,11 @@ def planned_node_ids(plan: PlacementPlan) -> list[str] | None:
     return known if len(known) == len(ids) else None
 
 
-def plan_fits(plan: PlacementPlan, nodes: Sequence[NodeResources]) -> bool:
-    """Whether these nodes, if empty, can hold the plan's bundles."""
+def plan_fits(plan: PlacementPlan, nodes: Sequence[NodeResources], *, only_free: bool = False) -> bool:
+    """Whether these nodes can hold the plan's bundles: if they were empty, or with what is free now."""
     asked, planned, order = plan.bundles(), planned_node_ids(plan), plan.bundle_order()
     bundles = [asked[index] for index in order]
-    capacities = {node.node_id: _FreeCapacity(node.total) for node in nodes}
+    capacities = {node.node_id: _FreeCapacity(node.free if only_free else node.total) for node in nodes}
     if planned is not None:
         wanted = zip([planned[index] for index in order], bundles, strict=True)
         return all(node_id in capacities and capacities[node_id].take(bundle) for node_id, bundle in wanted)

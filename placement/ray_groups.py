@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import Any
 
@@ -36,13 +36,14 @@ from placement.capacity import (
 )
 from placement.errors import ReservationError
 from placement.plan import PlacementPlan
-from placement.types import Node
+from placement.types import Machine, Node
 
 __all__ = [
     "Reservation",
     "assign_allocated_nodes",
     "current_reservation",
     "left_out_held",
+    "plan_beside_others",
     "release",
     "reserve",
     "scheduling",
@@ -68,6 +69,25 @@ class Reservation:
     """False for a group that was created, and will be removed, by someone else."""
     alone: bool = False
     """Whether all CPUs of these nodes were free at reservation; only then are GMIs pinned to cores."""
+
+
+def plan_beside_others(make_plan: Callable[[Machine], PlacementPlan], machine: Machine) -> PlacementPlan:
+    """The plan for the connected cluster; if others hold what it needs, one that starts at the least used nodes.
+
+    A plan fills nodes in order, so without this two runs of one node each would both want the first.
+    """
+    plan = make_plan(machine)
+    nodes = _live_nodes()
+    # Inside a placement group, such as a Tune trial's, everything is reserved already.
+    if get_current_placement_group() is not None or plan_fits(plan, nodes, only_free=True):
+        return plan
+    used = {
+        node.node_id: fsum(node.total.get(kind, 0.0) - node.free.get(kind, 0.0) for kind in ("CPU", "GPU"))
+        for node in nodes
+    }
+    order = sorted(machine.nodes, key=lambda node: used.get(node.ray_node_id or "", 0.0))
+    other = make_plan(replace(machine, nodes=tuple(order)))
+    return other if plan_fits(other, nodes, only_free=True) else plan
 
 
 def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:

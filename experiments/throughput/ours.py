@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 
 from experiments.cores import process_cpu_s, stolen_seconds
 from experiments.throughput.settings import run_spec
+from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
 from rayagi.run.versions import rayagi_version
 
@@ -27,12 +29,11 @@ def gmis_cpu_s(pids: list[int]) -> float:
     return sum(used_s for used_s in used.values() if used_s is not None)
 
 
-def measure(
-    task: str, num_gmis: int, threads_per_gmi: int, seconds: float, seed: int, started: float
-) -> dict[str, object]:
+def measure(spec: RunSpec, seconds: float, started: float) -> dict[str, object]:
     """Train for ``seconds`` after the first iteration; where the time went is the mean over GMIs and iterations."""
     phases = ("simulate_s", "act_s", "update_s", "sync_s")
-    with Session(run_spec(num_gmis, threads_per_gmi, seed, task)) as session:
+    num_gmis, threads_per_gmi = spec.gmi.num_gmis or 1, spec.gmi.threads_per_gmi or 1
+    with Session(spec) as session:
         first = session.train(1)[0]
         began = time.time()
         startup_s = began - started
@@ -54,7 +55,7 @@ def measure(
     return {
         "peer": f"rayagi-{num_gmis}x{threads_per_gmi}",
         "version": rayagi_version(),
-        "task": task,
+        "task": spec.env.id,
         "gmis": num_gmis,
         "threads_per_gmi": threads_per_gmi,
         "env_steps": int(steps),
@@ -82,16 +83,17 @@ def main() -> None:
     parser.add_argument("--task", default="Ant-v5")
     parser.add_argument("--gmis", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="cores and threads of one GMI")
+    parser.add_argument("--envs", type=int, help="environments of one GMI; else 64 are divided among them")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--started", type=float, default=started, help="time.time() of the caller, for start-up time"
     )
     given = parser.parse_args()
-    print(
-        json.dumps(measure(given.task, given.gmis, given.threads, given.seconds, given.seed, given.started)),
-        flush=True,
-    )
+    spec = run_spec(given.gmis, given.threads, given.seed, given.task)
+    if given.envs is not None:
+        spec = replace(spec, gmi=replace(spec.gmi, num_envs=given.envs))
+    print(json.dumps(measure(spec, given.seconds, given.started)), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import SliceHealth
-from placement.errors import SliceLostError
+from placement.capacity import planned_node_ids
+from placement.errors import ReservationError, SliceLostError
 from placement.inventory import cluster_machine, local_machine
 from placement.plan import PlacementPlan
 from placement.types import Machine
@@ -141,16 +143,9 @@ class Session:
             with import_in_background("torch"):
                 undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
             # Imported here: it needs torch, which was imported in the background while Ray started.
-            from rayagi.coordinator.deployment import deploy, join_and_build
+            from rayagi.coordinator.deployment import join_and_build
 
-            plan = early or self._planned(cluster_machine(START_TIMEOUT_S))
-            deployment = deploy(
-                plan,
-                task=self._spec.env.id,
-                run=self._run_name,
-                reserve_timeout_s=self._spec.gmi.reserve_timeout_s,
-                undo=undo,
-            )
+            deployment = self._deployed(early, undo)
             self._plan, self._workers = deployment.plan, deployment.workers
             self._slices = SliceMonitor(deployment.plan, deployment.partitioners)
             join_and_build(deployment.group, self._spec.gmi, self._program_factory())
@@ -289,8 +284,41 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _deployed(self, early: PlacementPlan | None, undo: ExitStack) -> Deployment:
+        """Deploy the early plan, or one for the cluster: once more if others took its nodes after it was made."""
+        from rayagi.coordinator.deployment import deploy
+
+        deployed = partial(
+            deploy,
+            task=self._spec.env.id,
+            run=self._run_name,
+            reserve_timeout_s=self._spec.gmi.reserve_timeout_s,
+            undo=undo,
+        )
+        plan = early or self._planned_on_cluster()
+        try:
+            return deployed(plan)
+        except ReservationError as error:
+            if early is not None or error.waited_s == 0:
+                raise
+            again = self._planned_on_cluster()
+            if planned_node_ids(again) == planned_node_ids(plan):
+                raise
+            return deployed(again)
+
+    def _planned_on_cluster(self) -> PlacementPlan:
+        # Imported here, as above.
+        from placement.ray_groups import plan_beside_others
+
+        machine = cluster_machine(START_TIMEOUT_S)
+        if self._spec.gmi.left_out:  # its numbers count GMIs by node, so the order of nodes has to stay
+            return self._planned(machine)
+        return self._announced(plan_beside_others(self._make_plan, machine))
+
     def _planned(self, machine: Machine) -> PlacementPlan:
-        plan = self._make_plan(machine)
+        return self._announced(self._make_plan(machine))
+
+    def _announced(self, plan: PlacementPlan) -> PlacementPlan:
         if self._on_plan is not None:
             self._on_plan(plan)
         return plan

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,18 @@ from placement.allocation import assign_allocated_gpus
 from placement.errors import ReservationError
 from placement.inventory import cluster_machine
 from placement.ledger import all_ledgers
-from placement.plan import make_plan
-from placement.ray_groups import assign_allocated_nodes, release, reserve, scheduling, verify
+from placement.plan import PlacementPlan, make_plan
+from placement.ray_groups import (
+    assign_allocated_nodes,
+    plan_beside_others,
+    release,
+    reserve,
+    scheduling,
+    verify,
+)
 from placement.types import Gpu, Machine
+from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
+from rayagi.coordinator.session import Session
 from tests.fakes.mps import path_with_fakes
 
 pytestmark = pytest.mark.cluster
@@ -96,6 +106,38 @@ def test_every_gmi_lands_on_the_node_it_was_planned_for(machine):
     assert len(set(planned.values())) == 2
     assert assign_allocated_nodes(plan, reservation.bundle_node_ids) == plan
     release(reservation)
+
+
+def test_a_run_of_one_node_leaves_the_node_that_another_run_has(machine):
+    all_free()
+    plan_one = partial(make_plan, num_envs=8, num_gmis=1)
+    first = plan_beside_others(plan_one, machine)
+    assert [gmi_slice.node for gmi_slice in first.slices] == [machine.nodes[0].name]
+    reservation = reserve(first, LIMIT_S)
+    try:
+        second = plan_beside_others(plan_one, machine)
+        assert [gmi_slice.node for gmi_slice in second.slices] == [machine.nodes[1].name]
+        # One that needs both nodes is planned as if both were free: reserving it says what is missing.
+        both = plan_beside_others(partial(make_plan, num_envs=8), machine)
+        assert [gmi_slice.node for gmi_slice in both.slices] == [node.name for node in machine.nodes]
+    finally:
+        release(reservation)
+
+
+def test_a_run_whose_node_is_taken_while_it_starts_goes_to_the_other(machine, monkeypatch):
+    all_free()
+    gmi = GmiSpec(backend="cpu", num_gmis=1, num_envs=2, threads_per_gmi=1, reserve_timeout_s=1.0)
+    spec = RunSpec(env=EnvSpec(id="InvertedPendulum-v5"), gmi=gmi)
+    planned: list[PlacementPlan] = []
+    with Session(spec) as first:
+        second = Session(spec, on_plan=planned.append)
+        late, before = second._planned_on_cluster, iter([first.plan])
+        monkeypatch.setattr(second, "_planned_on_cluster", lambda: next(before, None) or late())
+        with second:
+            nodes = [first.workers[0].node_id, second.workers[0].node_id]
+            assert nodes == [node.ray_node_id for node in machine.nodes]
+            assert [plan.slices[0].node for plan in planned] == [machine.nodes[1].name]
+            assert second.train(1)[0].metrics["env_steps"] > 0
 
 
 def test_the_order_of_nodes_in_the_plan_is_kept_when_it_is_not_rays(machine):

@@ -81,6 +81,14 @@ def test_no_node_at_all_is_said_so():
     assert error.would_fit == "Start Ray with at least one CPU"
 
 
+def test_a_plan_that_fits_empty_nodes_may_not_fit_what_is_free():
+    plan = make_plan(CPU8, num_envs=1, num_gmis=2, threads_per_gmi=2)
+    nodes = [resources("box", free=3.0, CPU=8.0)]
+    assert plan_fits(plan, nodes)
+    assert not plan_fits(plan, nodes, only_free=True)
+    assert plan_fits(plan, [resources("box", free=4.0, CPU=8.0)], only_free=True)
+
+
 def test_equal_bundles_are_counted():
     text = bundles_text([{"CPU": 1.0, "GPU": 0.5}, {"CPU": 2.0}, {"CPU": 1.0, "GPU": 0.5}])
     assert text == "2 x {1 CPU, 0.5 GPU} + 1 x {2 CPU}"
