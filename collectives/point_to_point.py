@@ -1,6 +1,6 @@
 """Point-to-point messages: each direction of each pair of members is a channel with its own transport.
 
-A channel's transport has two members, of which the sender broadcasts: shared memory inside a host, Gloo between hosts.
+A channel's transport has two members, of which the sender broadcasts: shared memory inside a host, TCP between hosts.
 A message is a header (dtype and shape) and the elements; it is transferred when both sides have called. Channels do not
 wait for each other, nor for the communicator's collectives.
 """

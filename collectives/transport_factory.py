@@ -23,8 +23,8 @@ from collectives.transports.base import Transport, TransportGroup
 from collectives.transports.registry import candidates, unusable
 
 TransportName = str
-"""auto: as the composition says; shared memory inside a host if it works, Gloo across hosts. shm: shared memory only, so
-all members must share a host. gloo: Gloo only, for every primitive. Others: collectives/transports/registry.py."""
+"""auto: as the composition says; shared memory inside a host if it works, TCP across hosts. shm: shared memory only, so all
+members must share a host. tcp, gloo: only these, for every primitive. Others: collectives/transports/registry.py."""
 
 _logger = logging.getLogger(__name__)
 _MISMATCH = "mismatched call"
@@ -175,7 +175,7 @@ class GroupTransportFactory:
         raise unusable(context.transport, self._members[self._rank].rank, "; ".join(reasons))
 
     def channel(self, direction: tuple[int, int]) -> Transport:
-        """The transport for messages from one rank to another: shared memory inside a host, Gloo between hosts."""
+        """The transport for messages from one rank to another: shared memory inside a host, TCP between hosts."""
         source, to = direction
         one_host = self._members[source].host_id == self._members[to].host_id
         return self.scoped(f"{source} to {to}").transport("ip" if one_host else "net", direction)

@@ -39,6 +39,7 @@ TRANSPORTS: tuple[TransportDefinition, ...] = (
     TransportDefinition("device", ("device",), "collectives.transports.device", device="cuda"),
     TransportDefinition("nccl", ("rp",), "collectives.transports.nccl", device="cuda"),
     TransportDefinition("shm", ("ip", "device"), "collectives.transports.shm.connecting"),
+    TransportDefinition("tcp", ("ip", "rp", "device", "net"), "collectives.transports.tcp"),
     TransportDefinition("gloo", ("ip", "rp", "device", "net"), "collectives.transports.gloo"),
 )
 """Definitions in order of preference."""

@@ -139,7 +139,7 @@ class GmiConfig(AlgorithmConfig):
             threads_per_gmi: cores and threads of one GMI
             slices: unequal GMIs: the cores of each, or its share of a GPU; or "auto"
             left_out: GMIs of this plan that are not started, by index
-            transport: of gradients: "shm", "gloo" or "auto"
+            transport: of gradients: "shm", "tcp", "gloo" or "auto"
             composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
             collective_timeout_s: how long a collective operation waits for the other GMIs, seconds

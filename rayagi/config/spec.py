@@ -80,7 +80,7 @@ class GmiSpec:
     collective_timeout_s: float = 60.0
     """How long a collective operation waits for the other GMIs."""
     transport: TransportName = "auto"
-    """Transport of gradients. auto: shared memory inside a host if available, Gloo over TCP across hosts."""
+    """Transport of gradients. auto: shared memory inside a host if available, TCP across hosts."""
     composition: str = "auto"
     """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/explanation/collectives.md). auto: chosen for
     the layout."""

@@ -35,7 +35,7 @@ def test_two_nodes_of_a_layout_are_two_of_the_cluster_and_reduce_by_net(address,
     (row,) = (row for row in content["rows"] if row["composition"] == "ip_only")
     assert row["steps"] == 3  # inside each host, across, and back
     assert row["model_s"] > 0
-    assert "net by GlooTransport" in content["layouts"][0]["transports"]["ip_only"]
+    assert "net by TcpTransport" in content["layouts"][0]["transports"]["ip_only"]
 
 
 def test_too_few_nodes_are_said(address, tmp_path, capsys):

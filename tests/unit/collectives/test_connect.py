@@ -124,13 +124,13 @@ def mean_and_description(communicator, done):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
 @pytest.mark.parametrize("others", [1, 2])
-def test_members_of_two_users_use_gloo(others):
+def test_members_of_two_users_use_tcp(others):
     who = [this_member, *[as_nobody] * others]
     for rank, answer in enumerate(run_group("auto", 1 + others, mean_and_description, who=who)):
         means, described = answer
         assert means == [others / 2] * 5
         assert described.startswith(f"rank {rank} of {1 + others}: ip_only")
-        assert described.endswith("ip by GlooTransport")
+        assert described.endswith("ip by TcpTransport")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
@@ -140,22 +140,22 @@ def test_shared_memory_of_two_users_is_refused_on_all_members_with_a_hint():
         assert re.search(
             r"rank 2 \(pid \d+, user 65534\) cannot map /proc/\d+/fd/\d+: .*Permission denied", text
         )
-        assert "use transport='gloo' or 'auto'" in text
+        assert "use transport='tcp' or 'gloo' or 'auto'" in text
 
 
-def test_members_of_two_hosts_use_gloo():
+def test_members_of_two_hosts_use_tcp():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "auto")
     assert (
         repr(found[0])
-        == "rank 0 of 2: ip_only on 2x1x1 (the only composition without GPUs); net by GlooTransport"
+        == "rank 0 of 2: ip_only on 2x1x1 (the only composition without GPUs); net by TcpTransport"
     )
     assert sum_of_ranks(found) == [1.0, 1.0]
 
 
-def test_two_hosts_of_two_share_memory_inside_and_use_gloo_across():
+def test_two_hosts_of_two_share_memory_inside_and_use_tcp_across():
     there = [replace(this_member(rank), host_id="another") for rank in (2, 3)]
     found = connect_all([this_member(0), this_member(1), *there], "auto")
-    assert repr(found[0]).endswith("; ip by SharedMemoryTransport, net by GlooTransport")
+    assert repr(found[0]).endswith("; ip by SharedMemoryTransport, net by TcpTransport")
     assert found[0].schedule.layout == Layout.parse("2x1x2")
     assert sum_of_ranks(found) == [6.0] * 4
 
@@ -163,7 +163,7 @@ def test_two_hosts_of_two_share_memory_inside_and_use_gloo_across():
 def test_the_layout_is_that_of_the_members_in_whatever_order_they_are_numbered():
     gpus = ["GPU-a", "GPU-b", "GPU-b", "GPU-a"]
     members = [this_member(rank, device=gpu) for rank, gpu in enumerate(gpus)]
-    found = connect_all(members, "gloo", composition="har")
+    found = connect_all(members, "tcp", composition="har")
     assert found[2].schedule.layout.mpl == [[0, 3], [1, 2]]
     assert sum_of_ranks(found) == [6.0] * 4
 
@@ -191,8 +191,8 @@ def test_groups_of_a_new_rendezvous_have_separate_names():
 
 
 def test_two_groups_of_one_process_do_not_disturb_each_other():
-    first = connect_all([this_member(0), this_member(1)], "gloo")
-    second = connect_all([this_member(rank) for rank in range(3)], "gloo")
+    first = connect_all([this_member(0), this_member(1)], "tcp")
+    second = connect_all([this_member(rank) for rank in range(3)], "tcp")
     assert sum_of_ranks(first) == [1.0, 1.0]
     assert sum_of_ranks(second) == [3.0, 3.0, 3.0]
     for communicator in first:
@@ -218,7 +218,7 @@ def test_shared_memory_across_hosts_is_refused_with_a_hint():
     found = connect_all([this_member(0), replace(this_member(1), host_id="another")], "shm")
     for error in found:
         assert isinstance(error, CommunicatorError)
-        assert "gloo" in str(error)
+        assert "use transport='tcp' or 'gloo' or 'auto'" in str(error)
 
 
 @pytest.mark.parametrize("definition", TRANSPORTS, ids=lambda each: each.name)
@@ -236,14 +236,22 @@ def test_a_named_transport_is_the_only_candidate_where_it_serves_the_primitive(d
 @pytest.mark.parametrize(
     ("device", "expected"),
     [
-        ("cpu", {"ip": ["shm", "gloo"], "rp": ["gloo"], "device": ["shm", "gloo"], "net": ["gloo"]}),
+        (
+            "cpu",
+            {
+                "ip": ["shm", "tcp", "gloo"],
+                "rp": ["tcp", "gloo"],
+                "device": ["shm", "tcp", "gloo"],
+                "net": ["tcp", "gloo"],
+            },
+        ),
         (
             "cuda",
             {
-                "ip": ["shm", "gloo"],
-                "rp": ["nccl", "gloo"],
-                "device": ["device", "shm", "gloo"],
-                "net": ["gloo"],
+                "ip": ["shm", "tcp", "gloo"],
+                "rp": ["nccl", "tcp", "gloo"],
+                "device": ["device", "shm", "tcp", "gloo"],
+                "net": ["tcp", "gloo"],
             },
         ),
     ],
@@ -256,7 +264,7 @@ def test_candidates_of_each_primitive_are_in_order_of_preference(device, expecte
 def test_names_of_transports_are_unique_and_some_serve_each_primitive():
     assert len({each.name for each in TRANSPORTS}) == len(TRANSPORTS)
     assert {primitive for each in TRANSPORTS for primitive in each.primitives} == {*PRIMITIVES}
-    assert transport_names() == ("auto", "shm", "gloo")
+    assert transport_names() == ("auto", "shm", "tcp", "gloo")
 
 
 THREADS = TransportDefinition("threads", ("ip",), user_transport.__name__)
@@ -280,14 +288,16 @@ def test_a_transport_that_refuses_is_replaced_unless_it_was_named(monkeypatch, c
     assert caplog.messages == ["members reduce by shm, a slower transport: rank 1 does not want to"]
     for error in connect_all(members, "threads", timeout_s=9.0):
         assert isinstance(error, CommunicatorError)
-        assert "rank 1 does not want to; use transport='shm' or 'gloo' or 'auto'" in str(error)
+        assert "rank 1 does not want to; use transport='shm' or 'tcp' or 'gloo' or 'auto'" in str(error)
     for error in connect_all([members[0], replace(members[1], host_id="another")], "threads"):
         assert "threads needs one host that all members share" in str(error)
 
 
 def test_a_transport_that_does_not_exist_is_refused_with_those_that_do():
     for error in connect_all([this_member(0), this_member(1)], "pigeons"):
-        assert "there is no transport 'pigeons'; use transport='shm' or 'gloo' or 'auto'" in str(error)
+        assert "there is no transport 'pigeons'; use transport='shm' or 'tcp' or 'gloo' or 'auto'" in str(
+            error
+        )
 
 
 def test_a_missing_member_is_named_with_those_that_came():
@@ -379,10 +389,11 @@ def test_a_communicator_error_says_what_was_awaited_from_whom_and_for_how_long()
     )
 
 
-def test_of_the_members_that_gloo_waits_for_only_the_missing_one_is_named():
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_of_the_members_that_a_transport_waits_for_only_the_missing_one_is_named(transport):
     """One of four members does not come. Another times out first, which the others see as broken connections."""
     members = [this_member(rank) for rank in range(4)]
-    communicators = connect_all(members, "gloo", timeout_s=10.0)
+    communicators = connect_all(members, transport, timeout_s=10.0)
     communicators[0]._group_transport._timeout_s = 0.3
 
     def reduce(communicator):
@@ -391,7 +402,8 @@ def test_of_the_members_that_gloo_waits_for_only_the_missing_one_is_named():
     errors = in_threads(*(lambda c=c: reduce(c) for c in (communicators[rank] for rank in (0, 1, 3))))
     for error in errors:
         assert error.waiting_for == str(communicators[2]._transport_factory._members[2])
-        assert "the others gave up, too" in str(error)
+        # Over TCP a member knows by itself whose data has not come.
+        assert "the others gave up, too" in str(error) or (transport == "tcp" and error is errors[0])
     for communicator in communicators:
         communicator.close()
 
@@ -400,7 +412,7 @@ def test_a_group_that_failed_does_not_end_the_waits_of_the_whole(monkeypatch):
     """Ranks 0 and 1 are a group in which 1 does not come; in the operation of all that follows, 0 and 1 wait for 2."""
     monkeypatch.setattr(transport_factory, "_GAVE_UP_POLL_S", 0.06)
     monkeypatch.setattr(transport_factory, "_LOSS_NOTICE_WAIT_S", 0.0)
-    communicators = connect_all([this_member(rank) for rank in range(3)], "gloo")
+    communicators = connect_all([this_member(rank) for rank in range(3)], "tcp")
     groups = in_threads(*(lambda c=c: c.group((0, 1)) for c in communicators))
     groups[0]._group_transport._timeout_s = 0.1
     with pytest.raises(CommunicatorError):

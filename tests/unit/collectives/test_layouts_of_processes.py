@@ -59,7 +59,7 @@ CASES = [
     ("auto", "2+1", "har"),
     ("auto", "2x1x2", "ip_only"),
     ("auto", "1|2", "har"),
-    ("gloo", "2x1x2", "ip_only"),
+    ("tcp", "2x1x2", "ip_only"),
 ]
 
 
@@ -104,7 +104,7 @@ def test_sums_agree_with_float64(case):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_two_hosts_come_to_the_result_of_one(dtype):
-    there, here = reduced(("auto", "2x1x2", "ip_only")), reduced(("gloo", "2x1x2", "ip_only"))
+    there, here = reduced(("auto", "2x1x2", "ip_only")), reduced(("tcp", "2x1x2", "ip_only"))
     for size in SIZES:
         one_host = reduce(torch.add, [values(rank, size, dtype) for rank in range(4)])
         for found in (there[0][size, dtype, "sum"], here[0][size, dtype, "sum"]):
@@ -135,7 +135,7 @@ def other_operations(communicator, done):
 SMALL = (0, 1, 17, 40, 1001)
 
 
-@pytest.mark.parametrize(("transport", "layout"), [("shm", "1x3"), ("gloo", "1x3"), ("auto", "1|2")])
+@pytest.mark.parametrize(("transport", "layout"), [("shm", "1x3"), ("tcp", "1x3"), ("auto", "1|2")])
 def test_operations_that_are_no_all_reduce(transport, layout):
     answers = run_group(transport, 3, other_operations, layout=layout)
     for size in SMALL:
@@ -167,7 +167,7 @@ def reduce_beside_a_computation(communicator, done):
     return pending, product.unique().tolist(), tensor.unique().tolist()
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_caller_computes_while_its_reduction_waits_for_the_others(transport):
     first, second = run_group(transport, 2, reduce_beside_a_computation)
     assert first == (True, [64.0], [1.5])
@@ -189,7 +189,7 @@ def use_groups(communicator, done):
     return sums, whole.unique().tolist()
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_several_groups_in_a_process_reduce_side_by_side(transport):
     expected = [[[11.0], [101.0]], [[11.0], [110.0]], [[110.0], [101.0]]]
     assert run_group(transport, 3, use_groups) == [(sums, [111.0]) for sums in expected]
@@ -211,7 +211,7 @@ def close_while_others_are_awaited(communicator, done):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_close_ends_an_operation_that_waits_for_others(transport):
     # The operation's own limit is longer than what the test waits for an answer.
     answer = run_group(transport, 2, close_while_others_are_awaited, timeout_s=300.0)[0]

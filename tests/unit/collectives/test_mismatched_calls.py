@@ -95,7 +95,7 @@ def call_differently(communicator: Communicator, done: Any, *, name: str) -> tup
     return text, time.monotonic() - begin
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "shm", "gloo"])
+@pytest.mark.parametrize("transport", ["inprocess", "shm", "tcp"])
 @pytest.mark.parametrize("name", CASES)
 def test_both_calls_are_named_on_all_members(transport, name):
     _, first, _, other = CASES[name]
@@ -112,7 +112,7 @@ def lists_of_equal_total(communicator: Communicator, done: Any) -> tuple[str, li
     return text, torch.cat(tensors).tolist()
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "shm", "gloo"])
+@pytest.mark.parametrize("transport", ["inprocess", "shm", "tcp"])
 def test_lists_of_other_shapes_and_equal_total_are_not_mixed(transport):
     for rank, (text, values) in enumerate(run_group(transport, 2, lists_of_equal_total)):
         own = "(3,), (4,)" if rank == 0 else "(4,), (3,)"
@@ -126,7 +126,7 @@ def adjacent_lists(communicator: Communicator, done: Any) -> str:
     return error_text(lambda c: c.all_reduce([buffer[:split], buffer[split:]]), communicator)
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_so_are_lists_that_are_views_of_one_buffer(transport):
     for text in run_group(transport, 2, adjacent_lists):
         assert "all_reduce(sum) of a list of float32 of shapes" in text
@@ -149,7 +149,7 @@ def other_groups(communicator: Communicator, done: Any) -> str:
     return error_text(lambda c: c.group([0, 1] if c.rank < 2 else [0, 2]), communicator)
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_groups_of_other_members_are_refused(transport):
     for text in run_group(transport, 3, other_groups):
         assert "[0, 1]" in text
@@ -163,7 +163,7 @@ def same_again(communicator: Communicator, done: Any) -> list[float]:
     return torch.cat([tensor.view(-1) for tensor in tensors]).tolist()
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "shm", "gloo"])
+@pytest.mark.parametrize("transport", ["inprocess", "shm", "tcp"])
 def test_members_that_call_the_same_are_not_disturbed(transport):
     # 1 + 2 = 3, doubled by the second sum; 2 + 2 = 4, doubled.
     assert run_group(transport, 2, same_again) == [[6.0] * 3 + [8.0] * 4] * 2

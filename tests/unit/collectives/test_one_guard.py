@@ -63,10 +63,10 @@ def survive(communicator: Communicator, done: Any, *, name: str) -> tuple[list[i
     return lost, "not broken"
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_death_in_any_operation_is_named_and_breaks_the_communicator(transport, name):
-    if transport == "gloo" and name in OF_SHARED_MEMORY:
+    if transport == "tcp" and name in OF_SHARED_MEMORY:
         pytest.skip("asks nobody")
     answer, killed = run_group(transport, 2, partial(survive, name=name))
     assert killed is None

@@ -54,7 +54,7 @@ def train(slices, spec, communicator, done):
     return start, weights, torch.stack(rewards), program.state_dict()["shared"]
 
 
-@pytest.fixture(scope="module", params=[("shm", None), ("gloo", None), ("shm", (3.0, 1.0))])
+@pytest.fixture(scope="module", params=[("shm", None), ("tcp", None), ("shm", (3.0, 1.0))])
 def trained(request):
     transport, slices = request.param
     answers = run_group(transport, 2, partial(train, slices, SPEC))
@@ -77,7 +77,7 @@ def test_trainers_of_one_host_take_the_steps_of_replicas(network, slices, max_gr
     spec = replace(SPEC, network=network, learning=replace(SPEC.learning, max_grad_norm=max_grad_norm))
     steps = [
         [(answer[1] - answer[0]).detach() for answer in run_group(transport, 2, partial(train, slices, spec))]
-        for transport in ("shm", "gloo")
+        for transport in ("shm", "tcp")
     ]
     moved = steps[0][0].abs().max()
     assert moved > 1e-3
@@ -92,7 +92,7 @@ def begin_apart(communicator, done):
     return own, learner.flat.parameters.detach()[: len(own)].clone()
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_all_begin_with_rank_0_s_parameters(transport):
     (first, began), (second, began_too) = run_group(transport, 2, begin_apart)
     assert not torch.equal(first, second)
@@ -125,7 +125,7 @@ def fail_and_go_on(communicator, done):
     return errors, program.learner.policy.model.policy[0].weight.detach().clone()
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_gradient_of_nan_ends_the_update_of_all_who_can_go_on_from_before(transport):
     (first, weight), (second, weight_too) = run_group(transport, 2, fail_and_go_on)
     assert "grad_norm" in first[0]
@@ -141,7 +141,7 @@ def without_a_program_on_the_last(communicator, done):
     return learner._optimizer_step is None
 
 
-@pytest.mark.parametrize("transport", ["shm", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_where_one_has_no_compiler_all_learn_by_torch(transport):
     assert run_group(transport, 2, without_a_program_on_the_last) == [True, True]
 

@@ -47,7 +47,7 @@ def every_operation(communicator, done):
     return found
 
 
-GROUPS = [(transport, world) for transport in ("inprocess", "gloo", "shm") for world in (2, 3)]
+GROUPS = [(transport, world) for transport in ("inprocess", "tcp", "gloo", "shm") for world in (2, 3)]
 
 
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
@@ -133,7 +133,7 @@ def wait_for_an_absent_member(communicator, done):
     return errors
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "gloo", "shm"])
+@pytest.mark.parametrize("transport", ["inprocess", "tcp", "gloo", "shm"])
 def test_an_absent_member_is_reported_within_the_limit_and_the_group_is_unusable_after(transport):
     errors = run_group(transport, 2, wait_for_an_absent_member, timeout_s=1.0)[0]
     assert len(errors) == 2
@@ -152,7 +152,7 @@ def lose_a_member(communicator, done):
     return
 
 
-@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "shm"])
 def test_a_killed_member_is_noticed_long_before_the_limit(transport):
     answers = run_group(transport, 3, lose_a_member, timeout_s=40.0)
     assert answers[1] is None
@@ -174,7 +174,7 @@ def leave_early(communicator, done):
         done.set()
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "gloo", "shm"])
+@pytest.mark.parametrize("transport", ["inprocess", "tcp", "gloo", "shm"])
 def test_a_member_that_leaves_is_noticed_long_before_the_limit(transport):
     error = run_group(transport, 2, leave_early, timeout_s=40.0)[0].error
     assert isinstance(error, CommunicatorError)
@@ -187,7 +187,7 @@ def use_after_close(communicator, done):
     communicator.barrier()
 
 
-@pytest.mark.parametrize("transport", ["gloo", "shm"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "shm"])
 def test_a_closed_communicator_says_so(transport):
     error = run_group(transport, 2, use_after_close)[0].error
     assert isinstance(error, CommunicatorError)
@@ -218,7 +218,7 @@ def alternate_reductions_and_broadcasts(communicator, done):
     return wrong
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "gloo", "shm"])
+@pytest.mark.parametrize("transport", ["inprocess", "tcp", "gloo", "shm"])
 def test_a_slow_member_still_gets_the_result_of_the_operation_before(transport):
     assert run_group(transport, 2, alternate_reductions_and_broadcasts) == [[], []]
 

@@ -81,7 +81,7 @@ def reduce(communicator, done):
 def test_two_hosts_reduce_to_what_one_host_does(hosts):
     apart, together = on_two_hosts(reduce), run_group("shm", 4, reduce)
     assert "ip_only on 2x1x2" in apart[0][0]
-    assert apart[0][0].endswith("; ip by SharedMemoryTransport, net by GlooTransport")
+    assert apart[0][0].endswith("; ip by SharedMemoryTransport, net by TcpTransport")
     assert "ip_only on 1x4" in together[0][0]
     for _, found, rows in apart:
         assert torch.equal(rows, together[0][2])

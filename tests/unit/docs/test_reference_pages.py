@@ -26,7 +26,7 @@ def test_every_setting_has_a_row_with_its_meaning():
 
 def test_a_row_shows_the_values_and_the_default_as_a_file_has_them():
     table = rows(settings_text())
-    assert table["gmi.transport"][1:3] == ["`auto`, `shm`, `gloo`", "`auto`"]
+    assert table["gmi.transport"][1:3] == ["`auto`, `shm`, `tcp`, `gloo`", "`auto`"]
     assert table["network.hidden"][1:3] == ["list of whole number", "`[256, 128, 64]`"]
     assert table["gmi.slices"][1:3] == ["list of number, `auto`, `null`", "`null`"]
     assert table["gmi.replan"][1:3] == ["`true`, `false`", "`false`"]
