@@ -211,12 +211,18 @@ class _Peer:
         return (select.POLLIN if self.into else 0) | (select.POLLOUT if self.out else 0)
 
     def send(self) -> None:
-        """As much as the connection takes now."""
+        """As much as the connection takes now.
+
+        Raises:
+            ConnectionError: the other end is closed.
+        """
         while self.out:
             try:
                 _drop(self.out, self.socket.sendmsg(self.out))
             except BlockingIOError:
                 return
+            except ConnectionError as error:
+                raise self._closed() from error
 
     def receive(self) -> None:
         """What has come, up to what is awaited: what follows belongs to the next move.
@@ -229,9 +235,14 @@ class _Peer:
                 count = self.socket.recv_into(self.into[0])
             except BlockingIOError:
                 return
+            except ConnectionError as error:
+                raise self._closed() from error
             if count == 0:
-                raise ConnectionResetError(f"{self.member} closed its connection")
+                raise self._closed()
             _drop(self.into, count)
+
+    def _closed(self) -> ConnectionResetError:
+        return ConnectionResetError(f"{self.member} closed its connection")
 
 
 def _drop(views: list[memoryview], count: int) -> None:
