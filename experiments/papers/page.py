@@ -16,7 +16,7 @@ HEAD = """# The papers, figure by figure
 
 Each table and figure of the five papers that has results: the paper's headline, what was measured here, and what differs.
 Written by `python -m experiments.papers all --draw` from committed rows; a test compares the page with them. Figures are
-medians over repeats, and ratios are taken within a repeat. Where a GPU or several hosts are needed nothing is extrapolated.
+medians over repeats, and ratios are taken within a repeat. Where a GPU is needed nothing is extrapolated.
 
     python -m experiments.papers gear --quick               # few points: minutes
     python -m experiments.papers gear --full --peers PEERS  # what is committed; goes on where it was stopped
