@@ -279,7 +279,7 @@ GMI_DRL = (
         paper="gmi-drl", label="Table 5", quantity="several nodes over one",
         theirs="4 nodes over one 2.72 to 3.28, 83 % of linear on average", axes="partly", measuring=NODES,
         ours=lambda rows: nodes.headline(rows["rows"]), draw=lambda rows, path: nodes.draw(rows["rows"], path),
-        differs=f"{CORES}; HalfCheetah; nodes are network namespaces of one host, with 0.4 of a core and a link of 1 Gbit/s each",
+        differs=f"{CORES}; HalfCheetah; nodes are namespaces of one host, with 0.4 of a core and a link of 1 Gbit/s each",
     ),
     Exhibit(
         paper="gmi-drl", label="Table 6", quantity="training throughput of the chosen collective over IP only",
