@@ -11,6 +11,7 @@ import torch
 
 from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.rendezvous import poll, this_member
+from collectives.transports import tcp
 from collectives.transports.base import TransportGroup
 from collectives.transports.tcp import connect
 
@@ -141,6 +142,50 @@ def test_an_interrupted_operation_is_not_continued_by_the_next_one(members):
         members[0].all_reduce(torch.ones(10))
     with pytest.raises(CommunicatorError, match="closed its connection"):
         members[1].all_reduce(torch.ones(10))
+
+
+class Clock(threading.local):
+    """Each look at it takes 0.05 s."""
+
+    now = 0.0
+
+    def monotonic(self):
+        self.now += 0.05
+        return self.now
+
+
+class Narrow:
+    """A connection that brings 64 KB and then nothing until one asks again."""
+
+    def __init__(self, connection):
+        self.connection, self.is_dry = connection, False
+
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
+
+    def recv_into(self, view):
+        self.is_dry = not self.is_dry
+        if not self.is_dry:
+            raise BlockingIOError
+        return self.connection.recv_into(view[:65536])
+
+
+@pytest.mark.parametrize("members", [2], indirect=True)
+def test_the_time_limit_is_of_a_wait_and_not_of_a_large_tensor(members, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(tcp, "time", clock)
+
+    def reduce(member):
+        member._timeout_s = 3.0
+        (peer,) = member._peers.values()
+        peer.socket = Narrow(peer.socket)
+        tensor = torch.ones(4_000_000)
+        member.all_reduce(tensor)
+        return tensor, clock.now
+
+    for tensor, took_s in together(*(partial(reduce, member) for member in members)):
+        assert torch.equal(tensor, torch.full((4_000_000,), 2.0))
+        assert took_s > 3.0
 
 
 def test_a_member_that_does_not_come_in_time_is_named():
