@@ -319,7 +319,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--hosts", type=int, default=1, help="how many hosts the members pretend to be on")
-    parser.add_argument("--transport", choices=("auto", "shm", "gloo"), default="auto")
+    parser.add_argument("--transport", choices=("auto", "shm", "tcp", "gloo"), default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()

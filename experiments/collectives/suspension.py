@@ -38,7 +38,7 @@ from collectives.connect import connect
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
 from collectives.transport_factory import TransportName
-from collectives.transports import gloo
+from collectives.transports import gloo, tcp
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -183,7 +183,7 @@ def _live(rank: int, pipe: Any, transport: TransportName, without_compiler: bool
     """One member, round after round."""
     torch.set_num_threads(1)
     transport_factory._LOSS_NOTICE_WAIT_S = 0.0  # nobody is lost here, so no error has to wait for such news
-    transport_factory._GAVE_UP_POLL_S = gloo._LONG_S = (
+    transport_factory._GAVE_UP_POLL_S = gloo._LONG_S = tcp._LONG_S = (
         TIMEOUT_S / 3
     )  # a wait of half a second is long where limits are in minutes
     if without_compiler:
@@ -248,7 +248,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=280)
     parser.add_argument("--without-compiler", action="store_true")
-    parser.add_argument("--transport", choices=("shm", "gloo"), default="shm")
+    parser.add_argument("--transport", choices=("shm", "tcp", "gloo"), default="shm")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=HERE / "results" / "suspension.json")
     asked = parser.parse_args()

@@ -58,13 +58,13 @@ def missing() -> str:
 
 
 @contextmanager
-def hosts(count: int, *, share: float, megabits: float | None) -> Iterator[tuple[Host, list[Host]]]:
+def hosts(count: int, *, share: float, megabits: float) -> Iterator[tuple[Host, list[Host]]]:
     """Make a head and ``count`` hosts, and remove them at the end. Whoever started processes there has ended them by then.
 
     Args:
         count: hosts beside the head
         share: cores of each, such as 0.4; the head has no limit
-        megabits: per second and direction of each link; None: no limit
+        megabits: per second and direction of each link
 
     Raises:
         RuntimeError: there can be none here, or the system refused; the error has its words.
@@ -91,7 +91,7 @@ def hosts(count: int, *, share: float, megabits: float | None) -> Iterator[tuple
                 host.processes.parent.rmdir()
 
 
-def _connect(made: Sequence[Host], megabits: float | None) -> None:
+def _connect(made: Sequence[Host], megabits: float) -> None:
     """A bridge in the head's namespace has the head's address, and a cable to each host."""
     head, others = made[0], made[1:]
     _ip("-n", head.name, "link", "add", "switch", "type", "bridge")
@@ -103,9 +103,8 @@ def _connect(made: Sequence[Host], megabits: float | None) -> None:
         _ip("-n", head.name, "link", "set", port, "master", "switch", "up")
         _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
         _ip("-n", host.name, "link", "set", "eth0", "up")
-        if megabits is not None:
-            _shape(head.name, port, megabits)
-            _shape(host.name, "eth0", megabits)
+        _shape(head.name, port, megabits)
+        _shape(host.name, "eth0", megabits)
 
 
 def _shape(namespace: str, device: str, megabits: float) -> None:

@@ -2,7 +2,7 @@
 
     python -m experiments.nodes.reduce                      # about 2 minutes, needs root
 
-Hosts are those of experiments.nodes.hosts, without a limit of CPU time. Each repeat has all transports in turn, in new
+Hosts are those of experiments.nodes.hosts, with a whole core each. Each repeat has all transports in turn, in new
 processes. Writes results/reduce.json.
 """
 
@@ -26,7 +26,7 @@ from collectives.costs import all_reduce_s
 from collectives.rendezvous import Member, poll
 from collectives.transports.base import TransportGroup
 from collectives.transports.registry import TRANSPORTS
-from experiments.nodes.hosts import Host, hosts
+from experiments.nodes.hosts import Host, hosts, missing
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -148,6 +148,8 @@ def main() -> None:
         found = member(given.member, given.rank, given.addresses, given.bytes[0], given.count, given.board)
         print(json.dumps(found), flush=True)
         return
+    if why := missing():
+        parser.error(why)
     rows: list[Row] = []
     given.out.mkdir(parents=True, exist_ok=True)
     for count in given.hosts:

@@ -37,7 +37,7 @@ import gymnasium
 from matplotlib.figure import Figure
 
 from collectives.costs import all_reduce_s
-from experiments.nodes.hosts import Host, hosts
+from experiments.nodes.hosts import Host, hosts, missing
 from experiments.origin import origin
 from experiments.throughput.settings import ROLLOUT_LENGTH, run_spec
 from rayagi.coordinator.cluster_forecast import HOP_LATENCY_S
@@ -288,6 +288,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
+    if why := missing():
+        parser.error(why)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # as Ctrl-C: hosts are removed
     cores = len(os.sched_getaffinity(0))
     if max(given.nodes) * given.share > cores:
@@ -305,11 +307,11 @@ def main() -> None:
             for nodes in given.nodes
             for is_apart in (False, True)
         ]
-        missing = [each for each in wanted if not any(each.items() <= row.items() for row in rows)]
-        if not missing:
+        left = [each for each in wanted if not any(each.items() <= row.items() for row in rows)]
+        if not left:
             continue
         with cluster(given, megabits) as (head, env):
-            for each in missing:
+            for each in left:
                 row = case(each["task"], each["nodes"], each["apart"], given, head, env)
                 print(json.dumps(each | row), flush=True)
                 if "failed" not in row:

@@ -28,9 +28,10 @@ def test_a_suspended_member_completes_nothing_that_was_given_up_and_changes_noth
     assert [problem for one in rounds for problem in one.problems] == []
 
 
-def test_the_same_over_gloo():
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_the_same_over_tcp_and_gloo(transport):
     kinds = ("registered", "broadcast", "group")
-    rounds = run(3, sizes=(440_000, 1_216), kinds=kinds, transport="gloo", seed=1)
+    rounds = run(3, sizes=(440_000, 1_216), kinds=kinds, transport=transport, seed=1)
     assert [problem for one in rounds for problem in one.problems] == []
 
 
