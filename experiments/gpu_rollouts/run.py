@@ -2,7 +2,7 @@
 
     python -m experiments.gpu_rollouts.run --seconds 5 --repeats 3
 
-For each task and N the modes are interleaved; then, for one N, launches of an iteration against T. Needs a GPU and the
+For each task and N the modes are interleaved; first, for one N, launches of an iteration against T. Needs a GPU and the
 extra ``gpu``, and says so where they are missing. Writes a JSON file and a table into ``results/``.
 """
 
@@ -41,13 +41,13 @@ def missing() -> str | None:
 
 def rounds(tasks: list[str], num_envs: list[int], repeats: int) -> Iterator[list[Case]]:
     """Cases to run one after the other; those of a round are compared."""
+    for task in tasks:
+        yield [Case(task, LAUNCH_ENVS, steps, "captured", True) for steps in LAUNCH_STEPS]
     for _ in range(repeats):
         for task in tasks:
             for count in num_envs:
-                for update in (False, True):
+                for update in (True, False):
                     yield [Case(task, count, NUM_STEPS, mode, update) for mode in MODES]
-    for task in tasks:
-        yield [Case(task, LAUNCH_ENVS, steps, "captured", True) for steps in LAUNCH_STEPS]
 
 
 def table(runs: list[dict[str, Any]]) -> str:
@@ -87,6 +87,10 @@ def main() -> int:
     if (lack := missing()) is not None:
         print(f"Nothing was measured: {lack}.", file=sys.stderr)
         return 1
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    gpu = torch.cuda.get_device_name()
+    stem = f"{gpu.replace(' ', '_').lower()}_{time.strftime('%Y-%m-%d_%H%M')}"
+    head = {**origin(), "gpu": gpu, "seconds": arguments.seconds}
     runs: list[dict[str, Any]] = []
     failed = 0
     for cases in rounds(arguments.tasks, arguments.num_envs, arguments.repeats):
@@ -102,11 +106,9 @@ def main() -> int:
             run["against_host"] = against.get(run["mode"])
             print(json.dumps(run), flush=True)
         runs += found
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    gpu = torch.cuda.get_device_name()
-    stem = f"{gpu.replace(' ', '_').lower()}_{time.strftime('%Y-%m-%d_%H%M')}"
-    head = {**origin(), "gpu": gpu, "seconds": arguments.seconds}
-    (arguments.out / f"{stem}.json").write_text(json.dumps({"origin": head, "runs": runs}, indent=2) + "\n")
+        (arguments.out / f"{stem}.json").write_text(
+            json.dumps({"origin": head, "runs": runs}, indent=1) + "\n"
+        )
     (arguments.out / f"{stem}.md").write_text(f"{gpu}\n\n{table(runs)}")
     print(table(runs))
     return 1 if failed or not runs else 0

@@ -1,9 +1,10 @@
 """The same training on one GPU: one process, plain sharing, and MPS with 1 to 4 shares.
 
     python -m experiments.gpu_sharing.run --seconds 20 --repeats 3
+    python -m experiments.gpu_sharing.run --tasks rayagi/Ant-v0 --shares 1 4     physics on the GPU, too
 
-Every case trains the same 3072 environments, split evenly over its GMIs; cases are interleaved. Needs a GPU and
-nvidia-cuda-mps-control, and says so where they are missing. Writes a JSON file and a table into ``results/``.
+Every case trains the same number of environments, split evenly over its GMIs; cases are interleaved. Needs a GPU and
+nvidia-cuda-mps-control, and says so where they are missing. Writes a JSON file after each run and a table into ``results/``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from experiments.origin import origin
 from placement.errors import PlacementError
 from placement.inventory import local_machine
@@ -24,8 +27,12 @@ from placement.types import Node
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session
+from rayagi.envs import EnvError, default_hidden
 
-TOTAL_ENVS, ROLLOUT_LENGTH = 3072, 32
+ROLLOUT_LENGTH = 32
+TOTAL_ENVS = {"Ant-v5": 3072, "rayagi/Ant-v0": 8192, "rayagi/Humanoid-v0": 8192}
+"""By task, over all GMIs. Physics on the host for Gymnasium's, on the GPU for the project's own."""
+SHARES = (1, 2, 4)
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
 RESULTS = Path(__file__).parent / "results"
 
@@ -47,43 +54,48 @@ class Case:
         )
 
 
-CASES = [
-    *(Case("direct", shares) for shares in (1, 2, 3, 4)),
-    *(Case("mps", shares) for shares in (1, 2, 3, 4)),
-]
+def cases_of(shares: list[int]) -> list[Case]:
+    """Plain sharing and MPS; one MPS share alone shows what MPS itself costs."""
+    return [Case(backend, count) for backend in ("direct", "mps") for count in shares]
 
 
-def run_spec(case: Case) -> RunSpec:
-    """Ant-v5 with the papers' network; the batch of an update is the same in every case."""
+def run_spec(task: str, case: Case) -> RunSpec:
+    """With the papers' network for the task; the batch of an update is the same in every case."""
+    is_own = task.startswith("rayagi/")
     return RunSpec(
-        env=EnvSpec(id="Ant-v5"),
+        env=EnvSpec(id=task, engine="mujoco_warp") if is_own else EnvSpec(id=task),
         gmi=GmiSpec(
-            backend=case.backend,  # type: ignore[arg-type]  # the cases' names are backends
+            backend=case.backend,
             num_gmis=case.shares,
             gmis_per_gpu=case.shares,
-            num_envs=TOTAL_ENVS // case.shares,
+            num_envs=TOTAL_ENVS[task] // case.shares,
         ),
-        network=NetworkSpec(hidden=(256, 128, 64)),
+        network=NetworkSpec(hidden=default_hidden(task)),
         learning=PPOSpec(rollout_length=ROLLOUT_LENGTH, num_epochs=4, num_minibatches=4),
         seed=1,
     )
 
 
-def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Train for ``seconds`` after two iterations to warm up; steps/s, where the time went, and what was carved."""
-    with Session(run_spec(case)) as session:
-        session.train(2)
+def measure(task: str, case: Case, seconds: float) -> dict[str, Any]:
+    """Train for ``seconds`` after three iterations to warm up; steps/s, where the time went, and what was carved."""
+    began = time.perf_counter()
+    with Session(run_spec(task, case)) as session:
+        session.train(3)
+        start_s = time.perf_counter() - began
         began, results = time.perf_counter(), []
         while time.perf_counter() - began < seconds:
             results += session.train(1)
         elapsed_s = time.perf_counter() - began
         shares = [gmi_slice.share for gmi_slice in session.plan.slices]
     total_s = sum(result.metrics["iteration_s"] for result in results)
+    names = [name for name in PHASES if name in results[0].metrics]
     return {
+        "task": task,
         "case": case.name,
         "steps_per_s": round(sum(result.metrics["env_steps"] for result in results) / elapsed_s, 1),
         "iterations": len(results),
-        "time_split": {name: round(sum(r.metrics[name] for r in results) / total_s, 4) for name in PHASES},
+        "start_s": round(start_s, 1),
+        "time_split": {name: round(sum(r.metrics[name] for r in results) / total_s, 4) for name in names},
         "sms_per_share": [share.sm_count for share in shares if share is not None],
         "static_partitions": any(share is not None and share.sm_partition is not None for share in shares),
     }
@@ -100,13 +112,20 @@ def missing(node: Node) -> str | None:
 
 def table(runs: list[dict[str, Any]]) -> str:
     """Medians over the repeats, against the single process."""
-    rates = {case.name: [run["steps_per_s"] for run in runs if run["case"] == case.name] for case in CASES}
-    middle = {name: median(found) for name, found in rates.items() if found}
-    single = middle.get("single process")
-    lines = ["| case | steps/s, median | lowest - highest | against a single process |", "|---|---|---|---|"]
-    for name, rate in middle.items():
-        ratio = f"{rate / single:.2f}" if single else "-"
-        lines.append(f"| {name} | {rate:.0f} | {min(rates[name]):.0f} - {max(rates[name]):.0f} | {ratio} |")
+    lines = [
+        "| task | case | steps/s, median | lowest - highest | against a single process |",
+        "|---|---|---|---|---|",
+    ]
+    for task in dict.fromkeys(run["task"] for run in runs):
+        rates: dict[str, list[float]] = {}
+        for run in (run for run in runs if run["task"] == task):
+            rates.setdefault(run["case"], []).append(run["steps_per_s"])
+        single = rates.get("single process")
+        for name, found in rates.items():
+            ratio = f"{median(found) / median(single):.2f}" if single else "-"
+            lines.append(
+                f"| {task} | {name} | {median(found):,.0f} | {min(found):,.0f} - {max(found):,.0f} | {ratio} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -115,6 +134,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--tasks", nargs="+", default=list(TOTAL_ENVS), choices=list(TOTAL_ENVS))
+    parser.add_argument("--shares", nargs="+", type=int, default=list(SHARES), help="of the GPU")
     parser.add_argument("--seconds", type=float, default=20.0, help="of training in each run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -124,20 +145,27 @@ def main() -> int:
     if lack is not None:
         print(f"Nothing was measured: {lack}.", file=sys.stderr)
         return 1
-    runs: list[dict[str, Any]] = []
-    for _ in range(arguments.repeats):
-        for case in CASES:
-            try:
-                runs.append(measure(case, arguments.seconds))
-            except PlacementError as error:
-                runs.append({"case": case.name, "failed": str(error)})
-            print(json.dumps(runs[-1]), flush=True)
-    done = [run for run in runs if "failed" not in run]
     arguments.out.mkdir(parents=True, exist_ok=True)
     gpu = node.gpus[0]
     stem = f"{gpu.name.replace(' ', '_').lower()}_{time.strftime('%Y-%m-%d_%H%M')}"
     head = {**origin(), "gpu": gpu.name, "driver": node.driver_version, "seconds": arguments.seconds}
-    (arguments.out / f"{stem}.json").write_text(json.dumps({"origin": head, "runs": runs}, indent=2) + "\n")
+    runs: list[dict[str, Any]] = []
+    turns = [
+        (task, case)
+        for _ in range(arguments.repeats)
+        for task in arguments.tasks
+        for case in cases_of(arguments.shares)
+    ]
+    for task, case in turns:
+        try:
+            runs.append(measure(task, case, arguments.seconds))
+        except (PlacementError, EnvError, torch.OutOfMemoryError) as error:
+            runs.append({"task": task, "case": case.name, "failed": str(error)})
+        print(json.dumps(runs[-1]), flush=True)
+        (arguments.out / f"{stem}.json").write_text(
+            json.dumps({"origin": head, "runs": runs}, indent=1) + "\n"
+        )
+    done = [run for run in runs if "failed" not in run]
     (arguments.out / f"{stem}.md").write_text(f"{gpu.name}, driver {node.driver_version}\n\n{table(done)}")
     print(table(done))
     return 0 if len(done) == len(runs) else 1

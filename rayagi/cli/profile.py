@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.iterations is not None:
         schedule = Schedule(skip=arguments.skip, record=arguments.iterations)
     folder = create_profile(arguments.out or _new_folder(program), program, packages)
-    environment = injected(os.environ, folder, packages, schedule, arguments.limit_mb)
+    environment = injected(os.environ, folder, packages, schedule, arguments.limit_mb, gpu=arguments.gpu)
     try:
         code = _run_program(program, environment)
     except UsageError:

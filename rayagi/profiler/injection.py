@@ -37,6 +37,7 @@ def injected(
     limit_mb: int,
     hooks: frozenset[str] = HOOKS,
     turns: Sequence[frozenset[str]] = (),
+    gpu: bool = False,
 ) -> dict[str, str]:
     """An environment for a command, so that its Python processes are recorded into a profile."""
     settings = {
@@ -47,6 +48,7 @@ def injected(
         "limit_mb": limit_mb,
         "hooks": sorted(hooks),
         "turns": [sorted(each) for each in turns],
+        "gpu": gpu,
     }
     path = environment.get("PYTHONPATH")
     return {
@@ -58,8 +60,8 @@ def injected(
 
 @contextmanager
 def recording(profile: Path, packages: Mapping[str, Category], schedule: Schedule) -> Iterator[None]:
-    """Python processes that this one starts within the block are recorded into a profile. Not thread-safe."""
-    changed = injected(os.environ, profile.absolute(), packages, schedule, session.DEFAULT_LIMIT_MB)
+    """Python processes that this one starts within the block are recorded into a profile, GPUs too. Not thread-safe."""
+    changed = injected(os.environ, profile.absolute(), packages, schedule, session.DEFAULT_LIMIT_MB, gpu=True)
     before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
     os.environ.update({name: changed[name] for name in before})
     try:
@@ -88,5 +90,6 @@ def record_this_process(text: str) -> None:
         limit_mb=settings["limit_mb"],
         hooks=frozenset(settings["hooks"]),
         turns=Turns([frozenset(each) for each in settings["turns"]]) if settings["turns"] else None,
+        gpu=settings["gpu"],
     )
     atexit.register(session.stop, started)

@@ -95,8 +95,10 @@ class Interception:
         packages: Mapping[str, Category],
         *,
         keeps: bool = True,
+        torch_is_imported: Callable[[], None] | None = None,
     ) -> None:
         self.keeps = keeps
+        self._torch_is_imported = torch_is_imported
         self.counts: dict[str, dict[str, int]] = {}
         self._recorder, self._intern_all, self._packages = recorder, intern_all, packages
         self._wrapped: list[tuple[ModuleType, str, Any, Any]] = []
@@ -149,6 +151,8 @@ class Interception:
         self._install(package)
         if not self.keeps:
             self.switch(False)
+        if package == "torch" and self._torch_is_imported is not None:
+            self._torch_is_imported()
 
     def _install(self, package: str) -> None:
         if not hasattr(self._recorder, "swap"):

@@ -6,6 +6,8 @@ A profile is one folder::
     HOST-PID-STARTTICKS/process.json   name, pid, parent, argv, metadata, python, clock
     HOST-PID-STARTTICKS/names.jsonl    one {"id": 7, "name": "simulate"} a line, before the id is first used
     HOST-PID-STARTTICKS/TID-N.events   a header of 64 bytes, then records of 24
+    HOST-PID-STARTTICKS/TID-N.cuda     the same: the thread's calls of CUDA
+    HOST-PID-STARTTICKS/gpuD.S-N.events   the same: what stream S of GPU D did
 
     HOST-PID-STARTTICKS/blocks.jsonl   in calibrations: turn, variant, start_ns, end_ns, cpu_ns of each iteration
 
@@ -19,7 +21,8 @@ from enum import IntEnum
 
 VERSION = 1
 MAGIC = b"RAYAGIEV"
-PROFILE, PROCESS, NAMES, EVENTS = "profile.json", "process.json", "names.jsonl", ".events"
+PROFILE, PROCESS, NAMES = "profile.json", "process.json", "names.jsonl"
+EVENTS, GPU_CALLS = ".events", ".cuda"
 BLOCKS = "blocks.jsonl"
 
 HEADER = struct.Struct("<8sIIQQQQq8x")

@@ -20,6 +20,7 @@ from rayagi.profiler.summary import (
     Wait,
     arrival_rows,
     command_text,
+    gpu_lines,
     iteration_mean,
     omitted_operations,
     operation_times,
@@ -69,13 +70,18 @@ def report_page(
     sections = [
         f"<h1>Profile <small>{title}</small></h1>",
         f"<p>{html.escape(note)}</p>",
-        *(f"<p>{html.escape(process_line(found, each.label))}</p>" for each in recorded(found)),
+        *(
+            f"<p>{html.escape(line)}</p>"
+            for each in recorded(found)
+            for line in (process_line(found, each.label), *gpu_lines(profile, found, each.label))
+        ),
         f"<p>{silent_processes(found)}</p>",
         _advice(advice),
         f"<h2>Operations</h2>{_legend()}",
     ]
     if len(found.processes) > 1:
-        note = "<p>What several processes do in one operation at a time counts once.</p>"
+        shared = "".join(f"<p>{html.escape(line)}</p>" for line in gpu_lines(profile, found, ""))
+        note = f"<p>What several processes do in one operation at a time counts once.</p>{shared}"
         sections.append(f"<h3>All processes</h3>{note}{_bars(operation_times(found.merged))}")
     for each in recorded(found):
         times = operation_times(row for row in found.rows if row.cell.process == each.label)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from rayagi.profiler import scopes
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.fallback import PythonRecorder
+from rayagi.profiler.gpu import GpuRecorder
 from rayagi.profiler.interception import Interception, packages_with
 from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS, PROFILE, VERSION, Category
 from rayagi.profiler.machine import this_machine
@@ -56,6 +57,7 @@ class Session:
         limit_bytes: int,
         hooks: frozenset[str] = HOOKS,
         turns: Turns | None = None,
+        gpu: bool = False,
     ) -> None:
         self.profile = profile
         self._schedule, self._limit_bytes = schedule, limit_bytes
@@ -66,8 +68,13 @@ class Session:
         self._num_iterations = self._open_iterations = 0
         self._driver: int | None = None  # thread whose iterations count
         self._has_default_name = name is None
+        self._gpu = GpuRecorder(self.intern_all, limit_bytes) if gpu else None
         self._interception = Interception(
-            self._recorder, self.intern_all, packages, keeps=_call_hook(self._recorder) in hooks
+            self._recorder,
+            self.intern_all,
+            packages,
+            keeps=_call_hook(self._recorder) in hooks,
+            torch_is_imported=None if self._gpu is None else self._gpu.torch_is_imported,
         )
         self._open_folder(ProcessFolder(profile, name or _default_name(), metadata))
         self._interception.install()
@@ -143,7 +150,11 @@ class Session:
             return
         if self._mode != OFF:
             self._recorder.stop()
+            if self._gpu is not None:
+                self._gpu.stop(self._folder.path)
         self._mode = mode
+        if mode == RECORD and self._gpu is not None:
+            self._gpu.start()
         if mode != OFF:
             self._recorder.start(mode, self.intern(self._folder.name))
 
@@ -181,6 +192,7 @@ class Session:
                 self._folder.name = _process_name() or self._folder.name
             self._folder.describe(
                 lost=self._recorder.lost(),
+                nvml_utilization={} if self._gpu is None else self._gpu.nvml_utilization(),
                 intercepted=self._interception.counts,
                 end_monotonic_ns=time.monotonic_ns(),
             )
@@ -188,6 +200,8 @@ class Session:
     def after_fork(self) -> None:
         """In the child: a folder of its own, no open scopes, iterations counted from 0."""
         self._lock = threading.RLock()  # another thread of the parent may have held it
+        if self._gpu is not None:
+            self._gpu.forget()
         self._mode, self._driver = OFF, None
         self._num_iterations = self._open_iterations = 0
         parent = self._folder
@@ -211,6 +225,7 @@ def profile(
     limit_mb: int = DEFAULT_LIMIT_MB,
     simulators: Sequence[str] = (),
     intercept: bool = True,
+    gpu: bool = False,
 ) -> Iterator[Session]:
     """Record this process, and the children that it forks, into a new folder.
 
@@ -222,6 +237,7 @@ def profile(
         limit_mb: disk space for each process's events; what does not fit is dropped and counted
         simulators: top-level modules whose native functions count as a simulator's, besides MuJoCo's and EnvPool's
         intercept: whether calls of native functions are recorded, or annotations only
+        gpu: whether calls of CUDA, kernels and copies are, through torch.profiler (``gpu.GpuRecorder``)
 
     Raises:
         ProfilerError: this process is being profiled already; the folder is not empty or cannot be made; a limit below 1 MB;
@@ -230,7 +246,7 @@ def profile(
     packages = packages_with(simulators) if intercept else {}
     _check_start(limit_mb, metadata)
     path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)), packages)
-    session = start(path, packages, name, metadata, schedule, limit_mb)
+    session = start(path, packages, name, metadata, schedule, limit_mb, gpu=gpu)
     try:
         yield session
     finally:
@@ -270,6 +286,7 @@ def start(
     limit_mb: int = DEFAULT_LIMIT_MB,
     hooks: frozenset[str] = HOOKS,
     turns: Turns | None = None,
+    gpu: bool = False,
 ) -> Session:
     """Begin to record this process into an existing profile; ``profile`` names the arguments and errors.
 
@@ -287,6 +304,7 @@ def start(
                 limit_bytes=limit_mb * 1_000_000,
                 hooks=hooks,
                 turns=turns,
+                gpu=gpu,
             )
         except OSError as error:
             raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error

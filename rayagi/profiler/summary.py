@@ -12,6 +12,7 @@ from rayagi.profiler.critical_path import CriticalPath
 from rayagi.profiler.layout import MAX_NAME
 from rayagi.profiler.overlap import (
     BLOCK_EVENTS,
+    GPU,
     NO_ITERATION,
     NONE,
     Breakdown,
@@ -186,12 +187,14 @@ def report_text(
     lines = [f"profile of {command_text(profile)}", *filter(None, [note])]
     for each in recorded(found):
         lines += ["", process_line(found, each.label)]
+        lines += gpu_lines(profile, found, each.label)
         rows = [row for row in found.rows if row.cell.process == each.label]
         lines += _operation_lines(operation_times(rows))
     if silent := silent_processes(found):
         lines += ["", silent]
     if len(found.processes) > 1:
         lines += ["", "all processes, what several do in one operation at a time counted once"]
+        lines += gpu_lines(profile, found, "")
         lines += _operation_lines(operation_times(found.merged))
     lines += _transition_lines(found)
     lines += _wait_lines(causes)
@@ -230,6 +233,37 @@ def process_line(found: Breakdown, label: str) -> str:
     if each.dropped:
         text += f"; {each.dropped:,} events were dropped: times and counts are too low"
     return text
+
+
+def gpu_lines(profile: Profile, found: Breakdown, label: str) -> list[str]:
+    """For how long a process used a GPU, beside what NVML calls its utilisation (RL-Scope, figure 8).
+
+    Args:
+        profile: the same as ``found``'s
+        found: its times
+        label: of the process; ``""`` for all together
+
+    Returns:
+        One line, or none if nothing ran on a GPU.
+    """
+    sets = found.totals[label]
+    kernels, copies = (
+        sum(ns for categories, ns in sets.items() if name in categories)
+        for name in ("gpu_kernel", "gpu_copy")
+    )
+    busy = sum(ns for categories, ns in sets.items() if categories & GPU)
+    if not busy:
+        return []
+    whole = sum(sets.values())
+    shares = f"kernels {_share(kernels, whole)}, copies {_share(copies, whole)}"
+    labels = process_labels(profile.processes)
+    told = [
+        f"NVML's utilisation of GPU {device} on average {percent:.0f} %"
+        for name, process in zip(labels, profile.processes, strict=True)
+        for device, percent in process.nvml_utilization.items()
+        if name == label
+    ]
+    return ["; ".join([f"on a GPU for {_share(busy, whole)} of {seconds(whole)} ({shares})", *told])]
 
 
 def _operation_lines(times: Sequence[OperationTime]) -> list[str]:

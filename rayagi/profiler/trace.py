@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rayagi.profiler.layout import (
     EVENTS,
+    GPU_CALLS,
     HEADER,
     MAGIC,
     MAX_NAME,
@@ -116,6 +117,8 @@ class ProcessTrace:
     threads: tuple[ThreadTrace, ...]
     lost: int = 0
     """Events of threads that could not make a file; known once the session has ended."""
+    nvml_utilization: Mapping[str, float] = field(default_factory=dict)
+    """What NVML calls utilisation while a GPU was recorded: percent by device, mean of samples."""
 
     def name_of(self, name: int) -> str:
         """The text of a name; a number where the process could not write it, as on a full disk."""
@@ -183,8 +186,11 @@ def _read_process(path: Path) -> ProcessTrace:
             names=_read_names(path / NAMES),
             threads=_read_threads(path),
             lost=int(about.get("lost", 0)),
+            nvml_utilization={
+                str(key): float(value) for key, value in about.get("nvml_utilization", {}).items()
+            },
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROCESS} is damaged: {_reason(error)}") from error
 
 
@@ -195,9 +201,37 @@ def _process_id(value: Any) -> int:
 
 
 def _read_threads(path: Path) -> tuple[ThreadTrace, ...]:
-    found = [_read_thread(each) for each in sorted(path.glob(f"*{EVENTS}"))]
-    threads = [each for each in found if each is not None]
-    return tuple(sorted(threads, key=lambda each: (each.start_ns, each.path.name)))
+    found, calls = (
+        [each for file in sorted(path.glob(f"*{suffix}")) if (each := _read_thread(file)) is not None]
+        for suffix in (EVENTS, GPU_CALLS)
+    )
+    for each in calls:
+        own = [at for at, thread in enumerate(found) if _began_before(thread, each)]
+        if own:  # of several recordings the one that it belongs to
+            latest = max(own, key=lambda at: found[at].start_ns)
+            found[latest] = _together(found[latest], each)
+        else:  # torch's backward threads run no Python, and have no other file
+            found.append(each)
+    return tuple(sorted(found, key=lambda each: (each.start_ns, each.path.name)))
+
+
+def _began_before(thread: ThreadTrace, calls: ThreadTrace) -> bool:
+    return thread.thread_id == calls.thread_id and thread.start_ns <= calls.start_ns
+
+
+def _together(thread: ThreadTrace, calls: ThreadTrace) -> ThreadTrace:
+    count = thread.num_events
+
+    def read(first: int, last: int) -> NDArray[np.void]:
+        own = thread.read(min(first, count), min(last, count))
+        return np.concatenate([own, calls.read(max(0, first - count), max(0, last - count))])
+
+    return replace(
+        thread,
+        dropped=thread.dropped + calls.dropped,
+        num_events=count + calls.num_events,
+        read=read,
+    )
 
 
 def _read_thread(path: Path) -> ThreadTrace | None:

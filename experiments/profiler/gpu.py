@@ -1,0 +1,267 @@
+"""How much of a GPU reinforcement learning uses, and what recording it costs.
+
+    python -m experiments.profiler.gpu phases     GPU time over the phases of PPO (GMI-DRL, figure 1b)
+    python -m experiments.profiler.gpu workers    beside NVML's utilisation, 1 to 16 processes (RL-Scope, figure 8)
+    python -m experiments.profiler.gpu calls      cost of recording each CUDA call (RL-Scope, figure 10)
+
+Needs a GPU, and says so where there is none. Writes ``results/gpu_NAME.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import mean, median
+from typing import IO, Any
+
+import torch
+
+from actors.gmi import GmiContext, GmiIdentity
+from collectives.solo import SoloCommunicator
+from experiments.origin import origin
+from placement.types import Slice
+from rayagi import profiler
+from rayagi.algorithms.factory import TrainingFactory
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.envs import default_hidden, make_env_factory
+from rayagi.profiler.injection import injected
+from rayagi.profiler.interception import PACKAGES
+from rayagi.profiler.overlap import GPU, breakdown
+from rayagi.profiler.schedule import Schedule
+from rayagi.profiler.session import DEFAULT_LIMIT_MB, create_profile
+from rayagi.profiler.trace import read_profile
+
+RESULTS = Path(__file__).parent / "results"
+PHASE_CASES = (
+    ("HalfCheetah-v5", 2048),
+    ("Ant-v5", 2048),
+    ("Humanoid-v5", 2048),
+    ("rayagi/Ant-v0", 4096),
+    ("rayagi/Anymal-v0", 4096),
+    ("rayagi/Humanoid-v0", 4096),
+)
+WORKERS = (1, 4, 16)
+WARM_UP, RECORDED = 3, 10
+
+
+def spec_of(task: str, num_envs: int) -> RunSpec:
+    """PPO with the papers' network; physics on the GPU for the project's own tasks, on the host for Gymnasium's."""
+    is_own = task.startswith("rayagi/")
+    return RunSpec(
+        env=EnvSpec(id=task, engine="mujoco_warp") if is_own else EnvSpec(id=task),
+        gmi=GmiSpec(num_envs=num_envs),
+        network=NetworkSpec(hidden=default_hidden(task)),
+        learning=PPOSpec(rollout_length=32, num_epochs=4, num_minibatches=4),
+        seed=1,
+    )
+
+
+def program_of(task: str, num_envs: int, num_threads: int) -> Any:
+    """A GMI's program, in this process, on the first GPU."""
+    spec = spec_of(task, num_envs)
+    cores = tuple(range(num_threads))
+    identity = GmiIdentity(
+        index=0, num_gmis=1, slice=Slice(node="here", backend="direct", cores=cores),
+        roles=("simulator", "agent", "trainer"), task=task,
+    )  # fmt: skip
+    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cuda", 0))
+    return TrainingFactory(spec, make_env_factory(task, engine=spec.env.engine))(context)
+
+
+def phases(task: str, num_envs: int) -> dict[str, Any]:
+    """Of each phase of an iteration, its time and for how much of it the GPU worked."""
+    program = program_of(task, num_envs, num_threads=os.cpu_count() or 1)
+    for _ in range(WARM_UP):
+        program.iterate()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "profile"
+        with profiler.profile(folder, gpu=True):
+            times = [program.iterate().metrics["iteration_s"] for _ in range(RECORDED)]
+            torch.cuda.synchronize()
+        found, trace = breakdown(read_profile(folder)), read_profile(folder).processes[0]
+    by_phase: dict[str, dict[str, int]] = defaultdict(lambda: {"ns": 0, "gpu_ns": 0, "kernel_ns": 0})
+    for row in found.rows:
+        if row.cell.iteration >= 0:
+            sums = by_phase[row.cell.operation or "between"]
+            sums["ns"] += row.ns
+            sums["gpu_ns"] += row.ns * bool(row.categories & GPU)
+            sums["kernel_ns"] += row.ns * ("gpu_kernel" in row.categories)
+    return {
+        "task": task,
+        "num_envs": num_envs,
+        "collection": type(program.collection).__name__,
+        "iterations": RECORDED,
+        "iteration_s": round(median(times), 5),
+        "steps_per_s": round(num_envs * program.rollout.num_steps / median(times)),
+        "phases": dict(by_phase),
+        "gpu_events": sum(each.num_events for each in trace.threads if each.path.name.startswith("gpu")),
+        "nvml_utilization": trace.nvml_utilization,
+    }
+
+
+def workers(count: int) -> dict[str, Any]:
+    """Processes that collect experience with one policy each on the GPU: their GPU time, and NVML's utilisation."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = create_profile(Path(scratch) / "profile", sys.argv, PACKAGES)
+        schedule = Schedule(skip=0, warm_up=0, record=40)
+        environment = injected(os.environ, folder, PACKAGES, schedule, DEFAULT_LIMIT_MB, gpu=True)
+        command = [sys.executable, "-m", "experiments.profiler.gpu", "worker"]
+        processes = [
+            subprocess.Popen(
+                command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            for _ in range(count)
+        ]
+        for each in processes:  # all of them collect at the same time
+            _line(each.stdout)
+        for each in processes:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        steps = [float(_line(each.stdout)) for each in processes]
+        for each in processes:
+            each.communicate()
+        profile = read_profile(folder)
+        found = breakdown(profile)
+    own = [
+        {
+            "whole_ns": sum(sets.values()),
+            "gpu_ns": sum(ns for categories, ns in sets.items() if categories & GPU),
+        }
+        for label, sets in found.totals.items()
+        if label and sets
+    ]
+    together = found.totals[""] if count > 1 else next(sets for sets in found.totals.values() if sets)
+    return {
+        "workers": count,
+        "steps_per_s": round(sum(steps)),
+        "by_worker": own,
+        "gpu_share_together": sum(ns for sets, ns in together.items() if sets & GPU) / sum(together.values()),
+        "nvml_utilization": mean(
+            percent for process in profile.processes for percent in process.nvml_utilization.values()
+        ),
+    }
+
+
+def _line(stream: IO[str] | None) -> str:
+    assert stream is not None
+    text = stream.readline()
+    if not text:
+        raise SystemExit("a worker has ended early")
+    return text
+
+
+def worker() -> None:
+    """One of the processes: says that it is ready, waits for a line, collects, and says how fast."""
+    program = program_of("HalfCheetah-v5", 16, num_threads=1)
+    program.collection.collect(0)
+    torch.cuda.synchronize()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    began = time.perf_counter()
+    for number in range(1, 41):
+        with profiler.iteration(), profiler.operation("collect"):
+            program.collection.collect(number)
+            torch.cuda.synchronize()
+    print(40 * 32 * 16 / (time.perf_counter() - began), flush=True)
+
+
+def calls(num_calls: int = 20_000, repeats: int = 5) -> list[dict[str, Any]]:
+    """Time of a CUDA call in a program without and with recording, by turns."""
+    device = torch.zeros(1024, device="cuda")
+    pinned = torch.zeros(1024).pin_memory()
+    ready = torch.cuda.Event()
+    cases: dict[str, Callable[[], object]] = {
+        "cudaLaunchKernel": lambda: device.add_(1.0),
+        "cudaMemcpyAsync, to the device": lambda: device.copy_(pinned, non_blocking=True),
+        "cudaMemcpyAsync, to the host": lambda: pinned.copy_(device, non_blocking=True),
+        "cudaStreamSynchronize": torch.cuda.current_stream().synchronize,
+        "cudaEventRecord": ready.record,
+    }
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(repeats):
+        plain = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
+        with _only_the_gpu():
+            recorded = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
+        for name in cases:
+            found[name].append((plain[name], recorded[name]))
+    return [
+        {
+            "call": name,
+            "ns": [round(1e9 * plain) for plain, _ in pairs],
+            "recorded_ns": [round(1e9 * recorded) for _, recorded in pairs],
+            "cost_ns": round(median(1e9 * (recorded - plain) for plain, recorded in pairs)),
+        }
+        for name, pairs in found.items()
+    ]
+
+
+@contextmanager
+def _only_the_gpu() -> Iterator[None]:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        profiler.profile(Path(scratch) / "profile", gpu=True, intercept=False),
+    ):
+        yield
+
+
+def _seconds_each(call: Callable[[], object], num_calls: int) -> float:
+    """CPU time of this thread for a call. The queue of the GPU is emptied now and then, so that no call waits for it."""
+    total = 0.0
+    for _ in range(num_calls // 500):
+        torch.cuda.synchronize()
+        began = time.thread_time()
+        for _ in range(500):
+            call()
+        total += time.thread_time() - began
+    torch.cuda.synchronize()
+    return total / (num_calls // 500 * 500)
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("phases", "workers", "calls", "worker"))
+    parser.add_argument("--tasks", nargs="+", default=[task for task, _ in PHASE_CASES], help="of phases")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("Nothing was measured: there is no GPU here.", file=sys.stderr)
+        return 1
+    if arguments.what == "worker":
+        worker()
+        return 0
+    rows: list[dict[str, Any]] = []
+    if arguments.what == "phases":
+        for task, num_envs in PHASE_CASES:
+            if task in arguments.tasks:
+                rows.append(phases(task, num_envs))
+                print(json.dumps(rows[-1]), flush=True)
+    elif arguments.what == "workers":
+        for count in WORKERS:
+            rows.append(workers(count))
+            print(json.dumps(rows[-1]), flush=True)
+    else:
+        rows = calls()
+        print(json.dumps(rows), flush=True)
+    head = {**origin(), "gpu": torch.cuda.get_device_name(), "cores": os.cpu_count()}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / f"gpu_{arguments.what}.json"
+    path.write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
