@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
 from experiments.origin import origin
 from placement.errors import PlacementError
@@ -33,6 +34,7 @@ ROLLOUT_LENGTH = 32
 TOTAL_ENVS = {"Ant-v5": 3072, "rayagi/Ant-v0": 8192, "rayagi/Humanoid-v0": 8192}
 """By task, over all GMIs. Physics on the host for Gymnasium's, on the GPU for the project's own."""
 SHARES = (1, 2, 4)
+SINGLE = "single process"
 PHASES = ("simulate_s", "act_s", "update_s", "sync_s")
 RESULTS = Path(__file__).parent / "results"
 
@@ -47,11 +49,7 @@ class Case:
     @property
     def name(self) -> str:
         """As in the table."""
-        return (
-            "single process"
-            if self.backend == "direct" and self.shares == 1
-            else f"{self.backend} x{self.shares}"
-        )
+        return SINGLE if self.backend == "direct" and self.shares == 1 else f"{self.backend} x{self.shares}"
 
 
 def cases_of(shares: list[int]) -> list[Case]:
@@ -120,13 +118,53 @@ def table(runs: list[dict[str, Any]]) -> str:
         rates: dict[str, list[float]] = {}
         for run in (run for run in runs if run["task"] == task):
             rates.setdefault(run["case"], []).append(run["steps_per_s"])
-        single = rates.get("single process")
+        single = rates.get(SINGLE)
         for name, found in rates.items():
             ratio = f"{median(found) / median(single):.2f}" if single else "-"
             lines.append(
                 f"| {task} | {name} | {median(found):,.0f} | {min(found):,.0f} - {max(found):,.0f} | {ratio} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def headline(runs: list[dict[str, Any]]) -> str:
+    """For docs/papers.md: MPS over plain sharing by as many GMIs, and over a single process."""
+    parts = []
+    for task, rates in rates_of(runs).items():
+        compared = [
+            f"{shares} GMIs {rates[f'mps x{shares}'] / rates[f'direct x{shares}']:.2f}"
+            + (f" ({rates[f'mps x{shares}'] / rates[SINGLE]:.2f} of one process)" if SINGLE in rates else "")
+            for shares in range(2, 49)
+            if {f"mps x{shares}", f"direct x{shares}"} <= rates.keys()
+        ]
+        parts.append(f"{task}: {', '.join(compared)}")
+    return f"MPS over plain sharing, {'; '.join(parts)}"
+
+
+def rates_of(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Task -> case -> steps/s, the median of its runs."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for run in runs:
+        if "failed" not in run:
+            found.setdefault(run["task"], {}).setdefault(run["case"], []).append(run["steps_per_s"])
+    return {task: {case: median(rates) for case, rates in by_case.items()} for task, by_case in found.items()}
+
+
+def draw(runs: list[dict[str, Any]], path: Path) -> None:
+    """Bars for each task, over a single process."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    tasks = rates_of(runs)
+    for at, (task, rates) in enumerate(tasks.items()):
+        width = 0.8 / len(tasks)
+        places = [place + width * at for place in range(len(rates))]
+        axes.bar(places, [rate / rates.get(SINGLE, rate) for rate in rates.values()], width, label=task)
+        axes.set_xticks(range(len(rates)), list(rates), rotation=20, ha="right", fontsize=8)
+    axes.axhline(1, color="grey", linewidth=1)
+    axes.set_ylabel("steps/s over a single process")
+    axes.legend(fontsize=8)
+    figure.suptitle("Sharing one GPU", fontsize=10)
+    figure.savefig(path, dpi=90)
 
 
 def main() -> int:

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiments.origin import origin
 from experiments.papers.catalogue import EXHIBITS, PAPERS, Exhibit, Measuring
 from experiments.papers.page import text
@@ -70,7 +72,8 @@ def command_of(measuring: Measuring, given: argparse.Namespace) -> str:
 
 def plan(exhibits: Sequence[Exhibit], given: argparse.Namespace, runs: Runs) -> list[tuple[Measuring, str]]:
     """Print what will run; returns experiments and their commands, each once."""
-    wanted = dict.fromkeys(exhibit.measuring for exhibit in exhibits if exhibit.measuring is not None)
+    can_run = [exhibit for exhibit in exhibits if not exhibit.needs or torch.cuda.is_available()]
+    wanted = dict.fromkeys(exhibit.measuring for exhibit in can_run if exhibit.measuring is not None)
     todo, minutes = [], 0.0
     for measuring in wanted:
         command = command_of(measuring, given)
@@ -86,7 +89,7 @@ def plan(exhibits: Sequence[Exhibit], given: argparse.Namespace, runs: Runs) -> 
             todo.append((measuring, command))
             print(f"{took:4.0f} min {shows}: python -m {command}")
     for exhibit in exhibits:
-        if exhibit.measuring is None:
+        if exhibit.measuring is None or exhibit not in can_run:
             print(f"nothing  {exhibit.paper} {exhibit.label}: {exhibit.needs or exhibit.differs}")
     print(f"{len(todo)} experiments, about {minutes:.0f} minutes")
     return todo

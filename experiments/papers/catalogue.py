@@ -8,9 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from experiments.collectives import ring
+from experiments.gpu_sharing import run as gpu_sharing
 from experiments.nodes import run as nodes
 from experiments.papers import readings, rl_scope
 from experiments.papers.rows import newest
+from experiments.profiler import cores, gpu
 
 ROOT = Path(__file__).parents[1]
 PAPERS = {
@@ -58,7 +61,7 @@ class Exhibit:
         measuring: None where nothing measures it
         ours: the headline, from rows
         draw: from rows; None for a table
-        needs: hardware that is missing, in words
+        needs: a GPU, in words; without one nothing runs, and rows that are committed are shown all the same
         picture: name of the figure that the experiment itself draws beside its rows, instead of one in ``results``
     """
 
@@ -195,14 +198,49 @@ OVERHEAD = Measuring(
     folder="profiler/results",
     rows="overhead.json",
 )
+CORE_USE = Measuring(
+    full="experiments.profiler.cores",
+    quick="experiments.profiler.cores --tasks Ant-v5 --iterations 3 --out {out}",
+    minutes=(0.5, 1),
+    folder="profiler/results",
+    rows="cores.json",
+)
+RING = Measuring(
+    full="experiments.collectives.ring",
+    quick="experiments.collectives.ring --tasks Ant-v5 --repeats 1 --seconds 4 --out {out}",
+    minutes=(1, 12),
+    folder="collectives/results",
+    rows="ring.json",
+)
+GPU_SHARING = Measuring(
+    full="experiments.gpu_sharing.run",
+    quick="experiments.gpu_sharing.run --tasks Ant-v5 --shares 1 2 --repeats 1 --seconds 4 --out {out}",
+    minutes=(2, 40),
+    folder="gpu_sharing/results",
+    rows="*.json",
+)
+
+
+def _on_gpu(what: str) -> Measuring:
+    command = f"experiments.profiler.gpu {what}"
+    return Measuring(
+        full=command,
+        quick=f"{command} --out {{out}}",
+        minutes=(2, 2),
+        folder="profiler/results",
+        rows=f"gpu_{what}.json",
+    )
+
+
 CORES = "no GPU: GMIs are cores, the simulator is MuJoCo on the CPU"
 NO_GPU = "needs a GPU"
 
 GMI_DRL = (
     Exhibit(
         paper="gmi-drl", label="Figure 1b", quantity="GPU utilisation over the phases of PPO",
-        theirs="intermittent, and far from the whole GPU", axes="none", needs=NO_GPU,
-        differs="GPU utilisation; `rayagi profile` shows which phase uses the cores",
+        theirs="intermittent, and far from the whole GPU", axes="partly", measuring=CORE_USE,
+        ours=lambda rows: cores.headline(rows["rows"]), draw=lambda rows, path: cores.draw(rows["rows"], path),
+        differs=f"{CORES}; CPU time over that of all cores; of a GPU: `python -m experiments.profiler.gpu phases`",
     ),
     Exhibit(
         paper="gmi-drl", label="Figure 2", quantity="throughput and utilisation against the number of environments",
@@ -230,8 +268,10 @@ GMI_DRL = (
     ),
     Exhibit(
         paper="gmi-drl", label="Figure 9c", quantity="the same with Horovod",
-        theirs="1.72 times on average, 2.34 at most", axes="none",
-        differs="Horovod is no longer built for current torch; a ring like its own is not measured",
+        theirs="1.72 times on average, 2.34 at most", axes="partly", measuring=RING,
+        ours=lambda rows: ring.headline(rows["rows"]), draw=lambda rows, path: ring.draw(rows["rows"], path),
+        differs=f"{CORES}; over the same two GMIs with a ring of Gloo, which is what Horovod does without NCCL; Horovod "
+        "itself is no longer built for current torch",
     ),
     Exhibit(
         paper="gmi-drl", label="Figure 10",
@@ -297,8 +337,9 @@ PREPRINT = (
     ),
     Exhibit(
         paper="gmi-drl-preprint", label="Figure 8", quantity="MPS and MIG over direct sharing of a GPU",
-        theirs="both faster; MIG ahead on complex tasks", axes="none", needs=NO_GPU,
-        differs="written, not run: `python -m experiments.gpu_sharing.run`",
+        theirs="both faster; MIG ahead on complex tasks", axes="partly", measuring=GPU_SHARING, needs=NO_GPU,
+        ours=lambda rows: gpu_sharing.headline(rows["runs"]), draw=lambda rows, path: gpu_sharing.draw(rows["runs"], path),
+        differs="MPS only: MIG's mode is not changed; `python -m experiments.gpu_sharing.run`",
     ),
     Exhibit(
         paper="gmi-drl-preprint", label="Figure 9", quantity="reward against seconds",
@@ -420,7 +461,9 @@ RL_SCOPE = (
     ),
     Exhibit(
         paper="rl-scope", label="Figure 8", quantity="true GPU time beside what nvidia-smi calls utilisation",
-        theirs="100 % shown, 0.4 % used", axes="none", needs=NO_GPU, differs="the profiler does not record a GPU yet",
+        theirs="100 % shown, 0.4 % used", axes="same", needs=NO_GPU, measuring=_on_gpu("workers"),
+        ours=lambda rows: gpu.workers_headline(rows["rows"]), draw=lambda rows, path: gpu.draw_workers(rows["rows"], path),
+        differs="processes collect experience of HalfCheetah-v5 with PPO's policy, instead of Minigo's self-play",
     ),
     Exhibit(
         paper="rl-scope", label="Figure 9", quantity="calibration: cost of an event by differences of runs",
@@ -429,7 +472,9 @@ RL_SCOPE = (
     ),
     Exhibit(
         paper="rl-scope", label="Figure 10", quantity="calibration of each CUDA call", theirs="launch 3 us, copy 1 us",
-        axes="none", needs=NO_GPU, differs="the profiler does not record a GPU yet",
+        axes="same", needs=NO_GPU, measuring=_on_gpu("calls"),
+        ours=lambda rows: gpu.calls_headline(rows["rows"]), draw=lambda rows, path: gpu.draw_calls(rows["rows"], path),
+        differs="by torch.profiler, which uses CUPTI as the paper does; CPU time of the calls",
     ),
     Exhibit(
         paper="rl-scope", label="Figure 11", quantity="corrected against uninstrumented time",

@@ -4,7 +4,7 @@
     python -m experiments.profiler.gpu workers    beside NVML's utilisation, 1 to 16 processes (RL-Scope, figure 8)
     python -m experiments.profiler.gpu calls      cost of recording each CUDA call (RL-Scope, figure 10)
 
-Needs a GPU, and says so where there is none. Writes ``results/gpu_NAME.json``.
+Needs a GPU, and says so where there is none. Writes ``results/gpu_NAME.json``. [unverified on GPU]
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from statistics import mean, median
 from typing import IO, Any
 
 import torch
+from matplotlib.figure import Figure
 
 from actors.gmi import GmiContext, GmiIdentity
 from collectives.solo import SoloCommunicator
@@ -226,6 +227,56 @@ def _seconds_each(call: Callable[[], object], num_calls: int) -> float:
         total += time.thread_time() - began
     torch.cuda.synchronize()
     return total / (num_calls // 500 * 500)
+
+
+def workers_headline(rows: list[dict[str, Any]]) -> str:
+    """For docs/papers.md: what NVML says, and for how much of the time a kernel or a copy ran."""
+    return "; ".join(
+        f"{row['workers']} processes: NVML {row['nvml_utilization']:.0f} %, in use {100 * row['gpu_share_together']:.1f} %, "
+        f"by one of them {100 * _mean_share(row):.1f} %"
+        for row in rows
+    )
+
+
+def _mean_share(row: dict[str, Any]) -> float:
+    return mean(each["gpu_ns"] / each["whole_ns"] for each in row["by_worker"])
+
+
+def draw_workers(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bars beside each other: NVML, all processes together, one of them."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    bars = {
+        "NVML's utilisation": [row["nvml_utilization"] for row in rows],
+        "GPU in use": [100 * row["gpu_share_together"] for row in rows],
+        "by one process": [100 * _mean_share(row) for row in rows],
+    }
+    for at, (label, values) in enumerate(bars.items()):
+        axes.bar([place + 0.27 * (at - 1) for place in range(len(rows))], values, 0.27, label=label)
+    axes.set_xticks(range(len(rows)), [f"{row['workers']} processes" for row in rows])
+    axes.set_ylabel("% of the time")
+    axes.legend(fontsize=8)
+    figure.suptitle("GPU: what NVML calls utilisation, and true use", fontsize=10)
+    figure.savefig(path, dpi=90)
+
+
+def calls_headline(rows: list[dict[str, Any]]) -> str:
+    """For docs/papers.md: what recording adds to a call."""
+    return ", ".join(f"{row['call']} {row['cost_ns'] / 1e3:.2f} us" for row in rows)
+
+
+def draw_calls(rows: list[dict[str, Any]], path: Path) -> None:
+    """Time of each call without and with recording."""
+    figure = Figure(figsize=(6.4, 4), layout="constrained")
+    axes = figure.subplots()
+    for at, (label, key) in enumerate((("not recorded", "ns"), ("recorded", "recorded_ns"))):
+        places = [place + 0.36 * (at - 0.5) for place in range(len(rows))]
+        axes.bar(places, [median(row[key]) / 1e3 for row in rows], 0.36, label=label)
+    axes.set_xticks(range(len(rows)), [row["call"] for row in rows], rotation=20, ha="right", fontsize=8)
+    axes.set_ylabel("us of CPU time")
+    axes.legend()
+    figure.suptitle("Calls of CUDA", fontsize=10)
+    figure.savefig(path, dpi=90)
 
 
 def main() -> int:

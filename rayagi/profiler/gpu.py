@@ -3,6 +3,7 @@
 torch.profiler (Kineto on CUPTI) sees all CUDA of the process: kernels of Warp or CuPy count as torch's do. Nothing is
 started before torch first uses a GPU. Events are kept in memory while a recording lasts, at about half a kilobyte each, and
 written when it ends: a process that is killed loses them. A program that runs torch.profiler itself cannot be recorded so.
+[unverified on GPU]
 """
 
 from __future__ import annotations

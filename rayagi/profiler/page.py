@@ -20,6 +20,7 @@ from rayagi.profiler.summary import (
     Wait,
     arrival_rows,
     command_text,
+    core_lines,
     gpu_lines,
     iteration_mean,
     omitted_operations,
@@ -73,7 +74,11 @@ def report_page(
         *(
             f"<p>{html.escape(line)}</p>"
             for each in recorded(found)
-            for line in (process_line(found, each.label), *gpu_lines(profile, found, each.label))
+            for line in (
+                process_line(found, each.label),
+                *core_lines(profile, each.label),
+                *gpu_lines(profile, found, each.label),
+            )
         ),
         f"<p>{silent_processes(found)}</p>",
         _advice(advice),

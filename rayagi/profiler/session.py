@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rayagi.profiler import scopes
+from rayagi.profiler.core_times import NAMES, core_times
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.fallback import PythonRecorder
 from rayagi.profiler.gpu import GpuRecorder
@@ -68,6 +69,7 @@ class Session:
         self._num_iterations = self._open_iterations = 0
         self._driver: int | None = None  # thread whose iterations count
         self._has_default_name = name is None
+        self._cores, self._cores_before = dict.fromkeys(NAMES, 0), core_times()
         self._gpu = GpuRecorder(self.intern_all, limit_bytes) if gpu else None
         self._interception = Interception(
             self._recorder,
@@ -148,6 +150,9 @@ class Session:
     def _switch(self, mode: int) -> None:
         if mode == self._mode:
             return
+        if self._mode == RECORD:
+            now = core_times()
+            self._cores = {name: self._cores[name] + now[name] - self._cores_before[name] for name in NAMES}
         if self._mode != OFF:
             self._recorder.stop()
             if self._gpu is not None:
@@ -155,6 +160,7 @@ class Session:
         self._mode = mode
         if mode == RECORD and self._gpu is not None:
             self._gpu.start()
+        self._cores_before = core_times()
         if mode != OFF:
             self._recorder.start(mode, self.intern(self._folder.name))
 
@@ -192,6 +198,7 @@ class Session:
                 self._folder.name = _process_name() or self._folder.name
             self._folder.describe(
                 lost=self._recorder.lost(),
+                cores=self._cores,
                 nvml_utilization={} if self._gpu is None else self._gpu.nvml_utilization(),
                 intercepted=self._interception.counts,
                 end_monotonic_ns=time.monotonic_ns(),
@@ -204,6 +211,7 @@ class Session:
             self._gpu.forget()
         self._mode, self._driver = OFF, None
         self._num_iterations = self._open_iterations = 0
+        self._cores = dict.fromkeys(NAMES, 0)
         parent = self._folder
         self._has_default_name = True
         try:

@@ -187,7 +187,7 @@ def report_text(
     lines = [f"profile of {command_text(profile)}", *filter(None, [note])]
     for each in recorded(found):
         lines += ["", process_line(found, each.label)]
-        lines += gpu_lines(profile, found, each.label)
+        lines += [*core_lines(profile, each.label), *gpu_lines(profile, found, each.label)]
         rows = [row for row in found.rows if row.cell.process == each.label]
         lines += _operation_lines(operation_times(rows))
     if silent := silent_processes(found):
@@ -233,6 +233,20 @@ def process_line(found: Breakdown, label: str) -> str:
     if each.dropped:
         text += f"; {each.dropped:,} events were dropped: times and counts are too low"
     return text
+
+
+def core_lines(profile: Profile, label: str) -> list[str]:
+    """How many cores a process used on average, and what it had to do without; none if it did not end by itself."""
+    for name, process in zip(process_labels(profile.processes), profile.processes, strict=True):
+        wall = process.cores.get("wall_ns", 0)
+        if name == label and wall > 0:
+            used, queued = (process.cores.get(key, 0) for key in ("cpu_ns", "queue_ns"))
+            stolen = process.cores.get("stolen_ns", 0) / wall
+            return [
+                f"on {used / wall:.2f} cores; threads ready without a core {seconds(queued)}; "
+                f"other machines took {stolen:.2f} of the host's cores"
+            ]
+    return []
 
 
 def gpu_lines(profile: Profile, found: Breakdown, label: str) -> list[str]:

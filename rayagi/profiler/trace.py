@@ -117,6 +117,8 @@ class ProcessTrace:
     threads: tuple[ThreadTrace, ...]
     lost: int = 0
     """Events of threads that could not make a file; known once the session has ended."""
+    cores: Mapping[str, int] = field(default_factory=dict)
+    """While it was recorded, what ``core_times`` names; empty for a process that did not end by itself."""
     nvml_utilization: Mapping[str, float] = field(default_factory=dict)
     """What NVML calls utilisation while a GPU was recorded: percent by device, mean of samples."""
 
@@ -186,6 +188,7 @@ def _read_process(path: Path) -> ProcessTrace:
             names=_read_names(path / NAMES),
             threads=_read_threads(path),
             lost=int(about.get("lost", 0)),
+            cores={str(key): int(value) for key, value in about.get("cores", {}).items()},
             nvml_utilization={
                 str(key): float(value) for key, value in about.get("nvml_utilization", {}).items()
             },

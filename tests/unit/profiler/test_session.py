@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 
 import pytest
@@ -14,7 +15,9 @@ from rayagi.profiler import process_folder, scopes, session
 from rayagi.profiler.fallback import PythonRecorder
 from rayagi.profiler.layout import Category
 from rayagi.profiler.native import OFF, RECORD, WARM_UP
+from rayagi.profiler.summary import core_lines
 from rayagi.profiler.trace import read_profile
+from tests.unit.profiler import traces
 
 SCOPES = ("PHASE", "OPERATION", "ITERATION")
 
@@ -334,3 +337,26 @@ def test_a_profile_that_cannot_begin_leaves_no_folder(tmp_path):
         with pytest.raises(profiler.ProfilerError), profiler.profile(tmp_path / "q", **wrong):
             pass
     assert [each.name for each in tmp_path.iterdir()] == ["p"]
+
+
+def test_a_process_says_what_it_got_of_the_cores(tmp_path):
+    schedule = profiler.Schedule(skip=1, warm_up=0, record=1)
+    with profiler.profile(tmp_path / "p", schedule=schedule):
+        for busy_ms in (50, 20, 50):
+            with profiler.iteration():
+                end = time.thread_time() + busy_ms / 1e3
+                while time.thread_time() < end:
+                    pass
+    cores = only_process(tmp_path / "p").cores
+    assert 0.02e9 <= cores["cpu_ns"] < 0.05e9  # of the iteration that was recorded
+    assert cores["cpu_ns"] <= cores["wall_ns"] * 1.5
+    assert min(cores["queue_ns"], cores["stolen_ns"]) >= 0
+
+
+def test_the_report_says_how_many_cores_a_process_used():
+    found = traces.process([], name="trainer", cores={"wall_ns": 4_000, "cpu_ns": 6_000, "queue_ns": 900})
+    (line,) = core_lines(traces.profile(found), "trainer")
+    assert line == (
+        "on 1.50 cores; threads ready without a core 900 ns; other machines took 0.00 of the host's cores"
+    )
+    assert not core_lines(traces.profile(traces.process([])), "trainer")

@@ -1,0 +1,86 @@
+"""Compiles MuJoCo Warp's kernels for a GPU of another machine, on one that needs no GPU.
+
+    python -m experiments.gpu_rollouts.precompile CACHE --tasks rayagi/Ant-v0 rayagi/Humanoid-v0 --arch 90
+
+A first iteration on a GPU compiles about sixty modules, some of which take ten seconds. Copy CACHE to the GPU's machine
+and set WARP_CACHE_PATH to it there. What the CPU's simulation does not use, such as kernels for convex collisions, is still
+compiled there. The versions of Warp and MuJoCo Warp have to be the same; that of Python need not be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from rayagi.envs import make_env_factory
+from rayagi.envs.tasks.provider import TASKS
+
+TILED, PLAIN = (32, 64, 128, 256), (256,)
+"""Threads of a block: those of MuJoCo Warp's launches of tiles (its ``BlockDim``), and Warp's default."""
+
+
+def used_modules(tasks: list[str]) -> list[Any]:
+    """Modules of Warp that a step of the tasks uses, by making it on the CPU."""
+    import torch
+    import warp
+    from warp._src.context import user_modules
+
+    with warp.ScopedDevice("cpu"):
+        for task in tasks:
+            env = make_env_factory(task, engine="mujoco_warp")(
+                num_envs=4, first_env_index=0, seed=0, num_threads=1
+            )
+            env.reset()
+            env.step(torch.zeros(4, env.info.action.dim))
+            env.close()
+    return [module for module in user_modules.values() if module.execs]
+
+
+def variants(modules: list[Any]) -> Iterator[tuple[Any, int]]:
+    """Each module with the sizes of blocks that it is launched with."""
+    for module in modules:
+        names = [module.name, *module.kernels]
+        for size in TILED if any("tile" in name for name in names) else PLAIN:
+            yield module, size
+
+
+def compiled(module: Any, block_size: int, arch: int) -> str:
+    """Compile one of them, unless it is in the cache; its name."""
+    import warp
+
+    module.get_module_hash(block_size)
+    options = module.resolve_options(warp.config, block_dim=block_size)
+    module._compile(None, output_arch=arch, options=options)  # compile_aot_module has no size of blocks
+    return f"{module.name}, blocks of {block_size}"
+
+
+def main() -> int:
+    """Command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cache", type=Path, help="folder, for WARP_CACHE_PATH")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--arch", type=int, default=90, help="compute capability: 80, 90, 100 (default 90)")
+    arguments = parser.parse_args()
+    os.environ["WARP_CACHE_PATH"] = str(arguments.cache.absolute())
+    try:
+        modules = used_modules(arguments.tasks)
+    except ImportError as error:
+        print(f"Nothing was compiled: {error}. pip install 'rayagi[gpu]'", file=sys.stderr)
+        return 1
+    work = list(variants(modules))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        names = pool.map(lambda each: compiled(*each, arguments.arch), work)
+        for number, name in enumerate(names, 1):
+            print(f"{number} of {len(work)}: {name}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
