@@ -69,7 +69,9 @@ def rayagi(*arguments, cwd):
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:3]))
 def test_no_command_imports_a_module_of_the_run_folder(evil, command, tmp_path):
-    for cwd, run in ((evil, "."), (tmp_path, "runs/evil"), (evil / "checkpoints", "..")):
+    folders = ((evil, "."), (tmp_path, "runs/evil"), (evil / "checkpoints", ".."))
+    # All look for modules in the same place, before they differ: one of them is enough for every folder.
+    for cwd, run in folders if command == COMMANDS[1] else folders[:1]:
         done = rayagi(*(run if word == "RUN" else word for word in command), cwd=cwd)
         assert done.returncode == 2, done
         assert not (tmp_path / "marker").exists()

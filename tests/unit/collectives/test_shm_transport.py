@@ -104,7 +104,13 @@ def in_rank_order(op, parts):
     return (total / len(parts) if op == "mean" else total).to(parts[0].dtype)
 
 
-@pytest.fixture(scope="module", params=[(2, True), (3, True), (4, True), (5, True), (2, False), (3, False)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        (2, True), (3, True), (5, True), (2, False),
+        pytest.param((4, True), marks=pytest.mark.slow), pytest.param((3, False), marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def results(request):
     world_size, compiler = request.param
     answers = run_members(world_size, every_operation, without_compiler=() if compiler else (0,))

@@ -125,6 +125,7 @@ def memory_held():
     return held(1), held(4)
 
 
+@pytest.mark.slow
 def test_parts_hold_at_least_as_much_memory_as_whole_iterations(monkeypatch):
     # The C library raises this limit as it goes, and then keeps what was freed, more or less by chance.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(MIB // 8))

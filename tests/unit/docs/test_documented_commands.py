@@ -17,6 +17,9 @@ EXPERIMENTS = sorted((ROOT / "experiments").glob("*/README.md"))
 NOT_OURS = {"curl", "export", "prometheus", "ray", "source", "ssh", "tensorboard"}
 
 
+LONG = {"replay-datasets.md", "configure.md", "gpu-slices.md"}
+
+
 def each(pages):
     return pytest.mark.parametrize("page", pages, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -61,8 +64,14 @@ def test_every_command_exists_with_its_options(page):
                     CHECKS[name](words, page)
 
 
-@each([page for page in PAGES if runs(page) and not starts_ray(page)])
+@each([page for page in PAGES if runs(page) and not starts_ray(page) and page.name not in LONG])
 def test_a_pages_commands_run_in_order(page, tmp_path):
+    run_page(page, tmp_path)
+
+
+@pytest.mark.slow
+@each([page for page in PAGES if page.name in LONG])
+def test_a_long_pages_commands_run_in_order(page, tmp_path):
     run_page(page, tmp_path)
 
 

@@ -138,7 +138,11 @@ def test_every_observation_space_trains(obs):
 
 @pytest.mark.parametrize(
     "algorithm",
-    [name for name, each in DEFINITIONS.items() if each.model is None and each.templates[0] != "offline"],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("impala", "a3c") else ())
+        for name, each in DEFINITIONS.items()
+        if each.model is None and each.templates[0] != "offline"
+    ],
 )
 def test_several_choices_at_once_are_learned_by_every_algorithm(algorithm):
     learner = program(algorithm=algorithm)

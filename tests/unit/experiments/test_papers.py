@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from experiments.papers import readings, rl_scope
 from experiments.papers.__main__ import PAGE, PICTURES, Runs, chosen, found_rows, main
@@ -187,19 +188,18 @@ def test_a_figure_that_a_paper_does_not_have_is_one_sentence():
     assert [each.label for each in chosen("gmi-drl", ["9a", "T6"])] == ["Figure 9a", "Table 6"]
 
 
-def planned(*arguments, cwd):
-    command = [sys.executable, "-m", "experiments.papers", *arguments, "--plan"]
-    root = Path(__file__).parents[3]
-    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, env=None)
-    return ran.stdout
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_plan_says_what_runs_what_is_missing_and_what_cannot(tmp_path, monkeypatch, capsys):
+    def planned(*arguments):
+        monkeypatch.setattr("sys.argv", ["papers", *arguments, "--out", str(tmp_path), "--plan"])
+        assert main() == 0
+        return capsys.readouterr().out
 
-
-def test_the_plan_says_what_runs_what_is_missing_and_what_cannot(tmp_path):
-    told = planned("rl-scope", "--quick", "--out", str(tmp_path), cwd=tmp_path)
+    told = planned("rl-scope", "--quick")
     assert "skipped  rl-scope Figure 4, rl-scope Figure 5, rl-scope Figure 7: give --peers" in told
     assert "nothing  rl-scope Figure 8: needs a GPU" in told
     assert told.endswith("0 experiments, about 0 minutes\n")
-    told = planned("gear", "--full", "--figure", "6", "--out", str(tmp_path), cwd=tmp_path)
+    told = planned("gear", "--full", "--figure", "6")
     assert "  10 min gear Figure 6: python -m experiments.replay.figures batch --write\n" in told
 
 

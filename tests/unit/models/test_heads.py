@@ -195,7 +195,7 @@ def test_before_the_first_step_the_learner_finds_the_probabilities_that_acted(he
 
 
 @HEADS
-@pytest.mark.parametrize("algorithm", ["ppo", "trpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", pytest.param("trpo", marks=pytest.mark.slow)])
 def test_a_policy_learns_to_do_what_it_is_shown(head, algorithm):
     program = program_of(spec_of(head, algorithm))
     before = program.evaluate(8, seed=3).mean_return()

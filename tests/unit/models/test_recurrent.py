@@ -310,7 +310,10 @@ def test_a_model_without_a_core_has_no_state():
     assert isinstance(ActorCritic(INFO, NetworkSpec(hidden=(4,), core="gru")).value, RecurrentNetwork)
 
 
-@pytest.mark.parametrize(("core", "solves"), [("lstm", True), ("gru", True), ("none", False)])
+@pytest.mark.parametrize(
+    ("core", "solves"),
+    [("lstm", True), pytest.param("gru", True, marks=pytest.mark.slow), ("none", False)],
+)
 def test_a_recurrent_policy_solves_a_maze_that_one_without_memory_cannot(core, solves):
     spec = RunSpec(
         env=EnvSpec(id="experiments.learning.tmaze:TMaze-v0", kwargs={"length": 5}),

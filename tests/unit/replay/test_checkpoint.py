@@ -370,7 +370,7 @@ def test_a_process_that_dies_before_any_file_operation_leaves_a_checkpoint(tmp_p
 
 def test_a_process_that_is_killed_at_any_moment_leaves_a_checkpoint(tmp_path):
     rng, last, store = np.random.default_rng(0), 0, made(capacity=20)
-    kills = 55
+    kills = 25
 
     def work(pipe):
         checkpointer = ReplayCheckpointer(store)

@@ -63,7 +63,7 @@ def test_killed_writers_leave_no_torn_row_and_lose_none():
     rng = np.random.default_rng(0)
     store = ReplayStore.create(SCHEMA, 40, selectors=SELECTORS)
     latest = {}  # of each index, the generation and the number that a writer reported last
-    for attempt in range(25):
+    for attempt in range(12):
         writers = [forked(write_rows(store, 1000 * (2 * attempt + k))) for k in range(2)]
         wanted = store.counters()["inserted"] + int(rng.integers(1, 60))
         while store.counters()["inserted"] < wanted:  # rows of the store itself are read while others write
