@@ -86,7 +86,7 @@ def measure(task: str, iterations: int, cores: Sequence[int]) -> dict[str, Any]:
         seed=1,
     )
     identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=tuple(cores)),
+        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=tuple(cores), num_threads=len(cores)),
         roles=("simulator", "agent", "trainer"), task=task,
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))

@@ -72,7 +72,7 @@ def program_of(task: str, num_envs: int, num_threads: int) -> Any:
     spec = spec_of(task, num_envs)
     cores = tuple(range(num_threads))
     identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="direct", cores=cores),
+        index=0, num_gmis=1, slice=Slice(node="here", backend="direct", cores=cores, num_threads=num_threads),
         roles=("simulator", "agent", "trainer"), task=task,
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cuda", 0))

@@ -244,7 +244,11 @@ def weights(module):
 
 @pytest.mark.parametrize(
     ("cls", "algorithm"),
-    [(AppoConfig, APPO), (ImpalaConfig, IMPALA), (A3CConfig, A3C)],
+    [
+        (AppoConfig, APPO),
+        pytest.param(ImpalaConfig, IMPALA, marks=pytest.mark.slow),
+        pytest.param(A3CConfig, A3C, marks=pytest.mark.slow),
+    ],
 )
 def test_the_asynchronous_algorithms_are_rllibs_algorithms_too(tmp_path, cls, algorithm):
     algo = small_config(cls).gmi(template="dp_only").build_algo()  # in step: the synchronous learner

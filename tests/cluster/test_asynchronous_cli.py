@@ -33,6 +33,7 @@ def rayagi(folder, *arguments):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_inverted_pendulum_is_solved_asynchronously_and_across_a_resume(tmp_path):
     started = ("train", "InvertedPendulum-v5", "--algorithm", "appo", "--name", "a", "--iterations", "10")
     output = rayagi(tmp_path, *started)

@@ -163,6 +163,7 @@ def test_a_run_is_interrupted_leaves_nothing_behind_is_resumed_evaluated_and_rep
     assert (tmp_path / "runs/a/report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_learns_exactly_what_an_uninterrupted_one_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

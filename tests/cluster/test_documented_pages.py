@@ -9,7 +9,17 @@ OWN_TEST = "docs/tutorials/own-task.md"
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES if starts_ray(page)]
 
 
+SHORT = {"README.md", "docs/tutorials/cluster.md"}
+
+
 @pytest.mark.cluster
-@pytest.mark.parametrize("name", [name for name in NAMES if name != OWN_TEST])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in SHORT else pytest.mark.slow)
+        for name in NAMES
+        if name != OWN_TEST
+    ],
+)
 def test_a_pages_commands_run_in_order(name, tmp_path):
     run_page(ROOT / name, tmp_path)

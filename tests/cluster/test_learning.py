@@ -26,6 +26,7 @@ def train(folder, task, time, stop_return, evaluate_every):
     return folder / "runs" / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_inverted_pendulum_balances_for_900_steps_within_a_minute_of_training(tmp_path):
     run = train(tmp_path, "InvertedPendulum-v5", "60s", 900, evaluate_every=10)

@@ -117,6 +117,7 @@ def test_a_runs_metrics_reach_prometheus_for_each_gmi_and_for_all(metrics_port, 
     assert {tags["slice"] for (_, gmi), tags in found.items() if gmi == "all"} == {"all"}
 
 
+@pytest.mark.slow
 def test_rllibs_face_exports_each_gmi_and_the_run_too(metrics_port, capsys):
     config = (
         PPOConfig()

@@ -14,7 +14,13 @@ pytestmark = pytest.mark.cluster
 SAVED = Path(__file__).parents[1] / "data" / "saved_runs"
 
 
-@pytest.mark.parametrize("name", [path.name for path in sorted(SAVED.iterdir())])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.name, marks=() if path.name == "v0_1_ppo" else pytest.mark.slow)
+        for path in sorted(SAVED.iterdir())
+    ],
+)
 def test_an_old_run_is_evaluated_and_goes_on(tmp_path, name, capsys):
     run = tmp_path / name
     shutil.copytree(SAVED / name, run)

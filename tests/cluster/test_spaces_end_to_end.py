@@ -34,7 +34,10 @@ def column(folder, name, episode, step):
 
 @pytest.mark.parametrize(
     ("obs", "action", "gmis", "options"),
-    [("dict", "multi_discrete", "2", (3, 2, 4)), ("tuple", "multi_binary", "1", (2, 2, 2))],
+    [
+        pytest.param("dict", "multi_discrete", "2", (3, 2, 4), marks=pytest.mark.slow),
+        ("tuple", "multi_binary", "1", (2, 2, 2)),
+    ],
 )
 def test_from_training_to_datasets_and_answers(tmp_path, monkeypatch, capsys, obs, action, gmis, options):
     monkeypatch.chdir(tmp_path)

@@ -104,6 +104,7 @@ def test_asha_stops_the_worse_trial_of_a_grid(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_population_based_training_changes_settings_that_were_not_given(tmp_path):
     scheduler = tune.schedulers.PopulationBasedTraining(
         time_attr="training_iteration",
@@ -130,6 +131,7 @@ def test_population_based_training_changes_settings_that_were_not_given(tmp_path
     assert (better.metrics["training_iteration"], worse.metrics["training_iteration"]) in ((2, 2), (2, 3))
 
 
+@pytest.mark.slow
 def test_a_restored_experiment_has_its_trials_and_goes_on(tmp_path):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     flag = tmp_path / "failed"

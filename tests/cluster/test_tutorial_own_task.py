@@ -11,6 +11,7 @@ from tests.documents import ROOT, blocks, run_page
 PAGE = ROOT / "docs" / "tutorials" / "own-task.md"
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_tutorial_leads_from_a_model_to_a_policy_and_its_video(tmp_path):
     (task,) = [block.text for block in blocks(PAGE) if block.title == "bead.py"]

@@ -35,6 +35,7 @@ class Net(nn.Module):
 """
 
 
+@pytest.mark.slow
 def test_a_network_from_a_file_is_trained_evaluated_served_and_resumed(tmp_path, monkeypatch, capsys):
     (tmp_path / "net.py").write_text(NET)
     monkeypatch.chdir(tmp_path)

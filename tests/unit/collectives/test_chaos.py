@@ -5,8 +5,10 @@ import pytest
 from experiments.collectives.chaos import POINTS, run, table
 
 
-@pytest.mark.parametrize("hosts", [1, 2], ids=["one host", "two hosts"])
-@pytest.mark.parametrize("num_rounds", [6, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_rounds", "hosts"),
+    [(6, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((6, 1), (40, 1), (40, 2)))],
+)
 def test_members_killed_at_random_are_noticed_and_leave_nothing_and_the_next_generation_reduces(
     hosts, num_rounds
 ):

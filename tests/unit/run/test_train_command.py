@@ -563,6 +563,7 @@ def can_mount():
     return shutil.which("unshare") is not None and subprocess.run(command, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="needs a mount namespace of one's own")
 def test_a_run_on_a_disk_that_fills_up_ends_with_a_sentence_and_resumes_once_there_is_space(tmp_path):
     code = """
