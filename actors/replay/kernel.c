@@ -16,6 +16,7 @@ Who writes what, in which order (docs/explanation/replay.md has the picture):
 #include <linux/futex.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -34,7 +35,7 @@ enum { STALE, VALID, OUTSIDE };
 enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
 enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11 };
-enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192, YIELDS = 500 };
 /* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
    least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
 enum { EPOCH_READS = 8, MOST_HEAT = 255, EXAMINED = 8, MARGIN = 4, MOST_PROMOTED = 2 };
@@ -220,7 +221,10 @@ static void refresh(const Tree *t, int64_t n, int64_t *nodes) {
         }
         int64_t kept = 0, last = NONE;
         for (int64_t i = 0; i < n; i++) {
-            if (i + AHEAD < n) __builtin_prefetch(group(t, l - 1, nodes[i + AHEAD] >> 3));
+            if (i + AHEAD < n) {
+                __builtin_prefetch(group(t, l - 1, nodes[i + AHEAD] >> 3));
+                __builtin_prefetch(node(t, l, nodes[i + AHEAD] >> 3), 1);
+            }
             const int64_t parent = nodes[i] >> 3;
             if (parent == last) continue;
             recompute(t, l, parent);
@@ -314,6 +318,10 @@ static double ordered(int64_t timestamp) {
     return value;
 }
 
+static double raised(const Tree *t, double priority) {
+    return t->exponent == 1.0 ? priority : priority > 0.0 ? pow(priority, t->exponent) : 0.0;
+}
+
 static double leaf_of(const Tree *t, const Row *r) {
     if (state_of(r) != COMMITTED) return idle(t);
     switch (t->kind) {
@@ -321,7 +329,7 @@ static double leaf_of(const Tree *t, const Row *r) {
     case WINDOWS: return r->length < t->window ? 0.0 : (double)((r->length - t->window) / t->stride + 1);
     case PRIORITIES:
         if (r->length < t->window) return 0.0;
-        return t->exponent == 1.0 ? r->priority : r->priority > 0.0 ? pow(r->priority, t->exponent) : 0.0;
+        return raised(t, r->priority);
     case TIMESTAMPS: return ordered(r->timestamp);
     default: return r->priority;
     }
@@ -335,18 +343,20 @@ static int64_t reserve_scratch(Store *s, int64_t n) {
     return 0;
 }
 
-/* Bring one tree up to date with the status of these rows, by global index. */
-static void update_tree(Store *s, const Tree *t, int64_t n, const int64_t *indices) {
+/* Bring one tree up to date with the status of these rows, by global index. known: their leaves where they are long enough,
+   NAN where that is not known; or 0. */
+static void update_tree(Store *s, const Tree *t, int64_t n, const int64_t *indices, const double *known) {
     for (int64_t i = 0; i < n; i++) {
         if (i + AHEAD < n) __builtin_prefetch(node(t, 0, indices[i + AHEAD]), 1);
-        *node(t, 0, indices[i]) = leaf_of(t, &s->rows[indices[i] - s->base]);
+        const Row *r = &s->rows[indices[i] - s->base];
+        *node(t, 0, indices[i]) = !known || isnan(known[i]) ? leaf_of(t, r) : r->length < t->window ? 0.0 : known[i];
     }
     memcpy(s->scratch, indices, n * sizeof *indices);
     refresh(t, n, s->scratch);
 }
 
 static void update_trees(Store *s, int64_t n, const int64_t *indices) {
-    for (int64_t k = 0; n && k < s->num_trees; k++) update_tree(s, &s->trees[k], n, indices);
+    for (int64_t k = 0; n && k < s->num_trees; k++) update_tree(s, &s->trees[k], n, indices, 0);
 }
 
 /* ---- lists and queue, under the lock ---------------------------------------------------------------------------------- */
@@ -1016,18 +1026,31 @@ int64_t replay_delete(Store *s, int64_t n, const int64_t *indices, const uint64_
     return unlock(s, done);
 }
 
-/* Set priorities, except of rows of another generation. Returns how many. */
+/* Set priorities, except of rows of another generation. Returns how many. Powers are computed, and rows fetched from memory,
+   before the lock is taken: meanwhile nobody else could draw. */
 int64_t replay_update(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, const double *priorities) {
+    const Tree *raises = 0;
+    for (int64_t k = 0; k < s->num_trees; k++)
+        if (s->trees[k].kind == PRIORITIES && s->trees[k].exponent != 1.0) raises = &s->trees[k];
+    double *known = raises ? malloc(n * sizeof *known) : 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (indices[i] < s->base || indices[i] >= s->base + s->capacity) return free(known), FOREIGN;
+        __builtin_prefetch(&s->rows[indices[i] - s->base], 1);
+        if (known) known[i] = raised(raises, priorities[i]);
+    }
     const int64_t failed = lock_for(s, n, indices);
     int64_t done = 0;
-    if (failed) return failed;
+    if (failed) return free(known), failed;
     for (int64_t i = 0; i < n; i++) {
         if (i + AHEAD < n) __builtin_prefetch(&s->rows[indices[i + AHEAD] - s->base], 1);
         Row *r = &s->rows[indices[i] - s->base];
         if (is_current(r, generations[i])) r->priority = priorities[i], done++;
+        else if (known) known[i] = NAN;
     }
     for (int64_t k = 0; k < s->num_trees; k++)
-        if (s->trees[k].kind == PRIORITIES || s->trees[k].kind == LEAST_PRIORITIES) update_tree(s, &s->trees[k], n, indices);
+        if (s->trees[k].kind == PRIORITIES || s->trees[k].kind == LEAST_PRIORITIES)
+            update_tree(s, &s->trees[k], n, indices, &s->trees[k] == raises ? known : 0);
+    free(known);
     return unlock(s, done);
 }
 
@@ -1227,6 +1250,16 @@ static int draw_rows(const Store *s, const Tree *t, int64_t n, const Drawn *d) {
     return 1;
 }
 
+/* The version of the sums, once nobody changes them: even; or odd if that takes long. */
+static uint64_t settled(const Header *h) {
+    uint64_t version = __atomic_load_n(&h->version, __ATOMIC_ACQUIRE);
+    for (int yields = 0; yields < YIELDS && version & 1; yields++) {
+        sched_yield();
+        version = __atomic_load_n(&h->version, __ATOMIC_ACQUIRE);
+    }
+    return version;
+}
+
 /* n targets u * total of a tree, u being the uniform numbers of this draw, and the rows that hold them, counted as selected.
    Returns how many are accepted.
 
@@ -1236,8 +1269,8 @@ int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t s
                     const Drawn *d) {
     const Tree *t = &s->trees[tree];
     for (int attempt = 0; attempt < ATTEMPTS && !s->header->max_sampled; attempt++) {
-        const uint64_t version = __atomic_load_n(&s->header->version, __ATOMIC_ACQUIRE);
-        if (version & 1) continue;
+        const uint64_t version = settled(s->header);
+        if (version & 1) break;
         replay_uniforms(seed, stream, round, draw, 0, n, d->rest);
         const int some = draw_rows(s, t, n, d);
         __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the reads above before the next */

@@ -153,6 +153,7 @@ def test_of_several_learners_one_is_killed_and_all_go_on_alike():
         assert found["rows"]["missing"] == 0
 
 
+@pytest.mark.slow
 def test_what_a_program_raises_ends_the_session():
     spec = replace(DECOUPLED, learning=replace(DECOUPLED.learning, learning_rate=1e30))
     with (

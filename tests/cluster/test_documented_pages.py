@@ -9,14 +9,14 @@ OWN_TEST = "docs/tutorials/own-task.md"
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES if starts_ray(page)]
 
 
-SHORT = {"README.md", "docs/tutorials/cluster.md"}
+SHORT = "README.md"
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in SHORT else pytest.mark.slow)
+        pytest.param(name, marks=() if name == SHORT else pytest.mark.slow)
         for name in NAMES
         if name != OWN_TEST
     ],

@@ -26,6 +26,7 @@ def ray_of_this_machine():
         yield
 
 
+@pytest.mark.slow
 def test_images_are_trained_on_evaluated_and_filmed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     small = ("--num-envs", "4", "--set", "evaluation.interval=2", "--set", "evaluation.num_episodes=3")

@@ -29,7 +29,8 @@ def local_ray():
     ray.shutdown()
 
 
-@pytest.mark.parametrize("rates", [[1e-3], pytest.param([1e-4, 1e-3], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rates", [[1e-3], [1e-4, 1e-3]])
 def test_a_grid_of_learning_rates_runs_and_its_checkpoints_go_on(tmp_path, capfd, rates):
     config = (
         PPOConfig()

@@ -17,7 +17,7 @@ EXPERIMENTS = sorted((ROOT / "experiments").glob("*/README.md"))
 NOT_OURS = {"curl", "export", "prometheus", "ray", "source", "ssh", "tensorboard"}
 
 
-LONG = {"replay-datasets.md", "configure.md", "gpu-slices.md"}
+LONG = {"replay-datasets.md", "configure.md", "gpu-slices.md", "simulators.md"}
 
 
 def each(pages):

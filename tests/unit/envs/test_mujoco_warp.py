@@ -49,12 +49,7 @@ TWENTY = {
 
 @pytest.mark.parametrize(
     "env_id",
-    [
-        pytest.param(
-            task, marks=() if task in ("rayagi/Ant-v0", "rayagi/FrankaCabinet-v0") else pytest.mark.slow
-        )
-        for task in TASKS
-    ],
+    [pytest.param(task, marks=() if task == "rayagi/Ant-v0" else pytest.mark.slow) for task in TASKS],
 )
 def test_both_engines_have_the_same_dynamics(env_id):
     """20 steps of two substeps or more from 12 random states: new episodes, and 15 and 55 steps later, on the ground. First
