@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 AS_NOHUP_AND_A_SCRIPT_DO = 'nohup "$@" & wait $!'
@@ -27,10 +29,11 @@ def test_the_background_of_these_tests_ignores_what_a_terminal_sends():
     assert in_background(sys.executable, "-c", ask).stdout == "1 1 1 0\n"
 
 
+@pytest.mark.slow
 def test_tests_that_send_signals_pass_in_the_background():
     chosen = [
         "tests/unit/run/test_interrupt.py",
-        "tests/unit/run/test_train_command.py::test_a_pipe_whose_reader_left_loses_nothing[1]",
+        "tests/unit/run/test_train_command.py::test_a_pipe_whose_reader_left_loses_nothing[2]",
         "tests/unit/collectives/test_shm_kernel.py::test_an_interrupted_call_ends_at_once_and_for_all",
     ]
     done = in_background(

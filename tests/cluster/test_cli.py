@@ -227,6 +227,7 @@ def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, 
     assert (tmp_path / "runs/a/report.html").exists()
 
 
+@pytest.mark.slow
 def test_under_nohup_in_the_background_ctrl_c_and_a_hangup_are_not_for_it_and_sigterm_saves(
     tmp_path, environment
 ):

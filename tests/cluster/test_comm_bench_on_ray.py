@@ -29,6 +29,7 @@ def bench(address, folder, layout):
     return main([*arguments, "--repeats", "2", "--out", str(folder)])
 
 
+@pytest.mark.slow
 def test_two_nodes_of_a_layout_are_two_of_the_cluster_and_reduce_by_net(address, tmp_path):
     assert bench(address, tmp_path, "2x1x2") == 0
     content = json.loads((tmp_path / "results.json").read_text())

@@ -53,6 +53,7 @@ def cluster():
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_ea_t_makes_the_updates_of_dp_only_and_goes_on_from_its_state():
     whole = replace(SPEC, gmi=replace(SPEC.gmi, template="dp_only", num_gmis=1, num_envs=8))
     with Session(whole, factory=TrainingFactory(whole, make_point)) as session:

@@ -105,7 +105,8 @@ def test_a_run_that_loses_a_node_ends_with_a_sentence_and_its_last_checkpoint_st
     wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in workers))
 
 
-@pytest.mark.parametrize("killed", [pytest.param("gcs_server", marks=pytest.mark.slow), "raylet"])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["gcs_server", "raylet"])
 def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, killed):
     options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
     process = rayagi(tmp_path, "local", "train", "InvertedPendulum-v5", *SMALL, *options)

@@ -76,6 +76,7 @@ def test_a_candidate_that_is_killed_is_an_answer_and_the_next_one_runs():
     assert isinstance(measured(misbehaving("not at all"), 1, 2), TrialMeasurement)
 
 
+@pytest.mark.slow
 def test_a_turn_of_a_template_trains_and_one_whose_gmi_is_killed_leaves_it_out():
     sac = preset("Pendulum-v1", "sac")
     sac = replace(sac, gmi=replace(sac.gmi, template="auto", num_gmis=2, num_envs=4))

@@ -81,7 +81,8 @@ def unequal_plan(spec, machine):
     return plan_of(spec, replace(machine, nodes=(wide,)))
 
 
-@pytest.mark.parametrize("template", ["e_at", pytest.param("ea_t", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["e_at", "ea_t"])
 def test_simulators_and_trainers_of_unequal_size_make_the_updates_of_dp_only(template):
     """GMI-DRL §3.1.1 with slices of 2, 1 and 1 cores: in processes of their own, each with its share of the environments."""
     dp_only = dp_only_program()
@@ -101,6 +102,7 @@ def test_simulators_and_trainers_of_unequal_size_make_the_updates_of_dp_only(tem
         assert len(session.evaluate(3, seed=1).episode_returns) == 3
 
 
+@pytest.mark.slow
 def test_simulators_that_share_an_agent_serve():
     policy = new_policy(SPEC, env_info(SPEC.env.id), torch.device("cpu"))
     shared = {

@@ -102,6 +102,7 @@ def test_simulators_with_an_agent_apart_write_the_same_rows_as_dp_only(run, caps
         )
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_it_with_one_message_and_complete_files(run, capsys):
     with when_written("d", lambda pid: resource.prlimit(pid, resource.RLIMIT_FSIZE, (3000, 3000))):
         code = serve(run, "--gmis", "2", "--num-envs", "2", "--time", "10m", "--rows-per-file", "256")

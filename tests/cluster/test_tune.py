@@ -87,6 +87,7 @@ def run_config(folder, **options):
     return tune.RunConfig(storage_path=str(folder), name="run", verbose=0, **options)
 
 
+@pytest.mark.slow
 def test_asha_stops_the_worse_trial_of_a_grid(tmp_path):
     # Judged by the learning rate itself, so that it is known which one is the worse.
     scheduler = tune.schedulers.ASHAScheduler(grace_period=1, reduction_factor=2, max_t=3)

@@ -58,6 +58,7 @@ def test_a_network_from_a_file_is_trained_evaluated_served_and_resumed(tmp_path,
     assert resumed.counters["iteration"] == 3
 
 
+@pytest.mark.slow
 def test_an_rl_module_is_trained_saved_and_restored_by_rllib_s_interface(tmp_path):
     config = (
         PPOConfig()

@@ -107,7 +107,7 @@ def in_rank_order(op, parts):
 @pytest.fixture(
     scope="module",
     params=[
-        (2, True), (3, True), (5, True), (2, False),
+        (2, True), (3, True), (2, False), pytest.param((5, True), marks=pytest.mark.slow),
         pytest.param((4, True), marks=pytest.mark.slow), pytest.param((3, False), marks=pytest.mark.slow),
     ],
 )  # fmt: skip

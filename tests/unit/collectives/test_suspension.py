@@ -16,7 +16,10 @@ from experiments.collectives.suspension import run
 from tests.unit.collectives.thread_transport import InProcessGroup
 
 
-@pytest.mark.parametrize("without_compiler", [False, True], ids=["compiled", "python"])
+@pytest.mark.parametrize(
+    "without_compiler",
+    [pytest.param(False, id="compiled"), pytest.param(True, id="python", marks=pytest.mark.slow)],
+)
 def test_a_suspended_member_completes_nothing_that_was_given_up_and_changes_nothing(without_compiler):
     rounds = run(
         6,

@@ -338,7 +338,7 @@ def test_sigterm_and_a_closed_terminal_save_too(fake, number, reason):
     assert (record["status"], record["reason"]) == ("interrupted", reason)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGHUP, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_pipe_whose_reader_left_loses_nothing(tmp_path, number):
     code = """
         import os, sys
