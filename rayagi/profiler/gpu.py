@@ -71,8 +71,12 @@ class GpuRecorder:
         if not self._is_wanted or self._owner is not None:
             return
         owner = _Owner()
-        if owner.has_begun():
+        if not owner.has_begun():
+            return
+        if self._is_wanted:
             self._owner = owner
+        else:  # recording ended meanwhile, in another thread
+            owner.activities()
 
     def stop(self, folder: Path) -> None:
         """End it, and write what was recorded into the process's folder."""
@@ -204,7 +208,10 @@ def activities_of(events: Iterable[Any], threads: dict[int, int]) -> Iterable[Ac
             yield Activity(start, end, name, category, event.device_index(), event.device_resource_id())
         elif name.startswith("cu"):  # others tell of CUPTI's buffers
             thread = event.device_resource_id()
-            yield Activity(start, end, name, Category.GPU_RUNTIME, 0, threads.get(thread, thread))
+            known = threads.get(
+                thread, thread & 0xFFFFFFFF
+            )  # of one that has ended CUPTI's own number, if any
+            yield Activity(start, end, name, Category.GPU_RUNTIME, 0, known)
 
 
 def _thread_ids() -> dict[int, int]:

@@ -155,6 +155,21 @@ def test_nothing_starts_before_torch_uses_a_gpu(tmp_path, kineto):
     assert kineto.started == 1
 
 
+def test_a_recording_that_ends_while_the_gpu_s_begins_leaves_nothing_running(tmp_path, kineto):
+    kineto.is_used = False
+    with profiler.profile(tmp_path / "p", gpu=True) as session:
+        (begin,) = kineto.queued
+        recorder, started = session._gpu, kineto.start
+
+        def start():
+            recorder.stop(tmp_path)  # as another thread does
+            started()
+
+        kineto.start = start
+        begin()
+    assert (kineto.started, kineto.stopped) == (1, 1)
+
+
 def test_each_cycle_of_a_schedule_is_recorded_for_itself(tmp_path, kineto):
     schedule = Schedule(skip=1, warm_up=0, record=1, repeat=2)
     with profiler.profile(tmp_path / "p", schedule=schedule, gpu=True):
@@ -171,9 +186,10 @@ def test_each_cycle_of_a_schedule_is_recorded_for_itself(tmp_path, kineto):
     assert found.processes[0].threads == 1
 
 
-def test_calls_of_threads_without_python_are_kept(tmp_path, kineto):
+@pytest.mark.parametrize("thread", [123_456, -123_456])  # the low 32 bits of a pthread_t, with a sign
+def test_calls_of_threads_without_python_are_kept(tmp_path, kineto, thread):
     with profiler.profile(tmp_path / "p", gpu=True), profiler.operation("learn"):
-        kineto.add(None, 123_456, "cudaLaunchKernel", 5_000)
+        kineto.add(None, thread, "cudaLaunchKernel", 5_000)
     found = breakdown(read_profile(tmp_path / "p"))
     assert times_of(found, "learn")["gpu_runtime"] == 5_000
 
