@@ -1,5 +1,8 @@
 """Fixtures of every test."""
 
+import runpy
+from pathlib import Path
+
 import hypothesis
 import pytest
 
@@ -8,6 +11,9 @@ from tests.signals import default_signals as default_signals_block
 # A busy machine delays an example by any time: no test is about that.
 hypothesis.settings.register_profile("rayagi", deadline=None)
 hypothesis.settings.load_profile("rayagi")
+
+# MuJoCo chooses how it draws when it is imported, which in some tests is before rayagi.envs is.
+runpy.run_path(str(Path(__file__).parents[1] / "rayagi" / "envs" / "opengl.py"))
 
 
 @pytest.fixture
