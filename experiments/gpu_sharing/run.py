@@ -75,7 +75,7 @@ def run_spec(task: str, case: Case) -> RunSpec:
 
 
 def measure(task: str, case: Case, seconds: float) -> dict[str, Any]:
-    """Train for ``seconds`` after three iterations to warm up; steps/s, where the time went, and what was carved."""
+    """Train for ``seconds`` after three iterations to warm up; steps/s, where the time went, and the shares."""
     began = time.perf_counter()
     with Session(run_spec(task, case)) as session:
         session.train(3)

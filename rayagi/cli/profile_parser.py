@@ -99,8 +99,8 @@ def add_profile(commands: Any) -> None:
     parser.add_argument(
         "--gpu",
         action="store_true",
-        help="record calls of CUDA, kernels and copies too, of processes that use torch on a GPU: about a microsecond a "
-        "call, and half a kilobyte of memory until recording ends, so name --iterations",
+        help="record calls of CUDA, kernels and copies too, of processes that use torch on a GPU; they "
+        "are in memory until recording ends, so name --iterations",
     )
     more = parser.add_subparsers(
         metavar="COMMAND", prog="rayagi profile", title="with a recorded profile, or a program again"

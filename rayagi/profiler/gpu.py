@@ -1,8 +1,8 @@
 """What GPUs did for a process while it was recorded: kernels, copies, and the calls of CUDA that asked for them.
 
 torch.profiler (Kineto on CUPTI) sees all CUDA of the process: kernels of Warp or CuPy count as torch's do. Nothing is
-started before torch first uses a GPU. Events are kept in memory while a recording lasts, at about half a kilobyte each, and
-written when it ends: a process that is killed loses them. A program that runs torch.profiler itself cannot be recorded so.
+started before torch first uses a GPU. Events are kept in memory while a recording lasts, and written when it ends: a process
+that is killed loses them. A program that runs torch.profiler itself cannot be recorded so.
 [unverified on GPU]
 """
 
@@ -26,7 +26,7 @@ from rayagi.profiler.process_folder import read_clock
 _logger = logging.getLogger(__name__)
 
 _LONGEST_START_S, _LONGEST_STOP_S = 30.0, 300.0
-"""CUPTI takes under a second to start; then recording goes on without it."""
+"""Longest waits for torch.profiler; then recording goes on without the GPU's part."""
 _NVML_PERIOD_S = 1 / 6
 """The shortest over which NVML takes its means."""
 

@@ -157,6 +157,8 @@ class Session:
             self._recorder.stop()
             if self._gpu is not None:
                 self._gpu.stop(self._folder.path)
+        if self._mode == RECORD:
+            self._describe()  # now, since the process may be killed later, as Ray does with its workers
         self._mode = mode
         if mode == RECORD and self._gpu is not None:
             self._gpu.start()
@@ -196,13 +198,16 @@ class Session:
             self._interception.remove()
             if self._has_default_name:  # multiprocessing names a process after it has started
                 self._folder.name = _process_name() or self._folder.name
-            self._folder.describe(
+            self._describe(
                 lost=self._recorder.lost(),
-                cores=self._cores,
-                nvml_utilization={} if self._gpu is None else self._gpu.nvml_utilization(),
                 intercepted=self._interception.counts,
                 end_monotonic_ns=time.monotonic_ns(),
             )
+
+    def _describe(self, **more: Any) -> None:
+        """Write what is known of the process by now, and of what it recorded."""
+        utilization = {} if self._gpu is None else self._gpu.nvml_utilization()
+        self._folder.describe(cores=self._cores, nvml_utilization=utilization, **more)
 
     def after_fork(self) -> None:
         """In the child: a folder of its own, no open scopes, iterations counted from 0."""

@@ -236,7 +236,7 @@ def process_line(found: Breakdown, label: str) -> str:
 
 
 def core_lines(profile: Profile, label: str) -> list[str]:
-    """How many cores a process used on average, and what it had to do without; none if it did not end by itself."""
+    """How many cores a process used on average, and what it had to do without; none if it died while it was recorded."""
     for name, process in zip(process_labels(profile.processes), profile.processes, strict=True):
         wall = process.cores.get("wall_ns", 0)
         if name == label and wall > 0:
@@ -271,13 +271,13 @@ def gpu_lines(profile: Profile, found: Breakdown, label: str) -> list[str]:
     whole = sum(sets.values())
     shares = f"kernels {_share(kernels, whole)}, copies {_share(copies, whole)}"
     labels = process_labels(profile.processes)
-    told = [
+    utilization = [
         f"NVML's utilisation of GPU {device} on average {percent:.0f} %"
         for name, process in zip(labels, profile.processes, strict=True)
         for device, percent in process.nvml_utilization.items()
         if name == label
     ]
-    return ["; ".join([f"on a GPU for {_share(busy, whole)} of {seconds(whole)} ({shares})", *told])]
+    return ["; ".join([f"on a GPU for {_share(busy, whole)} of {seconds(whole)} ({shares})", *utilization])]
 
 
 def _operation_lines(times: Sequence[OperationTime]) -> list[str]:

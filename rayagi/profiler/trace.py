@@ -118,7 +118,7 @@ class ProcessTrace:
     lost: int = 0
     """Events of threads that could not make a file; known once the session has ended."""
     cores: Mapping[str, int] = field(default_factory=dict)
-    """While it was recorded, what ``core_times`` names; empty for a process that did not end by itself."""
+    """While it was recorded, what ``core_times`` names; empty for a process that died meanwhile."""
     nvml_utilization: Mapping[str, float] = field(default_factory=dict)
     """What NVML calls utilisation while a GPU was recorded: percent by device, mean of samples."""
 
@@ -209,17 +209,20 @@ def _read_threads(path: Path) -> tuple[ThreadTrace, ...]:
         for suffix in (EVENTS, GPU_CALLS)
     )
     for each in calls:
-        own = [at for at, thread in enumerate(found) if _began_before(thread, each)]
-        if own:  # of several recordings the one that it belongs to
+        last = int(each.read(each.num_events - 1, each.num_events)["start"][0]) if each.num_events else 0
+        own = [
+            at
+            for at, thread in enumerate(found)
+            if thread.thread_id == each.thread_id and thread.start_ns <= last
+        ]
+        if (
+            own
+        ):  # of several recordings the latest; it may begin after the first call, with the event around it
             latest = max(own, key=lambda at: found[at].start_ns)
             found[latest] = _together(found[latest], each)
         else:  # torch's backward threads run no Python, and have no other file
             found.append(each)
     return tuple(sorted(found, key=lambda each: (each.start_ns, each.path.name)))
-
-
-def _began_before(thread: ThreadTrace, calls: ThreadTrace) -> bool:
-    return thread.thread_id == calls.thread_id and thread.start_ns <= calls.start_ns
 
 
 def _together(thread: ThreadTrace, calls: ThreadTrace) -> ThreadTrace:

@@ -195,12 +195,12 @@ def test_the_plan_says_what_runs_what_is_missing_and_what_cannot(tmp_path, monke
         assert main() == 0
         return capsys.readouterr().out
 
-    told = planned("rl-scope", "--quick")
-    assert "skipped  rl-scope Figure 4, rl-scope Figure 5, rl-scope Figure 7: give --peers" in told
-    assert "nothing  rl-scope Figure 8: needs a GPU" in told
-    assert told.endswith("0 experiments, about 0 minutes\n")
-    told = planned("gear", "--full", "--figure", "6")
-    assert "  10 min gear Figure 6: python -m experiments.replay.figures batch --write\n" in told
+    printed = planned("rl-scope", "--quick")
+    assert "skipped  rl-scope Figure 4, rl-scope Figure 5, rl-scope Figure 7: give --peers" in printed
+    assert "nothing  rl-scope Figure 8: needs a GPU" in printed
+    assert printed.endswith("0 experiments, about 0 minutes\n")
+    printed = planned("gear", "--full", "--figure", "6")
+    assert "  10 min gear Figure 6: python -m experiments.replay.figures batch --write\n" in printed
 
 
 def test_what_ran_by_this_commit_does_not_run_again(tmp_path, monkeypatch, capsys):

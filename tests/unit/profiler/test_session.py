@@ -353,6 +353,15 @@ def test_a_process_says_what_it_got_of_the_cores(tmp_path):
     assert min(cores["queue_ns"], cores["stolen_ns"]) >= 0
 
 
+def test_a_process_that_is_killed_later_says_it_too(tmp_path):
+    schedule = profiler.Schedule(skip=0, warm_up=0, record=1)
+    with profiler.profile(tmp_path / "p", schedule=schedule):
+        with profiler.iteration():
+            sum(range(100_000))
+        cores = only_process(tmp_path / "p").cores  # as if it went no further
+    assert cores["cpu_ns"] > 0
+
+
 def test_the_report_says_how_many_cores_a_process_used():
     found = traces.process([], name="trainer", cores={"wall_ns": 4_000, "cpu_ns": 6_000, "queue_ns": 900})
     (line,) = core_lines(traces.profile(found), "trainer")
