@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from experiments.collectives import ring
 from experiments.gpu_sharing import run as gpu_sharing
+from experiments.learning import compare as learning
 from experiments.nodes import run as nodes
 from experiments.papers import readings, rl_scope
 from experiments.papers.rows import newest
@@ -150,12 +151,11 @@ CHANNELS = Measuring(
     rows="table8_*.json",
 )
 LEARNING = Measuring(
-    full="experiments.learning.run Ant-v5 --seeds 0 1 2 --time 5m --goal 2000",
-    quick="experiments.learning.run Ant-v5 --seeds 0 --time 60s --goal 2000 --out {out}",
-    minutes=(2, 16),
+    full="experiments.learning.compare HalfCheetah-v5 Ant-v5 Walker2d-v5 --peers {peers}",
+    quick="experiments.learning.compare HalfCheetah-v5 --peers {peers} --seeds 0 --time 20 --out {out}/beside.json",
+    minutes=(3, 85),
     folder="learning/results",
-    rows="Ant-v5*.json",
-    accepts=lambda rows: "algorithm: ppo" in rows["config"],
+    rows="beside.json",
 )
 
 
@@ -344,8 +344,8 @@ PREPRINT = (
     Exhibit(
         paper="gmi-drl-preprint", label="Figure 9", quantity="reward against seconds",
         theirs="higher reward after the same time, on three tasks", axes="partly", measuring=LEARNING,
-        ours=readings.learning, draw=readings.draw_learning,
-        differs=f"{CORES}; Ant only, two GMIs, without a baseline beside it",
+        ours=readings.learning, draw=learning.draw,
+        differs=f"{CORES}; two GMIs, one process with two threads, Stable-Baselines3 and CleanRL with their users' settings",
     ),
     Exhibit(
         paper="gmi-drl-preprint", label="Figure 10", quantity="throughput and memory against the number of environments",

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from experiments.fusion.records import Records
 from experiments.fusion.run import FIGURES
+from experiments.learning.compare import at_second, curves_of, tasks_of
 from placement.search import SATURATION, TrialMeasurement, project_memory, saturation_metric
 
 Rows = Any
@@ -459,26 +460,17 @@ def draw_channels(rows: Rows, path: Path) -> None:
 
 
 def learning(rows: Rows) -> str:
-    """Seconds to the goal of each seed."""
-    seconds = [seed["seconds_to_goal"] for seed in rows["seeds"]]
-    each = ", ".join("never" if found is None else f"{found:.0f}" for found in seconds)
-    return f"{rows['task']}: a return of {rows['goal']:,.0f} after {each} s ({len(seconds)} seeds)"
-
-
-def draw_learning(rows: Rows, path: Path) -> None:
-    """A line for each seed."""
-    made, axes = figure(
-        f"{rows['task']}: return against time", "seconds of training", "mean evaluation return"
-    )
-    for seed in rows["seeds"]:
-        axes.plot(
-            [row["train_s"] for row in seed["curve"]],
-            [row["evaluation_return_mean"] for row in seed["curve"]],
-            marker=".",
-            label=f"seed {seed['seed']}",
+    """Return at the end of each variant, mean and range of seeds."""
+    parts = []
+    for task in tasks_of(rows):
+        ends = {name: at_second(curves_of(rows, task, name), rows["time"]) for name in rows["variants"]}
+        each = (
+            f"{name} {statistics.fmean(found):,.0f} ({min(found):,.0f} to {max(found):,.0f} of {len(found)})"
+            for name, found in ends.items()
+            if found
         )
-    axes.legend()
-    save(made, path)
+        parts.append(f"{task} {', '.join(each)}")
+    return f"returns after {rows['time']:.0f} s: {'; '.join(parts)}"
 
 
 # --- GEAR -------------------------------------------------------------------------------------------------------------

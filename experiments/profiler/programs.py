@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from experiments.off_policy.peer import START, CleanRL
+from experiments.learning.cleanrl import START, Sac
 from experiments.peers.common import Pool
 from experiments.peers.run_cleanrl import Loop
 from rayagi import profiler
@@ -66,7 +66,7 @@ def cleanrl_sac(iterations: int) -> None:
     """The loop of CleanRL's sac_continuous_action.py."""
     env = gymnasium.make(TASK)
     env.action_space.seed(SEED)
-    loop = CleanRL(env, SEED)
+    loop = Sac(env, SEED)
     obs, _ = env.reset(seed=SEED)
 
     def step(steps: int) -> None:

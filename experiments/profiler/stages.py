@@ -46,13 +46,13 @@ def sb3(algorithm: str, task: str, iterations: int) -> None:
 
 def cleanrl(algorithm: str, task: str, iterations: int) -> None:
     """The loop of CleanRL's sac_continuous_action.py."""
-    from experiments.off_policy.peer import START, CleanRL
+    from experiments.learning.cleanrl import START, Sac
 
     if algorithm != "sac":
         raise SystemExit("cleanrl: only sac")
     env = gymnasium.make(task)
     env.action_space.seed(SEED)
-    loop = CleanRL(env, SEED)
+    loop = Sac(env, SEED)
     obs, _ = env.reset(seed=SEED)
     explore = profiler.operation(INFER)(loop.explore)
     simulate = profiler.operation(SIMULATE)(env.step)

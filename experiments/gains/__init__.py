@@ -1,0 +1,1 @@
+"""When do several GMIs on the same cores gain over one? See README.md."""

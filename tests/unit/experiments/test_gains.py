@@ -1,0 +1,42 @@
+"""When GMIs gain: the layouts that are compared, and the words for what was measured."""
+
+import os
+
+import numpy as np
+
+from experiments.gains.robot import Robot
+from experiments.gains.run import CASES, LAYOUTS, headline, ratios, spec_of
+
+ROWS = [
+    {"case": "waits", "steps_per_s": {LAYOUTS[0]: 100, LAYOUTS[1]: 190}},
+    {"case": "waits", "steps_per_s": {LAYOUTS[0]: 100, LAYOUTS[1]: 210}},
+    {"case": "neighbour", "steps_per_s": {LAYOUTS[0]: 80, LAYOUTS[1]: 40}},
+]
+
+
+def test_ratios_are_taken_within_a_repeat():
+    assert ratios(ROWS) == {"waits": [1.9, 2.1], "neighbour": [0.5]}
+
+
+def test_the_headline_names_the_model_s_ratio_where_there_is_one():
+    assert headline({"rows": ROWS, "predicted": {"waits": 1.987}}) == (
+        "waits 2.00 (1.90-2.10 of 2; by the model 1.99), neighbour 0.50 (0.50-0.50 of 1)"
+    )
+
+
+def test_both_layouts_have_the_same_environments_and_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    for case in CASES:
+        one, each = (spec_of(case, layout).gmi for layout in LAYOUTS)
+        assert (one.num_gmis, one.num_envs, one.threads_per_gmi) == (1, case.num_envs, 2)
+        assert (each.num_gmis, each.num_envs, each.threads_per_gmi) == (2, case.num_envs // 2, 1)
+
+
+def test_the_robot_moves_by_a_tenth_of_the_action_and_is_paid_for_being_near_zero():
+    robot = Robot()
+    (start,), _ = robot.reset(seed=0)
+    (at,), reward, terminated, truncated, _ = robot.step(np.array([0.5], np.float32))
+    assert np.isclose(at, start + 0.05)
+    assert np.isclose(reward, -(at**2))
+    assert not terminated
+    assert not truncated
