@@ -13,12 +13,14 @@ READY  := $(VENV)/.ready
 
 setup: $(READY)
 
-# torch first and pinned: an unpinned install takes gigabytes of CUDA packages.
+# torch first and pinned: an unpinned install takes gigabytes of CUDA packages. pip would compile modules on one core. Some
+# packages ship templates that are no Python: they stay as they are.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rayagi needs Python 3.11 or later, this is " + sys.version.split()[0] + "; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $(READY)
 
 train: setup

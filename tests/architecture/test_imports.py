@@ -1,11 +1,13 @@
 """What a process imports is part of the design: it decides start-up time and memory."""
 
+import functools
 import subprocess
 import sys
 
 import pytest
 
 
+@functools.cache
 def modules_after(statement):
     """Names of the modules that a fresh interpreter holds after a statement."""
     code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"

@@ -149,6 +149,7 @@ def test_a_restored_algorithm_goes_on_as_if_nothing_had_happened(trained):
         assert result["rayagi"][name] == pytest.approx(wanted["rayagi"][name], rel=1e-5, abs=1e-7), name
 
 
+@pytest.mark.slow
 def test_another_algorithm_can_load_a_checkpoint_from_a_relative_path(trained, monkeypatch):
     monkeypatch.chdir(trained["path"])
     algo = small_config().build_algo()
@@ -169,6 +170,7 @@ def test_a_checkpoint_holds_the_policy_in_rllibs_layout(trained):
     assert outputs.shape == (5, 2)  # mean and log standard deviation of one force
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_a_run_that_the_commands_take(trained, tmp_path, capfd):
     run = str(shutil.copytree(trained["path"], tmp_path / "run"))
     (name,) = CheckpointStore(tmp_path / "run" / "checkpoints").names()
@@ -242,14 +244,8 @@ def weights(module):
     return torch.cat([value.reshape(-1) for value in module.state_dict().values()])
 
 
-@pytest.mark.parametrize(
-    ("cls", "algorithm"),
-    [
-        (AppoConfig, APPO),
-        pytest.param(ImpalaConfig, IMPALA, marks=pytest.mark.slow),
-        pytest.param(A3CConfig, A3C, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("cls", "algorithm"), [(AppoConfig, APPO), (ImpalaConfig, IMPALA), (A3CConfig, A3C)])
 def test_the_asynchronous_algorithms_are_rllibs_algorithms_too(tmp_path, cls, algorithm):
     algo = small_config(cls).gmi(template="dp_only").build_algo()  # in step: the synchronous learner
     try:

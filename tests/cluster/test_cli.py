@@ -206,7 +206,8 @@ def test_more_gmis_than_cores_are_refused_before_anything_starts(tmp_path, envir
     assert "num_gmis=4096" in error
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGHUP])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, number):
     # As a terminal does: the signal goes to the whole group, Ray's processes included, and nobody reads any more.
     process = start(tmp_path, environment, "train", TASK, *SMALL, "--time", "10m", "--name", "a", group=True)

@@ -39,6 +39,7 @@ def test_two_nodes_of_a_layout_are_two_of_the_cluster_and_reduce_by_net(address,
     assert "net by TcpTransport" in content["layouts"][0]["transports"]["ip_only"]
 
 
+@pytest.mark.slow
 def test_too_few_nodes_are_said(address, tmp_path, capsys):
     assert bench(address, tmp_path / "out", "3x1x1") == 1
     assert not (tmp_path / "out").exists()

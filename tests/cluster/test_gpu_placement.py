@@ -250,6 +250,7 @@ def test_ray_gives_no_gmi_a_gpu_that_cannot_be_used(machine):
         release(reservation)
 
 
+@pytest.mark.slow
 def test_what_building_raises_leaves_no_daemon(machine, monkeypatch):
     seen = {}
     session = Session(alone(), factory=Report(raise_in_build=True))
@@ -265,6 +266,7 @@ def test_what_building_raises_leaves_no_daemon(machine, monkeypatch):
     nothing_is_left(seen)
 
 
+@pytest.mark.slow
 def test_a_gmi_that_is_lost_with_its_daemon_says_so(machine):
     with Session(alone(), factory=Report(die=True)) as session:
         daemons = daemons_of(session)
@@ -278,7 +280,8 @@ def test_a_gmi_that_is_lost_with_its_daemon_says_so(machine):
     nothing_is_left(daemons)
 
 
-@pytest.mark.parametrize("how", ["fault", pytest.param("death", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fault", "death"])
 def test_a_daemon_that_fails_is_started_anew_and_the_run_goes_on(machine, tmp_path, monkeypatch, how):
     monkeypatch.setattr("actors.groups.WATCH_S", 0.5)
     monkeypatch.setattr("rayagi.coordinator.deployment.CLOSE_TIMEOUT_S", 1.0)
@@ -334,6 +337,7 @@ def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
 
 
+@pytest.mark.slow
 def test_a_gmi_that_does_not_close_is_detached_by_the_daemon_before_it_is_killed(machine, monkeypatch):
     monkeypatch.setattr("rayagi.coordinator.deployment.CLOSE_TIMEOUT_S", 1.0)
     evicted = []
@@ -367,7 +371,8 @@ with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
 """
 
 
-@pytest.mark.parametrize("ending", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.usefixtures("default_signals")
 def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machine, ending):
     address = ray.get_runtime_context().gcs_address

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.cluster
 SMALL = ["--gmis", "1", "--num-envs", "8", "--set", "ppo.rollout_length=16", "--set", "ppo.num_minibatches=2"]
 
 
+@pytest.mark.slow
 def test_nan_in_the_loss_stops_the_run_and_the_last_good_checkpoint_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with connected():

@@ -53,6 +53,7 @@ class Fails(GmiProgram):
         self.recv(source=1)
 
 
+@pytest.mark.slow
 def test_what_a_program_raises_arrives_as_itself_though_another_waits_for_it(cluster):
     manager = GmiManager(GmiConfig(backend="cpu", threads_per_gmi=1))
     manager.add_gmi(0, Fails)

@@ -154,6 +154,7 @@ def test_a_relay_that_is_killed_is_replaced_and_nothing_comes_twice(nodes, sende
     ray.kill(trainer)
 
 
+@pytest.mark.slow
 def test_what_a_killed_trainer_elsewhere_had_goes_to_one_here(nodes, sender, tmp_path):
     dispenser, _ = sender
     trainer, process = start_trainer(tmp_path, 0, nodes)

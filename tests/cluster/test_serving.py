@@ -120,6 +120,7 @@ def test_a_full_disk_ends_it_with_one_message_and_complete_files(run, capsys):
     assert json.loads(Path("d/provenance.json").read_text())["sessions"][0]["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_killed_gmi_is_named_and_what_it_posted_is_there(run, capsys):
     def kill_the_gmi(writer):
         os.kill(gmi_of(writer), signal.SIGKILL)

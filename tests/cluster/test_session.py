@@ -216,6 +216,7 @@ def test_another_program_takes_the_place_of_the_first_in_the_same_processes(clus
     assert comes_true(lambda: free_cpus() == 2.0)
 
 
+@pytest.mark.slow
 def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
     refused = pytest.raises(CompositionError, match=r"hybrid\(1\) on 1x2: a ring needs at least two devices")
     with refused, Session(spec(composition="hybrid:1"), factory=SumProgram()):
@@ -284,6 +285,7 @@ def test_a_gmi_that_dies_is_named_and_the_session_ends(cluster, transport):
     assert comes_true(lambda: free_cpus() == 2.0)
 
 
+@pytest.mark.slow
 def test_what_building_raises_arrives_as_itself_and_nothing_stays_reserved(cluster):
     with pytest.raises(LookupError, match="no such environment"):
         Session(spec(), factory=SumProgram(raise_in_build=True)).__enter__()

@@ -124,6 +124,7 @@ def test_a_run_of_one_node_leaves_the_node_that_another_run_has(machine):
         release(reservation)
 
 
+@pytest.mark.slow
 def test_a_run_whose_node_is_taken_while_it_starts_goes_to_the_other(machine, monkeypatch):
     all_free()
     gmi = GmiSpec(backend="cpu", num_gmis=1, num_envs=2, threads_per_gmi=1, reserve_timeout_s=1.0)

@@ -71,6 +71,7 @@ def test_its_profile_is_what_comm_plan_reads(bench, capsys):
     assert "alpha-beta: measured on" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
     command = [sys.executable, "-m", "rayagi", "comm", "bench", "--layouts", "2x1", "--sizes", "4kB", "40kB"]

@@ -41,6 +41,7 @@ def test_a_native_library_that_does_not_end_keeps_no_command_from_ending(argumen
     assert done.stdout.endswith("end of Python\n")
 
 
+@pytest.mark.slow
 def test_the_exit_code_is_the_same_without_a_reader():
     with open("/dev/full", "w") as full:
         code = "from rayagi.cli import run_process\nprint('not written yet')\nrun_process()"

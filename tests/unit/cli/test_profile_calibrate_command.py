@@ -81,6 +81,7 @@ def test_from_calibration_to_a_corrected_report(any_spread, tmp_path, capsys):
     assert found["calibration"]["command"] == [sys.executable, "program.py"]
 
 
+@pytest.mark.slow
 def test_a_calibration_of_another_machine_is_refused(any_spread, tmp_path, capsys):
     command = ["--", sys.executable, "program.py"]
     assert main(["profile", "--out", "p", *command]) == 0

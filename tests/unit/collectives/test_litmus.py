@@ -49,7 +49,7 @@ FOR_ARM = ("aarch64-linux-gnu-gcc", "-O3", "-static")
         pytest.param(FOR_ARM, ("qemu-aarch64",), 300, id="aarch64", marks=needs_emulator),
     ],
 )
-@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_published_data_is_visible(tmp_path, compiler, emulator, rounds, members):
     litmus = compiled(tmp_path, SOURCES / "transports" / "shm" / "kernel.c", *compiler)
     done = run(*emulator, litmus, str(members), str(rounds))

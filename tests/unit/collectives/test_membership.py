@@ -375,7 +375,7 @@ def connect_by_gloo(rendezvous, rank):
     [
         die_before_it_has_an_address,
         die_after_it_has_an_address,
-        die_when_all_have_addresses,
+        pytest.param(die_when_all_have_addresses, marks=pytest.mark.slow),
         hear_of_it_after_connections_broke,
     ],
 )

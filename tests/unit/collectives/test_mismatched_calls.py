@@ -95,7 +95,7 @@ def call_differently(communicator: Communicator, done: Any, *, name: str) -> tup
     return text, time.monotonic() - begin
 
 
-@pytest.mark.parametrize("transport", ["inprocess", "shm", "tcp"])
+@pytest.mark.parametrize("transport", ["inprocess", "shm", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_both_calls_are_named_on_all_members(transport, name):
     _, first, _, other = CASES[name]

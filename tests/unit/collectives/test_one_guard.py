@@ -63,7 +63,7 @@ def survive(communicator: Communicator, done: Any, *, name: str) -> tuple[list[i
     return lost, "not broken"
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_death_in_any_operation_is_named_and_breaks_the_communicator(transport, name):
     if transport == "tcp" and name in OF_SHARED_MEMORY:

@@ -47,7 +47,9 @@ class LoseAMember:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("registered", [True, False], ids=["registered", "private"])
+@pytest.mark.parametrize(
+    "registered", [pytest.param(True, marks=pytest.mark.slow), False], ids=["registered", "private"]
+)
 def test_survivors_of_any_operation_raise_in_time_and_keep_nothing(operation, registered):
     lose_and_check(operation, registered, without_compiler=())
 

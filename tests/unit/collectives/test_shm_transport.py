@@ -182,7 +182,12 @@ def dawdle_and_mix(transport):
 
 
 @pytest.mark.parametrize(
-    ("world_size", "without_compiler"), [(2, ()), (3, ()), (4, ()), (2, (0,)), (4, (0,))]
+    ("world_size", "without_compiler"),
+    [
+        (3, ()),
+        (2, (0,)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, ()), (4, ()), (4, (0,)))),
+    ],
 )
 def test_late_members_neither_spoil_nor_miss_what_others_exchange(world_size, without_compiler):
     answers = run_members(world_size, dawdle_and_mix, without_compiler=without_compiler)
@@ -216,7 +221,9 @@ def allocations(transport):
     return blocks, after - before, peak - before
 
 
-@pytest.mark.parametrize("without_compiler", [(), (0,)], ids=["compiled", "python"])
+@pytest.mark.parametrize(
+    "without_compiler", [(), pytest.param((0,), marks=pytest.mark.slow)], ids=["compiled", "python"]
+)
 def test_the_steady_state_allocates_nothing(without_compiler):
     for blocks, kept, peak in run_members(3, allocations, without_compiler=without_compiler):
         assert blocks == []

@@ -31,7 +31,8 @@ def test_a_suspended_member_completes_nothing_that_was_given_up_and_changes_noth
     assert [problem for one in rounds for problem in one.problems] == []
 
 
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("gloo", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
 def test_the_same_over_tcp_and_gloo(transport):
     kinds = ("registered", "broadcast", "group")
     rounds = run(3, sizes=(440_000, 1_216), kinds=kinds, transport=transport, seed=1)

@@ -30,6 +30,9 @@ SPEC = RunSpec(
 )
 
 
+TRANSPORTS = ["shm", pytest.param("tcp", marks=pytest.mark.slow)]
+
+
 def program_of(communicator, slices=None, spec=SPEC):
     spec = replace(spec, gmi=replace(spec.gmi, slices=slices))
     identity = GmiIdentity(
@@ -70,7 +73,13 @@ LARGE = NetworkSpec(hidden=(128, 64))
 
 @pytest.mark.parametrize(
     ("network", "slices", "max_grad_norm"),
-    [(SPEC.network, None, 0.5), (LARGE, None, 0.5), (LARGE, (3.0, 1.0), 0.5), (LARGE, None, 0.0)],
+    [
+        (LARGE, (3.0, 1.0), 0.5),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in ((SPEC.network, None, 0.5), (LARGE, None, 0.5), (LARGE, None, 0.0))
+        ),
+    ],
 )
 def test_trainers_of_one_host_take_the_steps_of_replicas(network, slices, max_grad_norm):
     """To rounding: the gradient's norm is summed share by share."""
@@ -92,7 +101,7 @@ def begin_apart(communicator, done):
     return own, learner.flat.parameters.detach()[: len(own)].clone()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_all_begin_with_rank_0_s_parameters(transport):
     (first, began), (second, began_too) = run_group(transport, 2, begin_apart)
     assert not torch.equal(first, second)
@@ -125,7 +134,7 @@ def fail_and_go_on(communicator, done):
     return errors, program.learner.policy.model.policy[0].weight.detach().clone()
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_gradient_of_nan_ends_the_update_of_all_who_can_go_on_from_before(transport):
     (first, weight), (second, weight_too) = run_group(transport, 2, fail_and_go_on)
     assert "grad_norm" in first[0]
@@ -141,7 +150,7 @@ def without_a_program_on_the_last(communicator, done):
     return learner._optimizer_step is None
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_where_one_has_no_compiler_all_learn_by_torch(transport):
     assert run_group(transport, 2, without_a_program_on_the_last) == [True, True]
 
@@ -161,6 +170,7 @@ def two_iterations_and_three(communicator, done):
     return whole, again.learner.updater.flat.parameters.clone()
 
 
+@pytest.mark.slow
 def test_two_trainers_resume_from_a_saved_state():
     for whole, again in run_group("shm", 2, two_iterations_and_three):
         assert torch.equal(whole, again)

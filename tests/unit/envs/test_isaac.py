@@ -97,6 +97,7 @@ def test_isaac_lab_returns_the_first_observation_at_once_and_the_previous_one_as
     torch.testing.assert_close(out.final_obs[:, 0], start[:2] + torch.tensor([0.0, 1.5]))
 
 
+@pytest.mark.slow
 def test_time_limits_of_tasks_with_a_finite_horizon_are_ends(make):
     _, steps = climb(make("isaaclab/Isaac-Climb-v0", num_envs=1), [0.0], 4)
     assert (steps[3].terminated.tolist(), steps[3].truncated.tolist()) == ([True], [True])
@@ -145,7 +146,12 @@ def test_a_python_without_the_simulator_gets_installation_instructions(pythons):
     ("env_id", "error", "reason"),
     [
         ("isaaclab/Isaac-Climb-Apart-v0", EnvironmentOptionError, "its observations are Dict"),
-        ("isaacgym/Hopeless", SimulatorLostError, "(?s)ended with exit code 0.*Failed to create sim"),
+        pytest.param(
+            "isaacgym/Hopeless",
+            SimulatorLostError,
+            "(?s)ended with exit code 0.*Failed to create sim",
+            marks=pytest.mark.slow,
+        ),
         ("isaacgym/Patient", SimulatorLostError, "does not reset environments by itself"),
         ("isaacgym/Dying", SimulatorLostError, "(?s)ended with exit code 139.*fail to allocate memory"),
     ],

@@ -147,7 +147,11 @@ def small_capacity(tmp_path, size):
 
 
 @pytest.mark.parametrize(
-    ("size", "fault"), [('nconmax="1"', "contact overflow"), ('njmax="2"', "constraint overflow")]
+    ("size", "fault"),
+    [
+        ('nconmax="1"', "contact overflow"),
+        pytest.param('njmax="2"', "constraint overflow", marks=pytest.mark.slow),
+    ],
 )
 def test_an_overflow_of_the_capacity_is_counted_and_the_world_reset(tmp_path, size, fault):
     env = make_env(ANT, "mujoco_warp", 2, xml_file=small_capacity(tmp_path, size))

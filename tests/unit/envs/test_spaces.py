@@ -139,7 +139,7 @@ def test_every_observation_space_trains(obs):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("appo", "impala", "a3c") else ())
+        pytest.param(name, marks=pytest.mark.slow if name in ("trpo", "appo", "impala", "a3c") else ())
         for name, each in DEFINITIONS.items()
         if each.model is None and each.templates[0] != "offline"
     ],

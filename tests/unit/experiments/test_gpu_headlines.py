@@ -103,6 +103,7 @@ def test_the_use_of_cores_of_a_small_run(monkeypatch):
     assert 0 < cores.utilization(row["phases"], 1)["all"] < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_nothing_is_measured(tmp_path):
     command = [sys.executable, "-m", "experiments.profiler.gpu", "calls", "--out", str(tmp_path)]

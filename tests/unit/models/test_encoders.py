@@ -171,7 +171,7 @@ def program(kind, cnn, size):
     ("kind", "cnn", "size"),
     [
         ("last", "nature", 36),
-        ("dict", "nature", 36),
+        pytest.param("dict", "nature", 36, marks=pytest.mark.slow),
         pytest.param("first", "nature", 36, marks=pytest.mark.slow),
         pytest.param("gray", "nature", 36, marks=pytest.mark.slow),
         pytest.param("last", "impala", 16, marks=pytest.mark.slow),

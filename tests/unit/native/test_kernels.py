@@ -46,9 +46,15 @@ def trees():
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
+@functools.cache
+def nodes():
+    """All nodes of every module, by its path."""
+    return {path: list(ast.walk(tree)) for path, tree in trees().items()}
+
+
 def modules_with(found):
     """Paths of the modules that have a node of which ``found`` is true."""
-    return {path for path, tree in trees().items() if any(map(found, ast.walk(tree)))}
+    return {path for path, own in nodes().items() if any(map(found, own))}
 
 
 def called(node):
@@ -62,6 +68,7 @@ def module_of(path):
     return importlib.import_module(path.removesuffix(".py").replace("/", "."))
 
 
+@functools.cache
 def declared():
     """Every kernel by its name."""
     modules = [module_of(path) for path in sorted(modules_with(lambda node: called(node) == "Kernel"))]
@@ -73,7 +80,7 @@ def declared():
     ]
     names = [kernel.name for kernel in own]
     assert len(set(names)) == len(names)
-    calls = [node for tree in trees().values() for node in ast.walk(tree) if called(node) == "Kernel"]
+    calls = [node for own in nodes().values() for node in own if called(node) == "Kernel"]
     assert len(calls) == len(own), "a kernel is declared elsewhere than at the top of its module"
     return dict(zip(names, own, strict=True))
 
@@ -158,8 +165,8 @@ def test_no_library_is_loaded_by_another_way():
     others = ("cffi", "torch.utils.cpp_extension", "setuptools", "distutils", "Cython", "numba")
     imported = [
         (path, name)
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path, own in nodes().items()
+        for node in own
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in [*(alias.name for alias in node.names), getattr(node, "module", None) or ""]
         if name.startswith(others)

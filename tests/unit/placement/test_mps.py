@@ -193,7 +193,8 @@ def test_an_attached_process_must_have_no_more_sms_than_its_share(
     ("behave", "text"),
     [
         ("refuse", "ended with exit code 1: Failed to start: permission denied"),
-        ("hang", "did not (start within|return)"),  # on a busy machine the program itself takes as long
+        # on a busy machine the program itself takes as long
+        pytest.param("hang", "did not (start within|return)", marks=pytest.mark.slow),
         ("busy", "did not have an active server within"),
         ("fault", "is in FAULT"),
     ],
@@ -314,7 +315,7 @@ def test_a_client_that_does_not_answer_is_detached_through_the_server(place, led
     MpsBackend().evict(slice_of(share), process.pid)  # gone already
 
 
-@pytest.mark.parametrize("behave", ["deaf", "hang"])
+@pytest.mark.parametrize("behave", ["deaf", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_daemon_that_does_not_obey_is_ended_by_signals(place, ledger, monkeypatch, behave):
     MpsBackend().partition(gpu(**VOLTA), (0.5,), ledger)
     place.behave(behave)

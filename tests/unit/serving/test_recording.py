@@ -142,6 +142,7 @@ def test_a_non_finite_value_ends_it_and_earlier_rows_are_kept(tmp_path):
     assert [episode.rewards.tolist() for episode in episodes] == [list(range(2 * STEPS))] * ENVS
 
 
+@pytest.mark.slow
 def test_a_missing_folder_is_an_error_at_setup(tmp_path, monkeypatch):
     """As on another host, where the path means something else."""
     monkeypatch.setattr(DatasetFolder, "create", lambda path, description: None)

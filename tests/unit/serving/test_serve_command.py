@@ -92,6 +92,7 @@ def test_a_dataset_with_its_statistics_and_origin(serve, capsys):
     assert session["step"]["count"] == 75
 
 
+@pytest.mark.slow
 def test_appending_adds_other_episodes(serve, capsys):
     assert serve("--out", "d", "--steps", "100", "--num-envs", "2") == 0
     assert serve("--out", "d", "--steps", "100") == 2
