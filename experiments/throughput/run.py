@@ -4,10 +4,11 @@
     python -m experiments.throughput.run --peers PEERS --repeats 5 --seconds 20
     python -m experiments.throughput.run --peers PEERS --repeats 2 --seconds 8 --tasks all
     python -m experiments.throughput.run --cases rayagi-2x1 rayagi-1x2 rllib --tasks Ant-v5 Humanoid-v5 --repeats 3
+    python -m experiments.throughput.run --cases rayagi-2x1 rayagi-1x2 cleanrl --peers PEERS --tasks all --repeats 3
 
-PEERS is a folder of the peers' virtual environments, about 4 GB; without it, only rayagi and the limit are measured, and
-RLlib if --cases names it. Writes
-results/<date>.json (raw lines and origin) and results/<date>.md (medians and spread).
+PEERS is a folder of the peers' virtual environments, about 4 GB, of which only those of the cases are needed; without it,
+only rayagi and the limit are measured, and RLlib if --cases names it. Writes results/<date>.json (raw lines and origin) and
+results/<date>.md (medians and spread).
 """
 
 from __future__ import annotations
@@ -72,14 +73,16 @@ def our_cases(task: str, seconds: float) -> list[Case]:
     ]
 
 
-def peer_cases(folder: Path, task: str, seconds: float) -> list[Case]:
-    """Each peer, in its virtual environment.
+def peer_cases(folder: Path, task: str, seconds: float, names: list[str] | None = None) -> list[Case]:
+    """Each peer, in its virtual environment; ``names``: only these.
 
     Raises:
         SystemExit: the folder lacks one of these.
     """
     cases = []
     for name, (env, runner) in PEERS.items():
+        if names is not None and name not in names:
+            continue
         python = folder / env / "bin" / "python"
         if not python.exists():
             raise SystemExit(
@@ -262,7 +265,7 @@ def cases_of(task: str, peers: Path | None, seconds: float, names: list[str] | N
     """
     cases = our_cases(task, seconds)
     if peers is not None:
-        cases += peer_cases(peers, task, seconds)
+        cases += peer_cases(peers, task, seconds, names)
     if "rllib" in (names or ()):
         runner = ("experiments.peers.run_rllib", "--task", task, "--seconds", str(seconds))
         cases.append(_case("rllib", sys.executable, *runner))
