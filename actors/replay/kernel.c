@@ -447,15 +447,24 @@ static int64_t enter(Store *s, int error) {
     return error ? LOCK_TIMEOUT : 0;
 }
 
+/* Where the C library can, by a clock that nobody sets: else a step of the time of day changes the limit. */
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 30)
+#define LOCK_CLOCK CLOCK_MONOTONIC
+static int timed_lock(pthread_mutex_t *mutex, const struct timespec *until) { return pthread_mutex_clocklock(mutex, LOCK_CLOCK, until); }
+#else
+#define LOCK_CLOCK CLOCK_REALTIME
+static int timed_lock(pthread_mutex_t *mutex, const struct timespec *until) { return pthread_mutex_timedlock(mutex, until); }
+#endif
+
 static int64_t lock(Store *s) {
     struct timespec until;
     int error = EBUSY;
     for (int spin = 0; spin < SPINS && error == EBUSY; spin++) error = pthread_mutex_trylock(s->lock);
     if (error == EBUSY) {
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(LOCK_CLOCK, &until);
         until.tv_nsec += s->limit_ns % 1000000000, until.tv_sec += s->limit_ns / 1000000000;
         if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, until.tv_sec++;
-        error = pthread_mutex_timedlock(s->lock, &until);
+        error = timed_lock(s->lock, &until);
     }
     return enter(s, error);
 }
@@ -1135,6 +1144,9 @@ int64_t replay_thaw(Store *s, const Header *header, const Row *rows, const int32
     if (h->writing) return unlock(s, ALL_WRITING);
     for (int64_t i = 0; i < s->capacity; i++) {
         Row *r = &s->rows[i];
+        /* If this process is killed in between, the row is free: whoever rebuilds believes the tag. */
+        set_tag(r, r->tag >> 2, FREE);
+        __atomic_thread_fence(__ATOMIC_SEQ_CST);
         resident += rows[i].slot != NONE;
         r->priority = rows[i].priority, r->timestamp = rows[i].timestamp, r->sequence = rows[i].sequence;
         r->length = rows[i].length, r->sampled = rows[i].sampled, r->owner = header->selected;
@@ -1517,7 +1529,8 @@ int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indic
                 __atomic_thread_fence(__ATOMIC_ACQUIRE);
             }
             const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_RELAXED);
-            if (was_valid && !(tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED)) valid[at[i]] = STALE;
+            /* Also of what was OUTSIDE: the length may have been the next row's. */
+            if (!(tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED)) valid[at[i]] = STALE;
             bad += valid[at[i]] != VALID;
         }
         if (s->spill != NONE && !failed) promote_read(s, n, local, slots, at, generations, valid);

@@ -372,9 +372,8 @@ def _finish(table: Table, selector: Selector, parts: list[_Found]) -> Selection:
     importance = getattr(selector, "importance", 0.0)
     weights = _ones(len(indices))
     if importance:
-        # w_i = (N P(i))**-beta / max_j w_j
-        raw = (len(table) * probabilities) ** -importance
-        weights = (raw / raw.max()).astype(np.float32)
+        # w_i = (N P(i))**-beta / max_j (N P(j))**-beta = (P(i) / min_j P(j))**-beta. Without N: others change it meanwhile.
+        weights = ((probabilities / probabilities.min()) ** -importance).astype(np.float32)
     return Selection(Keys(indices, generations), steps, probabilities, weights, lengths)
 
 

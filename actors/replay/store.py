@@ -617,12 +617,15 @@ class ReplayStore(ClosesOnExit):
         """Close the files. Views of rows stay valid. Other processes are not affected. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            for descriptor in self._descriptors:
+            for descriptor in self._descriptors[:2]:
                 os.close(descriptor)
 
     def __del__(self) -> None:
         if hasattr(self, "_closed"):
             self.close()
+            # Not before: a call of another thread that still runs would use its number, which is another file's by then.
+            for descriptor in self._descriptors[2:]:
+                os.close(descriptor)
 
     def check_open(self) -> None:
         """Raise if the store is closed.

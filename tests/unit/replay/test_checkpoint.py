@@ -32,10 +32,12 @@ from actors.replay import (
     checkpoint,
     checkpoint_files,
     gather,
+    kernel,
     select,
 )
 from actors.replay.checkpoint_files import ENTRY, STATUS, digest
-from actors.replay.kernel import COMMITTED, REMOVALS
+from actors.replay.kernel import COMMITTED, REMOVALS, HeaderStruct
+from actors.replay.rows import Frozen
 
 CAPACITY = 7
 WINDOWS = [
@@ -620,3 +622,32 @@ def test_shards_are_restored_where_they_were(tmp_path):
         ReplayCheckpointError, match="7 rows where this one has 8; of shards, the same is needed"
     ):
         ReplayCheckpointer(made(shard=0, num_shards=3, capacity=8)).read(Path(tmp_path / "0"))
+
+
+def test_a_process_that_is_killed_while_it_replaces_rows_leaves_none_without_its_blocks():
+    """Whoever goes on believes the tags of the status table."""
+    rows = 100_000
+    store = ReplayStore.create(ReplaySchema((Column(name="x", dtype="float32", shape=(1,)),)), rows)
+    empty = np.zeros(rows, kernel.ROW)
+    delays = np.random.default_rng(0).uniform(0, 1.2e-3, 12)
+    for delay in delays:
+        store.insert({"x": np.ones((rows, 1), np.float32)})
+        # All rows free, as a restore begins.
+        empty["tag"] = store.snapshot()["tag"] >> np.uint64(2) << np.uint64(2)
+        empty["slot"] = np.arange(rows)
+        frozen = Frozen(HeaderStruct(random=1), empty, np.arange(rows, dtype=np.int32))
+
+        def replace_all(write, frozen=frozen):
+            os.write(write, b"x")
+            store.thaw(frozen)
+
+        child, read = forked(replace_all)
+        os.read(read, 1)
+        end = time.perf_counter() + delay
+        while time.perf_counter() < end:
+            pass
+        kill(child)
+        os.close(read)
+        status = store.status()
+        selectable = status["state"] == COMMITTED
+        assert (status["length"][selectable] == 1).all()

@@ -25,7 +25,9 @@ from actors.replay import (
     select_centralised,
     select_mixture,
 )
+from actors.replay import selection as selection_module
 from actors.replay.selection import mixture_counts
+from actors.replay.table import LocalShards
 
 ROWS = 30
 RNG = np.random.default_rng(7)
@@ -316,3 +318,42 @@ def test_a_selection_is_copied_with_changes_and_through_pickle():
     assert (len(moved), moved.steps.tolist(), moved.keys) == (7, [1] * 7, chosen.keys)
     for one, other in zip(columns(pickle.loads(pickle.dumps(chosen))), columns(chosen), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_rows_that_lose_their_priority_between_two_questions_are_not_counted_as_sampled():
+    """A row that may be sampled once is deleted when it is counted: it must have been in somebody's selection."""
+    stores = []
+    for shard in range(2):
+        store = ReplayStore.create(
+            SCHEMA, 8, selectors=(Prioritized(1.0),), shard=shard, num_shards=2, max_times_sampled=1
+        )
+        keys = store.insert(content(range(8 * shard, 8 * shard + 8)), priorities=np.ones(8))
+        stores.append((store, keys))
+
+    class Losing(LocalShards):
+        asked = False
+
+        def ask(self, call, arguments):
+            if call == "descend" and not self.asked:
+                self.asked = True
+                stores[0][0].update_priorities(stores[0][1], np.zeros(8))
+            return super().ask(call, arguments)
+
+    found = select(Losing([store for store, _ in stores]), Prioritized(1.0), 4, seed=0, draw=0)
+    assert (found.keys.indices >= 8).all()
+    assert [len(store) for store, _ in stores] == [8, 4]  # as many were deleted as were selected
+
+
+def test_importance_weights_are_finite_while_another_writer_takes_all_rows(monkeypatch):
+    store = ReplayStore.create(SCHEMA, 2, selectors=(Prioritized(1.0, 0.5),))
+    store.insert(content(range(2)), priorities=np.array([1.0, 4.0]))
+    real, taken = selection_module._finish, []
+
+    def finish(*arguments):
+        taken.extend([store.allocate(), store.allocate()])  # between the draw and what is computed from it
+        return real(*arguments)
+
+    monkeypatch.setattr(selection_module, "_finish", finish)
+    found = select(store, Prioritized(1.0, 0.5), 16, seed=0, draw=0)
+    assert len(taken) == 2
+    assert set(found.weights.tolist()) == {1.0, 0.5}  # (P(i) / least P)**-0.5: 1 and 4**-0.5

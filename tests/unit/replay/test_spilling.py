@@ -1,5 +1,6 @@
 """Rows in the file and in memory: which are where, and that readers get the right bytes whatever moves meanwhile."""
 
+import gc
 import os
 import struct
 
@@ -231,3 +232,23 @@ def test_a_store_without_a_budget_counts_no_reads():
     store.insert(content([1]))
     check(read(store, [0]), [1])
     assert store.counters()["read"] == 0
+
+
+def test_a_closed_store_keeps_its_file_s_number_as_long_as_a_call_may_use_it(tmp_path):
+    """Kernel calls of other threads that are under way read and write by number: it must not become another file's."""
+
+    def open_files():
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return [
+            target
+            for link in links
+            if os.path.lexists(link) and str(tmp_path) in (target := os.readlink(link))
+        ]
+
+    store = spilling(tmp_path, capacity=40, slots=10)
+    assert len(open_files()) > 0
+    store.close()
+    assert len(open_files()) == 1
+    del store
+    gc.collect()
+    assert open_files() == []
