@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import traceback
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from actors.errors import NonFiniteError
 from placement.errors import PlanError
@@ -53,19 +53,26 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
     return 0
 
 
-def after_failure(
-    folder: RunFolder, spec: RunSpec, error: BaseException, *, before: RunRecord | None
-) -> None:
+@dataclass(frozen=True)
+class Resumed:
+    """What a resumed run had before: its record, and the names of its checkpoints."""
+
+    record: RunRecord
+    checkpoints: list[str]
+
+
+def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, before: Resumed | None) -> None:
     """Record the error in the run folder, and add notes to it about what was saved.
 
-    ``before``: the record of a resumed run; None for a new run.
+    ``before``: of a resumed run; None for a new run.
     """
     known = explain(error)
-    if before is not None and known is not None and known.exit_code == BAD_INPUT:
+    refused = known if known is not None and known.exit_code == BAD_INPUT else None
+    if before is not None and refused is not None and before.checkpoints == folder.checkpoints.names():
         # It did not continue: keep the earlier reason.
         with suppress(RunError):
-            folder.update(**asdict(before))
-        if isinstance(known.error, PlanError):
+            folder.update(**asdict(before.record))
+        if isinstance(refused.error, PlanError):
             error.add_note(
                 "A resumed run keeps its number of GMIs, since the total batch depends on it. With another number, "
                 f"start a new run:\n  rayagi train {spec.env.id} --config {folder.path}/config.yaml --gmis N"

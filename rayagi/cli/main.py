@@ -156,10 +156,26 @@ def run_process() -> NoReturn:
     Destructors and threads of these libraries (two gRPCs, Arrow's allocator, torch) are slow and can deadlock: one finished
     and saved training did not end. Python's own exit functions do run.
     """
+    _open_closed_streams()
     with when_local_ray_is_lost(_end_at_once):
         code = main()
     atexit._run_exitfuncs()
     _end(code)
+
+
+def _open_closed_streams() -> None:
+    """Give the process those standard streams that it was started without: they lead to /dev/null.
+
+    Else nothing could be printed, and a file that a command opens would have the number of one of them.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # has the least free number, which is this one
+        if getattr(sys, name) is None:
+            # Open to the end of the process.
+            setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115
 
 
 def _end_at_once(error: LocalRayLostError) -> None:

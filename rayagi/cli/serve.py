@@ -18,7 +18,7 @@ from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
 from rayagi.planning import serving_plan_of
 from rayagi.run.errors import RunError
-from rayagi.run.interrupt import Interrupt, hangup_ignored
+from rayagi.run.interrupt import Interrupt
 from rayagi.run.quantities import bytes_text
 from rayagi.run.versions import collect_versions
 from rayagi.serving.column_layout import ColumnLayout
@@ -118,7 +118,8 @@ def _target(arguments: argparse.Namespace, saved: SavedPolicy) -> _Target | None
     folder = (
         DatasetFolder.create(path, description) if created else _appended_to(path, description, arguments)
     )
-    folder.lock()
+    # Until they have ended, the number of the last episode is not known.
+    folder.lock(_WRITERS_S)
     sessions = folder.sessions()
     session = len(sessions)
     seed = session if arguments.seed is None else arguments.seed
@@ -165,7 +166,7 @@ def _serve(
     loop: ServingLoop | None = None
     try:
         with ExitStack() as stack:
-            stack.enter_context(hangup_ignored())
+            stack.enter_context(interrupt.hangup_deferred())
             session = stack.enter_context(
                 Session(
                     job.spec,

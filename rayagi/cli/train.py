@@ -14,7 +14,7 @@ from rich.console import Console
 from actors.protocols import StateDict
 from placement.errors import PlanError
 from placement.plan import PlacementPlan
-from rayagi.cli.endings import after_failure, conclude
+from rayagi.cli.endings import Resumed, after_failure, conclude
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.cli.profile import summarize
@@ -52,7 +52,7 @@ from rayagi.run.checkpoints import Checkpoint
 from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import LimitReachedError, NoCheckpointError
 from rayagi.run.folder import RunFolder, create_run, open_run
-from rayagi.run.interrupt import Interrupt, hangup_ignored
+from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import should_stop
 from rayagi.run.loop_types import CHECKPOINT_EVERY, Interval, LoopSettings, TrainingOutcome
 from rayagi.run.measures import position_of
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     opened = _created(arguments) if arguments.resume is None else _reopened(arguments)
     folder, spec, checkpoint, initial = opened
     settings = _settings(arguments, spec, folder)
-    before = None if arguments.resume is None else folder.record
+    before = None if arguments.resume is None else Resumed(folder.record, folder.checkpoints.names())
     interrupt = Interrupt(_announce_end)
     try:
         _refuse_if_done(folder, spec, settings, checkpoint)
@@ -239,7 +239,7 @@ def _train(
     outcome: TrainingOutcome | None = None
     try:
         with ExitStack() as stack:
-            stack.enter_context(hangup_ignored())
+            stack.enter_context(interrupt.hangup_deferred())
             loop, screen = _opened(stack, folder, spec, settings, checkpoint, interrupt, dashboard=dashboard)
             if initial is not None:
                 loop.begin_with(initial)

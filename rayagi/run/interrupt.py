@@ -23,6 +23,7 @@ class Interrupt:
         self._on_first = on_first
         self._previous: dict[int, object] = {}
         self._caught = [number for number in _NAMES if signal.getsignal(number) is not signal.SIG_IGN]
+        self._defers_hangup = self._is_over = False
         self.requested = False
         """Whether a signal requested the end."""
         self.reason = ""
@@ -32,32 +33,45 @@ class Interrupt:
         if _in_main_thread():
             for number in self._caught:
                 self._previous[number] = signal.signal(number, self._handle)
+            if self._defers_hangup:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._is_over = True
+        if self._defers_hangup:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous.clear()
 
+    @contextmanager
+    def hangup_deferred(self) -> Iterator[None]:
+        """For what is started before this is entered, and ended after it: there, too, a closing terminal requests the end.
+
+        Processes started in this block inherit that SIGHUP is blocked: they are there as long as the run saves.
+        """
+        if not _in_main_thread() or signal.SIGHUP not in self._caught:
+            yield
+            return
+        previous = signal.signal(signal.SIGHUP, self._handle)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        self._defers_hangup = True
+        try:
+            yield
+        finally:
+            self._defers_hangup, self._is_over = False, True
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.signal(signal.SIGHUP, previous)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_over:
+            return  # a closing terminal, while everything ends
         if not self.requested:
             self.requested, self.reason = True, _NAMES[signal.Signals(number)]
             self._on_first()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
-
-
-@contextmanager
-def hangup_ignored() -> Iterator[None]:
-    """Processes started in this block ignore SIGHUP, so that the run can still save when its terminal closes."""
-    if not _in_main_thread():
-        yield
-        return
-    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, previous)
 
 
 def _in_main_thread() -> bool:

@@ -75,6 +75,7 @@ class TrainingLoop:
 
     def begin_with(self, shared: Mapping[str, Any]) -> None:
         """Begin a new run with networks of another one, and save them as its first checkpoint."""
+        self._ticked_at = self._clock()
         self._session.load_state_dict({"shared": shared, "num_gmis": 0})
         self._save()
 

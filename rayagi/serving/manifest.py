@@ -110,11 +110,14 @@ class DatasetFolder:
         """Folder of the files, for pyarrow and other readers."""
         return self.path / "data"
 
-    def lock(self) -> None:
+    def lock(self, writers_s: float = 0.0) -> None:
         """Lock the dataset for this process; remove unfinished files of killed processes.
 
+        Args:
+            writers_s: how long to wait for writers of a killed process, which complete their files
+
         Raises:
-            DatasetError: another process is serving into it.
+            DatasetError: another process is serving into it, or a writer of a killed one still is.
         """
         with disk_errors(self.path, _HINT):
             descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
@@ -123,10 +126,14 @@ class DatasetFolder:
         except BlockingIOError:
             os.close(descriptor)
             raise DatasetError(str(self.path), "another process is serving into it; end it first") from None
+        if not self.wait_for_writers(writers_s):
+            os.close(descriptor)
+            raise DatasetError(
+                str(self.path), "writers of a process that was killed still complete their files; try again"
+            )
         self._lock = descriptor
-        if self.wait_for_writers(0.0):
-            for leftover in self.data.glob(".*.unfinished"):  # of killed writers
-                leftover.unlink(missing_ok=True)
+        for leftover in self.data.glob(".*.unfinished"):  # of killed writers
+            leftover.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         """Release the lock."""

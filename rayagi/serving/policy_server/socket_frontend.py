@@ -38,6 +38,8 @@ class SocketFrontend:
         self._path, self._policy, self._batcher, self._statistics = path, policy, batcher, statistics
         self._expected = expected
         self._server: asyncio.Server | None = None
+        self._inode: tuple[int, int] | None = None
+        """Device and number of the socket's file."""
         self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._pending: set[asyncio.Task[None]] = set()
 
@@ -51,6 +53,7 @@ class SocketFrontend:
         before = os.umask(0o177)
         try:
             self._server = await asyncio.start_unix_server(self._enter, str(self._path))
+            self._inode = _inode(self._path)
         except OSError as error:
             raise ListenError(
                 str(self._path), os.strerror(error.errno or 0), "choose another --unix path"
@@ -62,6 +65,9 @@ class SocketFrontend:
         """Accept no more clients, answer pending requests, and disconnect all."""
         if self._server is not None:
             self._server.close()
+            # At once, and only its own: from now on another server may take the path.
+            if self._inode == _inode(self._path):
+                self._path.unlink(missing_ok=True)
         if self._pending:
             await asyncio.wait(self._pending, timeout=timeout_s)
         clients = dict(self._clients)
@@ -71,7 +77,6 @@ class SocketFrontend:
             _, slow = await asyncio.wait(clients, timeout=timeout_s)
             for task in slow:
                 clients[task].transport.abort()
-        self._path.unlink(missing_ok=True)
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -143,11 +148,19 @@ def _is_gone(writer: asyncio.StreamWriter) -> bool:
     return bool(poll.poll(0))
 
 
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Device and number of a file; None if there is none."""
+    with suppress(OSError):
+        found = path.lstat()
+        return found.st_dev, found.st_ino
+    return None
+
+
 def _refuse_taken(path: Path) -> None:
     """Remove a socket without a listener.
 
     Raises:
-        ListenError: the path exists and is in use, or is no socket.
+        ListenError: the path exists and is in use, is no socket, or is another user's.
     """
     hint = "choose another --unix path"
     try:
@@ -159,7 +172,14 @@ def _refuse_taken(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
-        except OSError:
-            path.unlink(missing_ok=True)  # of a killed server
+        except ConnectionRefusedError:  # nobody listens: of a killed server
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ListenError(
+                    str(path), f"a socket of a killed server: {error.strerror}", hint
+                ) from error
+        except OSError as error:  # such as another user's, who may well listen
+            raise ListenError(str(path), f"a socket is there already: {error.strerror}", hint) from error
         else:
             raise ListenError(str(path), "another server listens there", f"end it, or {hint}")

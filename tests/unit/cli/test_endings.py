@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from rayagi.cli.endings import after_failure
+from placement.errors import PlanError
+from rayagi.cli.endings import Resumed, after_failure
 from rayagi.config.presets import preset
 from rayagi.envs import EnvironmentFailedError, SimulationError
 from rayagi.run.errors import DiskError, NonFiniteResultError, UnstableSimulationsError
@@ -55,3 +56,21 @@ def test_a_run_of_unstable_simulations_restarts_with_twice_the_allowed_share(tmp
     wanted = f"rayagi train HalfCheetah-v5 --config {folder.path}/config.yaml --set env.max_unstable_share={allowed}"
     assert message.endswith(wanted)
     assert "--resume" not in message
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_resumed_run_keeps_its_record_only_if_it_did_not_go_on(tmp_path, saved):
+    folder = create_run(tmp_path, "HalfCheetah-v5", seed=0, rayagi_version="0")
+    folder.checkpoints.save({"shared": {}, "local": [], "num_gmis": 1}, {"iteration": 1, "env_steps": 10})
+    folder.update(status="finished", reason="10 min of training done")
+    before = Resumed(folder.record, folder.checkpoints.names())
+    folder.update(status="running", reason="")
+    if saved:
+        folder.checkpoints.save({"shared": {}, "local": [], "num_gmis": 1}, {"iteration": 2, "env_steps": 20})
+    error = PlanError("num_gmis=4", "a GPU share was lost", "Set num_gmis to 1")
+    after_failure(folder, preset("HalfCheetah-v5"), error, before=before)
+    found = open_run(folder.path).record
+    assert (found.status, found.reason == before.record.reason) == (
+        ("failed", False) if saved else ("finished", True)
+    )
+    assert ("--resume" in error.__notes__[-1]) is saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -48,3 +49,12 @@ def test_the_exit_code_is_the_same_without_a_reader():
         done = run_python(code, "train", "Nothing-v0", stdout=full)
     assert done.returncode == 2
     assert "Nothing-v0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code"),
+    [(">&-", "envs", 0), ("2>&-", "report nowhere", 2), ("<&- >&- 2>&-", "report nowhere", 2)],
+)
+def test_closed_standard_streams_change_no_exit_code(closed, arguments, code):
+    command = f"{shlex.quote(sys.executable)} -m rayagi {arguments} {closed}"
+    assert subprocess.run(["sh", "-c", command], timeout=120, check=False).returncode == code

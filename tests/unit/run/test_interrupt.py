@@ -1,9 +1,11 @@
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from rayagi.run.interrupt import Interrupt, hangup_ignored
+from rayagi.run.interrupt import Interrupt
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -51,11 +53,38 @@ def test_what_a_shell_ignores_in_the_background_stays_ignored_and_sigterm_ends(n
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
-def test_a_sighup_ignored_for_child_processes_is_still_handled_here():
+def test_a_terminal_that_closes_before_the_run_begins_ends_it_and_no_process_of_the_run():
     interrupt = Interrupt()
-    with hangup_ignored():
+    with interrupt.hangup_deferred():
+        child = subprocess.Popen(
+            [sys.executable, "-c", "print('here', flush=True); input()"], stdin=-1, stdout=-1
+        )
+        assert child.stdout.readline() == b"here\n"
+        child.send_signal(signal.SIGHUP)
         send(signal.SIGHUP)
         with interrupt:
-            send(signal.SIGHUP)
-    assert interrupt.requested
+            assert interrupt.requested
+            assert interrupt.reason == "SIGHUP, as its terminal closed"
+        assert child.poll() is None
+        child.communicate(b"\n", timeout=60)
+        assert child.returncode == 0
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def test_a_terminal_that_closes_while_a_finished_run_ends_changes_nothing():
+    interrupt = Interrupt()
+    with interrupt.hangup_deferred():
+        with interrupt:
+            pass
+        send(signal.SIGHUP)
+    assert not interrupt.requested
+
+
+def test_under_nohup_nothing_is_deferred():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    interrupt = Interrupt()
+    with interrupt.hangup_deferred(), interrupt:
+        send(signal.SIGHUP)
+        assert not interrupt.requested
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -353,3 +353,13 @@ def test_networks_that_a_run_begins_with_are_its_first_checkpoint(tmp_path):
     assert saved.state["shared"]["learner"]["weights"].equal(weights)
     assert loop.run().position.iteration == 2
     assert rows.checkpoints == ["iteration_000000", "iteration_000002"]
+
+
+def test_a_run_that_begins_with_networks_of_another_has_its_whole_time(tmp_path):
+    session = FakeSession(iteration_s=1.0)
+    session.clock.now = 1e6  # the host has been up for days
+    loop = make_loop(tmp_path, session, limits=Limits(time_s=10.0))
+    loop.begin_with({"iteration": 0, "learner": {"weights": session.weights}})
+    outcome = loop.run()
+    assert outcome.position.iteration > 5
+    assert 10.0 <= outcome.position.train_s < 20.0

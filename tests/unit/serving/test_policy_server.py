@@ -1,6 +1,7 @@
 """The real server at a port and a socket of this machine, with well-behaved and other clients."""
 
 import asyncio
+import errno
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from rayagi.run.folder import open_run
 from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError, decoded_answers
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server import server as server_module
+from rayagi.serving.policy_server import socket_frontend
 from rayagi.serving.policy_server.frames import HEADER, Kind, frame, header
 from rayagi.serving.policy_server.requests import Expected, encoded
 from rayagi.serving.policy_server.served_policy import ServedPolicy
@@ -455,6 +457,30 @@ def test_an_address_in_use_is_an_error(run, tmp_path):
     stale.close()  # of a server that was killed
     with serving(run, unix=tmp_path / "stale"), PolicyClient(f"unix:{tmp_path / 'stale'}") as client:
         client.act(OBS)
+
+
+def test_a_socket_of_another_user_stays(run, tmp_path, monkeypatch):
+    """The file's mode refuses the connection; whether somebody listens cannot be known."""
+    with serving(run, unix=tmp_path / "s"):
+
+        def refuse(self, address):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket_frontend.socket.socket, "connect", refuse)
+            with pytest.raises(ListenError, match="a socket is there already: Permission denied"):
+                socket_frontend._refuse_taken(tmp_path / "s")
+        with PolicyClient(f"unix:{tmp_path / 's'}") as client:
+            client.act(OBS)
+
+
+def test_a_server_that_ends_leaves_its_successor_s_socket(run, tmp_path):
+    with serving(run, unix=tmp_path / "s"):
+        (tmp_path / "s").unlink()
+        successor = socket.socket(socket.AF_UNIX)
+        successor.bind(str(tmp_path / "s"))
+    assert (tmp_path / "s").exists()
+    successor.close()
 
 
 def test_only_this_user_may_open_the_socket(run, tmp_path):
