@@ -19,6 +19,7 @@ from rayagi.profiler.intervals import Ints, Steps
 from rayagi.profiler.overlap import (
     BLOCK_EVENTS,
     NO_ITERATION,
+    NONE,
     CellNumbers,
     ProcessEvents,
     ThreadEvents,
@@ -129,7 +130,8 @@ class _Member:
     """A process that takes part in collectives, all from one thread."""
 
     process: ProcessEvents
-    operations: Steps
+    operations: Sequence[tuple[int, int, Steps]]
+    """Start, end and operations of each of the thread's recordings."""
     spans: Mapping[int, tuple[int, int]]
     """Start and end by number of the iteration."""
     visits: Mapping[int, list[tuple[int, int, str]]]
@@ -139,17 +141,27 @@ class _Member:
     def of(cls, process: ProcessEvents) -> _Member | None:
         """None for a process without collectives or iterations."""
         names = {number: name for number, name in process.trace.names.items() if name in COLLECTIVES}
-        found = [(_events(thread, list(names)), thread) for thread in process.on_cpu]
-        events, thread = max(found, key=lambda each: len(each[0]), default=(np.empty(0, EVENT), None))
+        # A thread has a file for each recording.
+        own: dict[int, list[int]] = defaultdict(list)
+        for place, thread in enumerate(process.on_cpu):
+            own[thread.trace.thread_id].append(place)
+        found = {
+            thread: np.concatenate([_events(process.on_cpu[place], list(names)) for place in places])
+            for thread, places in own.items()
+        }
+        who = max(found, key=lambda thread: len(found[thread]), default=None)
         scopes = np.concatenate(
             [np.empty(0, EVENT), *(each.scopes_of(Category.ITERATION) for each in process.threads)]
         )
-        if thread is None or not len(events) or not len(scopes):
+        if who is None or not len(found[who]) or not len(scopes):
             return None
-        numbers = iteration_numbers(scopes).tolist()
-        spans = dict(
-            zip(numbers, zip(scopes["start"].tolist(), scopes["end"].tolist(), strict=True), strict=True)
-        )
+        events = found[who][np.argsort(found[who]["start"], kind="stable")]
+        # Iterations in others, or of other threads, have the same number and do not count.
+        spans: dict[int, tuple[int, int]] = {}
+        starts_ends = zip(scopes["start"].tolist(), scopes["end"].tolist(), strict=True)
+        for number, (start, end) in zip(iteration_numbers(scopes).tolist(), starts_ends, strict=True):
+            first, last = spans.get(number, (start, end))
+            spans[number] = min(first, start), max(last, end)
         visits = defaultdict(list)
         bounds = sorted((start, end, number) for number, (start, end) in spans.items())
         places = np.searchsorted([start for start, _, _ in bounds], events["start"], "right") - 1
@@ -158,7 +170,11 @@ class _Member:
                 visits[bounds[place][2]].append(
                     (int(event["start"]), int(event["end"]), names[int(event["name"])])
                 )
-        return cls(process, process.operations[process.on_cpu.index(thread)], spans, dict(visits))
+        recordings = [
+            (process.on_cpu[place].start, process.on_cpu[place].end, process.operations[place])
+            for place in own[who]
+        ]
+        return cls(process, recordings, spans, dict(visits))
 
 
 def _events(thread: ThreadEvents, names: Sequence[int]) -> np.ndarray:
@@ -247,6 +263,13 @@ def _visits(members: Sequence[_Member], number: int) -> Visits:
 
 def _add_operations(sums: Counter[tuple[str, str]], member: _Member, segment: Segment) -> None:
     """Add a process's time between two collectives by its innermost operation."""
-    starts, ends, values = member.operations.spans(segment.start, segment.end)
-    for value, ns in zip(values.tolist(), (ends - starts).tolist(), strict=True):
-        sums[member.process.label, member.process.cells.texts[value]] += ns
+    left = segment.end - segment.start
+    for first, last, operations in member.operations:
+        start, end = max(segment.start, first), min(segment.end, last)
+        if start >= end:
+            continue
+        starts, ends, values = operations.spans(start, end)
+        for value, ns in zip(values.tolist(), (ends - starts).tolist(), strict=True):
+            sums[member.process.label, member.process.cells.texts[value]] += ns
+        left -= end - start
+    sums[member.process.label, NONE] += left  # before or after what the thread recorded

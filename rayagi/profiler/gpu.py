@@ -51,6 +51,8 @@ class GpuRecorder:
         self._samples: list[tuple[int, float]] = []
         self._owner: _Owner | None = None
         self._is_wanted = self._is_queued = False
+        self.lost = 0
+        """Events of which nothing could be written."""
 
     def start(self) -> None:
         """Record from now on, or from when torch first uses a GPU."""
@@ -86,10 +88,7 @@ class GpuRecorder:
             return
         activities = owner.activities()
         self._samples += owner.samples
-        try:
-            self._write(folder, activities)
-        except OSError as error:
-            _logger.warning("what the GPU did cannot be written to %s: %s", folder, error.strerror)
+        self._write(folder, activities)
 
     def nvml_utilization(self) -> dict[str, float]:
         """Mean by device of what NVML said while it was recorded, in percent."""
@@ -100,7 +99,7 @@ class GpuRecorder:
 
     def forget(self) -> None:
         """In a forked child, which has no thread of its own and cannot use the GPU of its parent."""
-        self._owner, self._is_wanted, self._is_queued = None, False, False
+        self._owner, self._is_wanted, self._is_queued, self.lost = None, False, False, 0
 
     def _write(self, folder: Path, activities: Iterable[Activity]) -> None:
         """One file for each stream of a GPU, and each thread's calls beside its other events."""
@@ -115,17 +114,30 @@ class GpuRecorder:
             path = folder / f"{stem}-{number}{EVENTS if on_gpu else GPU_CALLS}"
             kept = sorted(found)[: self._room]
             self._room -= len(kept)
+            if not kept:
+                self.lost += len(found)
+                continue
             names = self._intern_all([each.name for each in kept])
             depth = 0 if on_gpu else MAX_DEPTH
             head = HEADER.pack(
                 MAGIC, VERSION, RECORD.size, lane, len(kept), len(kept), len(found) - len(kept),
-                kept[0].start_ns + shift if kept else clock["monotonic_ns"],
+                kept[0].start_ns + shift,
             )  # fmt: skip
             records = (
                 RECORD.pack(each.start_ns + shift, each.end_ns + shift, name, each.category, depth, 0)
                 for each, name in zip(kept, names, strict=True)
             )
-            path.write_bytes(head + b"".join(records))
+            # Whole or not at all: the header says how many records there are.
+            beside = path.with_name(f"{path.name}.tmp")
+            try:
+                beside.write_bytes(head + b"".join(records))
+                beside.replace(path)
+            except OSError as error:
+                beside.unlink(missing_ok=True)
+                self.lost += len(found)
+                _logger.warning(
+                    "%d events of the GPU cannot be written to %s: %s", len(found), path, error.strerror
+                )
 
 
 class _Owner:

@@ -231,7 +231,7 @@ def clock_offsets(processes: Sequence[ProcessTrace]) -> list[int]:
 
 
 def _host(process: ProcessTrace) -> str:
-    return process.path.name.rsplit("-", 2)[0]
+    return process.path.name.split("-", 1)[0]  # HOST-PID-TICKS, or HOST-PID-TICKS-2 after an exec
 
 
 class CellNumbers:

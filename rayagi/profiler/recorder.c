@@ -50,7 +50,7 @@ typedef struct Lane {
     uint64_t first, used; /* used: records committed */
     uint64_t room;        /* records that have space on the disk; all of [first, room) is mapped */
     uint64_t dropped;
-    uint64_t window_number;
+    uint64_t window_number, session;
     char *path;
     struct Lane *next;
 } Lane;
@@ -174,7 +174,7 @@ static void complete(Lane *lane, int64_t index, int64_t end) {
 
 /* A lane of a window that warmed up has no records. */
 static void delete_if_empty(Lane *lane) {
-    if (lane->used || lane->dropped || !lane->header) return;
+    if (lane->used || lane->dropped || !lane->header || lane->session != atomic_load(&session_number)) return;
     if (!unlink(lane->path)) atomic_fetch_add(&bytes_left, (int64_t)(lane->room * sizeof(Record)));
 }
 
@@ -185,6 +185,13 @@ static void free_lane(Lane *lane) {
     free(lane);
 }
 
+/* Give back the space that no record took. The thread that puts records into the lane calls it, or has ended. */
+static void cut_off(Lane *lane) {
+    if (lane->mapped) munmap(lane->mapped, lane->mapped_bytes), lane->mapped = NULL;
+    if (lane->used && lane->session == atomic_load(&session_number) && !truncate(lane->path, (off_t)offset_of(lane->used)))
+        atomic_fetch_add(&bytes_left, (int64_t)((lane->room - lane->used) * sizeof(Record)));
+}
+
 /* End the lane's thread record, unless stop() has, and forget the lane. */
 static void release_lane(Lane *lane, int64_t end) {
     pthread_mutex_lock(&lanes_lock);
@@ -192,6 +199,8 @@ static void release_lane(Lane *lane, int64_t end) {
         if (*each == lane) {
             if (end && lane->used) complete(lane, 0, end);
             *each = lane->next;
+            delete_if_empty(lane);
+            cut_off(lane);
             free_lane(lane);
             break;
         }
@@ -220,7 +229,7 @@ static Lane *make_lane(int64_t start) {
     uint64_t capacity = lane->room + (uint64_t)(atomic_load(&bytes_left) > 0 ? atomic_load(&bytes_left) : 0) / sizeof(Record);
     *lane->header = (Header){"", 1, sizeof(Record), (uint64_t)thread, capacity, 0, 0, start, 0};
     memcpy(lane->header->magic, "RAYAGIEV", 8);
-    lane->window_number = atomic_load(&window_number);
+    lane->window_number = atomic_load(&window_number), lane->session = atomic_load(&session_number);
     return lane;
 }
 

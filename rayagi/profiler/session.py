@@ -151,8 +151,8 @@ class Session:
         if mode == self._mode:
             return
         if self._mode == RECORD:
-            now = core_times()
-            self._cores = {name: self._cores[name] + now[name] - self._cores_before[name] for name in NAMES}
+            passed = core_times().since(self._cores_before)
+            self._cores = {name: self._cores[name] + passed[name] for name in NAMES}
         if self._mode != OFF:
             self._recorder.stop()
             if self._gpu is not None:
@@ -199,7 +199,7 @@ class Session:
             if self._has_default_name:  # multiprocessing names a process after it has started
                 self._folder.name = _process_name() or self._folder.name
             self._describe(
-                lost=self._recorder.lost(),
+                lost=self._recorder.lost() + (0 if self._gpu is None else self._gpu.lost),
                 intercepted=self._interception.counts,
                 end_monotonic_ns=time.monotonic_ns(),
             )

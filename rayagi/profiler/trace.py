@@ -241,7 +241,7 @@ def _together(thread: ThreadTrace, calls: ThreadTrace) -> ThreadTrace:
 
 
 def _read_thread(path: Path) -> ThreadTrace | None:
-    """None for a file whose header was never written: its process died, or the disk was full."""
+    """None for a file without a record: its process died before or while it warmed up, or the disk was full."""
     with path.open("rb") as file:
         head = file.read(HEADER.size)
         num_bytes = file.seek(0, 2)
@@ -259,6 +259,8 @@ def _read_thread(path: Path) -> ThreadTrace | None:
         raise TraceError(
             f"{path} is damaged: {committed} records of {record_size} bytes, but room for {min(capacity, room)}"
         )
+    if not committed:
+        return None
     return ThreadTrace(path, thread_id, start_ns, dropped, committed, partial(_read_events, path))
 
 

@@ -1,5 +1,6 @@
 """Critical path, arrivals and advice, with times worked out by hand."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -175,3 +176,40 @@ def test_the_path_has_no_gaps_and_ends_with_the_last(case, tail):
     assert all(one.end == other.start for one, other in pairwise(path))
     assert path[-1].end == now + tail
     assert [each.meeting for each in path if each.meeting >= 0] == [*range(len(rounds))]
+
+
+def test_a_thread_s_recordings_are_one_process():
+    """A schedule that repeats gives a thread a file for each window."""
+    windows = []
+    for who in range(2):
+        files = []
+        for number in range(3):
+            at = 1000 * number
+            files.append(
+                [
+                    (C.THREAD, at, at + 100, "main", 0),
+                    iteration(number, at, at + 100),
+                    operation("collect", at, at + 20 + who),
+                    reduce(at + 20 + who, at + 22),
+                ]
+            )
+        each = process(files, name="AB"[who], pid=who + 1)
+        windows.append(replace(each, threads=tuple(replace(one, thread_id=7) for one in each.threads)))
+    found = critical_path(profile(*windows))
+    assert (found.iterations, found.collectives, found.span_ns) == (3, 3, 300)
+    # B arrives last, at 21; after 22 no operation is open.
+    assert set(found.parts) == {
+        PathPart("B", "collect", 63),
+        PathPart("", "all_reduce", 3),
+        PathPart("A", "", 234),
+    }
+
+
+def test_iterations_within_others_do_not_count():
+    """They are recorded with the number of the outer one."""
+    members = [
+        gmi(name, pid, iteration(0, 0, 50), iteration(0, 5, 6), reduce(20 + pid, 30))
+        for pid, name in ((1, "A"), (2, "B"))
+    ]
+    found = critical_path(profile(*members))
+    assert (found.iterations, found.collectives, found.span_ns) == (1, 1, 50)

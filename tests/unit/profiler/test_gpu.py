@@ -1,10 +1,12 @@
 """What a GPU did, from Kineto's events to the tables; with a stand-in for torch.profiler, as there is no GPU here."""
 
 import ctypes
+import errno
 import logging
 import os
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -230,3 +232,19 @@ def test_a_forked_child_does_not_stop_what_its_parent_started(tmp_path, kineto):
         for thread in process.threads
     ]
     assert sum(kernels) == 1
+
+
+def test_events_that_find_no_space_are_counted_and_the_rest_can_be_read(tmp_path, kineto, monkeypatch):
+    def full(path, data):
+        path.open("wb").write(data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with profiler.profile(tmp_path / "p", gpu=True):
+        kineto.add(0, 7, "gemm", 1_000)
+        with profiler.operation("learn"):
+            pass
+        monkeypatch.setattr(Path, "write_bytes", full)
+    found = breakdown(read_profile(tmp_path / "p"))
+    assert found.processes[0].dropped == 1
+    assert "learn" in {row.cell.operation for row in found.rows}
+    assert list((tmp_path / "p").rglob("*.tmp")) == []

@@ -1,6 +1,7 @@
 """The overlap of categories: hand-worked cases, and a sweep in plain Python that looks at every nanosecond."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rayagi.profiler import overlap
 from rayagi.profiler.intervals import exact_sums
-from rayagi.profiler.overlap import NONE, breakdown, resource
+from rayagi.profiler.overlap import NONE, breakdown, clock_offsets, resource
 from rayagi.profiler.trace import Category as C
 from rayagi.profiler.trace import TraceError
 from tests.unit.profiler.traces import process, profile
@@ -376,3 +377,11 @@ def test_windows_that_threads_compute_give_the_same_sums_and_errors_come_through
     monkeypatch.setattr(overlap._Sums, "measured", unreadable)
     with pytest.raises(TraceError, match="no window True"):
         breakdown(profile(*found))
+
+
+def test_a_process_that_replaced_its_program_has_its_host_s_clock():
+    """Its folder has a further number. By the wall clock, set between their starts, they would be half a second apart."""
+    first = process([[(C.THREAD, 0, 100, "main", 0)]], pid=1, clock=(0, 0))
+    second = process([[(C.THREAD, 0, 100, "main", 0)]], pid=2, clock=(0, 500_000_000))
+    second = replace(second, path=second.path.with_name(second.path.name + "-2"))
+    assert clock_offsets((first, second)) == [0, 0]

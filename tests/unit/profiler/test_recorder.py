@@ -326,3 +326,45 @@ def test_a_forked_child_writes_to_files_of_its_own(process, recorder, tmp_path):
     (thread,) = threads(tmp_path / "profile" / "host-1-1")
     assert kinds(thread) == [("THREAD", 0), ("PROCESS", 51), ("OPERATION", 52)]
     assert (thread.events["end"] > 0).all()
+
+
+@pytest.mark.parametrize("which", ["c", "python"])
+def test_a_process_that_is_killed_while_it_warms_up_has_no_thread(tmp_path, which):
+    folder = make_profile(tmp_path)
+    code = (
+        "import os, signal, sys\n"
+        "from rayagi.profiler.fallback import PythonRecorder\n"
+        "from rayagi.profiler.native import WARM_UP, compile_native\n"
+        f"recorder = {'compile_native' if which == 'c' else 'PythonRecorder'}()\n"
+        f"recorder.setup(sys.argv[1], {MIB})\n"
+        "recorder.start(WARM_UP, 9)\n"
+        f"recorder.begin({int(OPERATION)}, 3, 0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code, str(folder)], check=False).returncode == -signal.SIGKILL
+    )
+    assert len(list(folder.glob("*.events"))) == 1
+    assert threads(folder) == ()
+
+
+def test_threads_that_have_ended_give_back_the_space_that_they_did_not_use(tmp_path):
+    """A thread reserves 98,304 bytes; the limit has room for 10 of them."""
+    recorder, folder = compile_native(), make_profile(tmp_path)
+    recorder.setup(str(folder), MIB)
+    recorder.start(RECORD, 9)
+
+    def work():
+        recorder.begin(OPERATION, 3, 0)
+        recorder.end(OPERATION, 3)
+
+    for _ in range(100):
+        one = threading.Thread(target=work)
+        one.start()
+        one.join()
+    recorder.stop()
+    found = threads(folder)
+    assert recorder.lost() == 0
+    assert len(found) == 101
+    assert sum(kinds(each)[1:] == [("OPERATION", 3)] for each in found) == 100
+    assert sum(path.stat().st_size for path in folder.glob("*.events")) < 2 * 98_304 + 100 * 200
