@@ -24,6 +24,10 @@ _INT = re.compile(
 class _Loader(yaml.SafeLoader):
     """SafeLoader without three YAML 1.1 rules: 3e-4 as text, 27:45 as 27 * 60 + 45, and the last of two equal keys wins."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._compared: set[int] = set()
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep=deep)
@@ -32,16 +36,24 @@ class _Loader(yaml.SafeLoader):
             problem = f"{str(node.value)[:40]!r} is no {kind}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merges what ``<<`` names. Keys are compared before, once: a key that is merged may be given again."""
+        if id(node) not in self._compared:
+            self._compared.add(id(node))
+            self._refuse_equal_keys(node)
+        super().flatten_mapping(node)
+
+    def _refuse_equal_keys(self, node: yaml.MappingNode) -> None:
         keys: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == f"{_TAG}merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, Hashable) and key in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{key!r} is given twice", key_node.start_mark
                 )
             keys.add(key if isinstance(key, Hashable) else repr(key))
-        return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {

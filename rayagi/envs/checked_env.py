@@ -16,7 +16,7 @@ from rayagi.envs.user_code import named_failures
 
 
 class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
-    """Flattens observations to (obs_dim,), as FlattenObservation does.
+    """Flattens observations to (obs_dim,), as FlattenObservation does, into arrays of their own; leaves ``info`` out.
 
     ``reset`` and ``step`` raise EnvironmentFailedError for any exception of the environment's code, for an observation of
     another shape than its space, and for a reward that is no number.
@@ -44,15 +44,16 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         """Start an episode."""
         self._steps = 0
         with named_failures(self._env_id, self._where):
-            obs, info = self.env.reset(**kwargs)
-            return self._flat(obs), info
+            obs, _ = self.env.reset(**kwargs)
+            return self._flat(obs), {}
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Advance by one step."""
         self._steps += 1
         with named_failures(self._env_id, self._where):
-            obs, reward, terminated, truncated, info = self.env.step(action)
-            return self._flat(obs), self._number(reward), terminated, truncated, info
+            obs, reward, terminated, truncated, _ = self.env.step(action)
+            # Not its info: Gymnasium packs that of all into arrays of the first one's shapes, and nobody reads it.
+            return self._flat(obs), self._number(reward), terminated, truncated, {}
 
     def _where(self) -> str:
         when = f"step {self._steps} of its episode" if self._steps else "reset"
@@ -62,7 +63,8 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         problem = _shape_problem(self._space, obs, "the observation")
         if problem:
             raise EnvironmentFailedError(self._env_id, self._where(), problem)
-        return obs if self._is_flat else spaces.flatten(self._space, obs)
+        # A copy: an environment may use the same array in its next episode, when the last one's end is not yet read.
+        return np.array(obs) if self._is_flat else spaces.flatten(self._space, obs)
 
     def _number(self, reward: Any) -> Any:
         if isinstance(reward, Real):

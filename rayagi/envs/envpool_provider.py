@@ -94,8 +94,9 @@ class EnvPoolVecEnv:
             self._refuse_nonfinite(given, "action", np.arange(self.num_envs))
             given = np.clip(given, self._low, self._high)
         observed, rewards, terminated, truncated, _ = self._pool.step(given)
-        obs = _float32(observed)
-        unstable = ~(np.isfinite(rewards) & np.isfinite(observed).all(axis=1))
+        # First float32: a larger float64 is infinite.
+        obs, rewards = _float32(observed), _float32(rewards).numpy()
+        unstable = ~(np.isfinite(rewards) & np.isfinite(obs.numpy()).all(axis=1))
         if unstable.any():
             self._num_unstable += int(unstable.sum())
             rewards, terminated = np.where(unstable, 0.0, rewards), terminated | unstable
@@ -147,7 +148,8 @@ class EnvPoolVecEnv:
 
 def _float32(values: Any) -> Tensor:
     """A float32 copy, since the pool reuses its arrays."""
-    return torch.from_numpy(np.array(values, dtype=np.float32))
+    with np.errstate(over="ignore"):
+        return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
 ENGINE = "envpool"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from functools import partial
@@ -273,7 +272,7 @@ class GymnasiumVecEnv:
             episode_seed(self._seed, self._first_env_index + i, int(episode))
             for i, episode in enumerate(self._episode)
         ]
-        obs = self._envs.reset(seed=seeds)[0]
+        obs = _as_float32(self._envs.reset(seed=seeds)[0])
         self._refuse_nonfinite(obs, "observation")
         self._obs = obs.copy()
         return _float32(obs)
@@ -287,12 +286,14 @@ class GymnasiumVecEnv:
         """
         self._elapsed += 1
         given = self._to_space(actions.detach().cpu().numpy())
-        obs, rewards, terminated, truncated, info = self._envs.step(given)
+        observed, rewards, terminated, truncated, info = self._envs.step(given)
+        # First float32: a larger float64 is infinite.
+        obs, rewards = _as_float32(observed), _as_float32(rewards)
         done = terminated | truncated
         final_ids = np.flatnonzero(done)
         final_obs = np.zeros((0, self.info.obs_dim), dtype=np.float32)
         if final_ids.size:
-            final_obs = np.stack([info["final_obs"][i] for i in final_ids])
+            final_obs = _as_float32(np.stack([info["final_obs"][i] for i in final_ids]))
         # State that each action led to: the final observation where an episode ended.
         reached = obs.copy()
         reached[final_ids] = final_obs
@@ -303,7 +304,7 @@ class GymnasiumVecEnv:
             reached[unstable] = self._obs[unstable]
             going_on = unstable & ~done
             if going_on.any():
-                obs, _ = self._envs.reset(options={"reset_mask": going_on})
+                obs = _as_float32(self._envs.reset(options={"reset_mask": going_on})[0])
             final_ids = np.flatnonzero(done | unstable)
             final_obs = reached[final_ids]
         self._refuse_nonfinite(obs, "observation")
@@ -346,9 +347,14 @@ class GymnasiumVecEnv:
         self._envs.close()
 
 
+def _as_float32(values: Any) -> NDArray[np.float32]:
+    """A copy: the vector environment reuses its observation buffer. What float32 cannot hold becomes infinite."""
+    with np.errstate(over="ignore"):
+        return np.array(values, np.float32)
+
+
 def _float32(values: Any) -> Tensor:
-    # A copy: the vector environment reuses its observation buffer.
-    return torch.from_numpy(copy.copy(np.asarray(values)).astype(np.float32))
+    return torch.from_numpy(_as_float32(values))
 
 
 class GymnasiumProvider(EnvProvider):

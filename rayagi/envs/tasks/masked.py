@@ -100,7 +100,9 @@ class MaskedTaskVecEnv(TaskVecEnv):
         outcome = rules.reward_and_done(state)
         self._remember(outcome.memory)
         # 4. Broken worlds: terminated, reward 0, the last valid observation.
-        final_obs = torch.where(broken.unsqueeze(-1), self._obs, rules.observe(state))
+        obs = rules.observe(state)
+        broken = self._with_unfit(broken, outcome.rewards, obs)
+        final_obs = torch.where(broken.unsqueeze(-1), self._obs, obs)
         rewards = outcome.rewards.masked_fill(broken, 0.0)
         terminated, truncated = outcome.terminated | broken, self._elapsed >= self._limit
         # 5. Reset by mask. A start is computed for every world and selected where done: no synchronisation.

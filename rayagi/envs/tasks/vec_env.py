@@ -42,8 +42,8 @@ def stacked_terms(task: Task, outcome: StepOutcome, broken: Tensor | None) -> Te
 class TaskVecEnv:
     """Implements VecEnv for a task on any engine. Actions are clipped to [-1, 1].
 
-    A world with a simulation error (such as a non-finite state) is counted in ``sim_errors``, terminates with a reward
-    of 0, and is reset.
+    A world with a simulation error (such as a non-finite state), or for which the task computes a non-finite reward or
+    observation, is counted in ``sim_errors``, terminates with a reward of 0, and is reset.
     """
 
     resumes_episodes = True
@@ -68,11 +68,15 @@ class TaskVecEnv:
         self._memory: Memory = {}
         self._actions = torch.zeros((n, self._task.action_dim), dtype=worlds.dtype, device=device)
         self._obs = torch.zeros((n, info.obs_dim), dtype=worlds.dtype, device=device)
+        self._num_unfit = torch.zeros((), dtype=torch.int64, device=device)
+        """Steps in which the physics was right, and the task's reward or observation not finite."""
 
     @property
     def sim_errors(self) -> Mapping[str, int]:
         """Counts of simulation errors by kind, since construction: see BatchedSim."""
-        return self._worlds.sim_errors
+        found = dict(self._worlds.sim_errors)
+        found["unstable"] += int(self._num_unfit)
+        return found
 
     @property
     def fields(self) -> Mapping[str, Tensor]:
@@ -84,7 +88,7 @@ class TaskVecEnv:
         everything = torch.arange(self.num_envs, device=self._worlds.device)
         with named_failures(self.info.env_id, lambda: "reset"):
             self._begin(everything)
-            self._obs = self._rules.observe(self._state())
+            self._obs = self._rules.observe(self._state()).clone()
         return self._obs.to("cpu", torch.float32)
 
     def step(self, actions: Tensor) -> StepResult:
@@ -100,6 +104,17 @@ class TaskVecEnv:
     def _where(self) -> str:
         return f"step {int(self._elapsed.max())} of the longest episode here"
 
+    def _remember(self, changed: Memory) -> None:
+        """Copies: what a task remembers may be a field, which the next step changes."""
+        self._memory |= {name: value.clone() for name, value in changed.items()}
+
+    def _with_unfit(self, broken: Tensor | None, rewards: Tensor, obs: Tensor) -> Tensor:
+        """The broken worlds, and those whose reward or observation is not finite in float32; the latter are counted."""
+        fit = rewards.to(torch.float32).isfinite() & obs.to(torch.float32).isfinite().all(-1)
+        unfit = ~fit if broken is None else ~(fit | broken)
+        self._num_unfit += unfit.sum()
+        return unfit if broken is None else broken | unfit
+
     def _step(self, actions: Tensor) -> StepResult:
         rules, worlds = self._rules, self._worlds
         self._elapsed += 1
@@ -108,20 +123,20 @@ class TaskVecEnv:
         # 1. Actions to actuator controls.
         state = self._state()
         controls, changed = rules.control(state)
-        self._memory |= changed
+        self._remember(changed)
         # 2. Physics, frame_skip substeps. broken: worlds with a simulation error.
         broken = worlds.step(controls, self._task.frame_skip)
         # 3. Rewards, terminations and observations of the state reached.
         state = self._state(draws=state.draws)
         outcome = rules.reward_and_done(state)
-        self._memory |= outcome.memory
-        obs = rules.observe(state)
+        self._remember(outcome.memory)
+        obs = rules.observe(state).clone()
         rewards, terminated = outcome.rewards, outcome.terminated
+        broken = self._with_unfit(broken, rewards, obs)
         terms = stacked_terms(self._task, outcome, broken)
         # 4. Broken worlds: terminated, reward 0, the last valid observation.
-        if broken is not None:
-            rewards, terminated = rewards.masked_fill(broken, 0.0), terminated | broken
-            obs = torch.where(broken.unsqueeze(-1), self._obs, obs)
+        rewards, terminated = rewards.masked_fill(broken, 0.0), terminated | broken
+        obs = torch.where(broken.unsqueeze(-1), self._obs, obs)
         truncated = self._elapsed >= self._limit
         # 5. Reset the worlds whose episode ended; obs is then the new episode's first observation.
         ids = (terminated | truncated).nonzero().squeeze(-1)

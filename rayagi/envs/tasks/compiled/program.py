@@ -74,7 +74,7 @@ def compile_task(rules: TaskFunctions[Any], fields: Mapping[str, Tensor]) -> Com
     library = RULES.load(source(traced, sizes), mirrors={"Rows": _Rows, "TaskWorlds": structure})
     count, address = ctypes.c_int64, ctypes.c_void_p
     library.rayagi_control.argtypes = (address,)
-    library.rayagi_after_physics.argtypes = (address,) * 9
+    library.rayagi_after_physics.argtypes = (address,) * 10
     library.rayagi_start.argtypes = (address, address, count, address, address)
     library.rayagi_observe.argtypes = (address, address, count, address)
     library.rayagi_control.restype = library.rayagi_after_physics.restype = count

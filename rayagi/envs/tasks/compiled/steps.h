@@ -20,15 +20,19 @@ int64_t rayagi_control(const TaskWorlds *w) {
 
 /* After physics: fill obs (n, OBS), rewards, terminated, truncated (n,) and the reward terms (n, TERMS).
    broken (n,): worlds with a simulation error, or null. They terminate with a reward of 0 and their previous observation, a
-   row of last (n, OBS). Returns the number of ended episodes, whose worlds are the first entries of ended. */
+   row of last (n, OBS); so do worlds whose reward or observation is not finite, which unfit (1,) counts. Returns the number
+   of ended episodes, whose worlds are the first entries of ended. */
 int64_t rayagi_after_physics(const TaskWorlds *w, const uint8_t *broken, const float *last, float *obs, float *rewards,
-                      uint8_t *terminated, uint8_t *truncated, int64_t *ended, float *terms) {
+                      uint8_t *terminated, uint8_t *truncated, int64_t *ended, float *terms, int64_t *unfit) {
     int64_t count = 0;
     for (int64_t i = 0; i < w->n; i++) {
         double draws[STEP_DRAWS + 1];
         draw(w, i, w->elapsed[i], STEP_DRAWS, draws); /* the same numbers as in rayagi_control */
         after_physics(w, i, draws, obs + i * OBS, rewards + i, terminated + i, terms + i * TERMS);
-        if (broken && broken[i]) {
+        int wrong = broken && broken[i], fit = isfinite(rewards[i]) != 0;
+        for (int k = 0; k < OBS; k++) fit &= isfinite(obs[i * OBS + k]) != 0;
+        if (!wrong && !fit) wrong = 1, ++*unfit;
+        if (wrong) {
             memcpy(obs + i * OBS, last + i * OBS, OBS * sizeof(float));
             rewards[i] = 0.0f;
             for (int k = 0; k < TERMS; k++) terms[i * TERMS + k] = 0.0f;

@@ -84,7 +84,16 @@ class CompiledTaskVecEnv(TaskVecEnv):
             None if broken is None else broken.data_ptr(),
             *(
                 tensor.data_ptr()
-                for tensor in (self._obs, obs, rewards, terminated, truncated, self._ended, terms)
+                for tensor in (
+                    self._obs,
+                    obs,
+                    rewards,
+                    terminated,
+                    truncated,
+                    self._ended,
+                    terms,
+                    self._num_unfit,
+                )
             ),
         )
         # 4. Reset the worlds whose episode ended.
