@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -83,8 +82,7 @@ class RemoteDirectory(_RendezvousActorClient):
         Raises:
             ChannelError: the rendezvous actor does not answer.
         """
-        incarnation = time.time_ns()
-        self._ask("announce", key, value, incarnation)
+        incarnation = self._ask("announce", key, value)
         self._remember(0, "announce", key, key, value, incarnation)
 
     def announced(self, prefix: str) -> dict[str, str]:

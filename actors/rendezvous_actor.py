@@ -44,10 +44,18 @@ class RendezvousActor:
         self._announced: dict[str, tuple[int, str]] = {}
         """Incarnation and value, by key."""
 
-    def announce(self, key: str, value: str, incarnation: int = 0) -> None:
-        """Publish ``value`` under ``key``, until a later incarnation of the GMI replaces it."""
-        if incarnation >= self._announced.get(key, (incarnation, ""))[0]:
+    def announce(self, key: str, value: str, incarnation: int | None = None) -> int:
+        """Publish ``value`` under ``key``, until a later incarnation of the GMI replaces it.
+
+        Returns the incarnation: the given one, with which a value is announced again after a restart of this actor, or a new
+        one. It is later than all before, whatever clocks say, and later than those that this actor has forgotten.
+        """
+        latest = self._announced.get(key, (0, ""))[0]
+        if incarnation is None:
+            incarnation = max(latest + 1, time.time_ns())
+        if incarnation >= latest:
             self._announced[key] = incarnation, value
+        return incarnation
 
     def announced(self, prefix: str) -> dict[str, str]:
         """The latest values by key, for keys with this prefix."""

@@ -12,6 +12,7 @@ A thread sleeps in epoll until one of these events:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -29,6 +30,8 @@ _HEARTBEAT_S = 0.5
 _HEARTBEAT_TIMEOUT_S = 1.2
 """A host that acknowledges nothing for so long is lost; with a heartbeat interval before it, after 1.7 s."""
 _ENDED = "its process has ended"
+_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+"""What this process or host lacks says nothing of another process."""
 
 OnLost = Callable[[tuple[Member, ...]], None]
 
@@ -131,8 +134,10 @@ class FailureDetector(ClosesOnExit):
             descriptor = os.pidfd_open(member.pid)
         except ProcessLookupError:
             self._record_loss(member, _ENDED)
-        except OSError:  # a kernel without pidfd
-            if member.port:
+        except OSError as error:
+            if error.errno in _LACKS:
+                raise
+            if member.port:  # a kernel without pidfd
                 self._connect_to(member)
         else:
             with self._lock:
@@ -153,6 +158,9 @@ class FailureDetector(ClosesOnExit):
             self._record_loss(member, _ENDED)
             return
         except OSError as error:
+            if error.errno in _LACKS:
+                self._linked.discard(member.process)  # it has not been tried
+                raise
             self._record_host_loss(member, f"its host does not answer at {member.address}: {error}")
             return
         link.setblocking(False)

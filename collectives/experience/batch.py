@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import sys
 import weakref
 from collections import deque
@@ -73,7 +74,7 @@ class ProducerLink:
         )
         self._entries, self._places = begin + file_layout.QUEUE_AT, self.shape.places
         self._releases = itertools.count(1)  # next() is atomic: any thread may release
-        self._leaked = leaked
+        self._leaked, self._owner = leaked, os.getpid()
         words[self._queue_word + file_layout.ATTACH_ACK] = 1
 
     @property
@@ -130,6 +131,8 @@ class ProducerLink:
 
     def release(self, slot: int, ticket: int, has_lease: bool) -> bool:
         """Give a slot back, and wake the producer if it waits for one. False if it was revoked before. Thread-safe."""
+        if os.getpid() != self._owner:
+            return True  # a forked child's copy: the batch is its parent's
         words = self.words
         is_ours = not has_lease or futex.claim(self.file.word_address(self._claims + slot))
         # The ticket releases this very batch; then a change of the futex word, by a value no other consumer stores.

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections import deque
 
 from collectives import futex
 from collectives.closing import ClosesOnExit
@@ -53,6 +54,7 @@ class ConsumerEndpoint(ClosesOnExit):
             ChannelError: there is not enough memory.
         """
         self.schema, self._leader, self._page_locked = schema, leader, page_locked
+        self._owner = os.getpid()
         self._layouts = MessageLayouts(schema)
         message = self._layouts.schema_message()
         self._file = SharedFile.create(schema.name, file_layout.CONSUMER_SCHEMA_AT + len(message))
@@ -72,6 +74,8 @@ class ConsumerEndpoint(ClosesOnExit):
         ]
         self._last_requests = bytes(self._connect_requests)
         self._has_connected = False
+        self._received: deque[int] = deque()
+        """Descriptors that producers have sent, and that are not mapped yet."""
         self._processes = ProcessWatcher()
         self._checked_at = time.monotonic()
         self._next = 0
@@ -145,7 +149,9 @@ class ConsumerEndpoint(ClosesOnExit):
 
         Safe to call twice.
         """
-        if not self._closed:
+        if (
+            not self._closed and os.getpid() == self._owner
+        ):  # a forked child's copy: the endpoint is its parent's
             self._closed = True
             self._words[file_layout.CONSUMER_CLOSED] = 1
             for link in self._links:
@@ -153,6 +159,8 @@ class ConsumerEndpoint(ClosesOnExit):
             self._links, self._left = [], []
             self._processes.close()
             self._inbox.close()
+            while self._received:
+                os.close(self._received.popleft())
             self._file.close()
 
     def claim(self, producer: int, origin: int, sequence: int) -> Batch | None:
@@ -190,22 +198,29 @@ class ConsumerEndpoint(ClosesOnExit):
         # One copy of all request words, compared at once: this runs in every ``take``. A producer sends its descriptor
         # first and stores its word then.
         requests = bytes(self._connect_requests)
-        if requests != self._last_requests:
+        if requests != self._last_requests or self._received:
             self._last_requests = requests
             self._connect_received()
 
     def _connect_received(self) -> None:
         refused = None
         try:
-            descriptors = self._inbox.receive()
+            self._received.extend(self._inbox.receive())
         except OSError as error:
-            raise ChannelError(
-                self.schema.name, f"cannot receive a producer's memory: {error.strerror}. Raise `ulimit -n`"
-            ) from error
-        for descriptor in descriptors:
+            raise self._lacks(error) from error
+        while self._received:
+            try:
+                ring_file = SharedFile.receive(self.schema.name, self._received[0], file_layout.RING_MAGIC)
+            except OSError as error:  # it stays, for the next call
+                raise self._lacks(error) from error
+            except ChannelError as error:
+                self._received.popleft()
+                self._has_connected = True
+                _logger.warning("%s", error)
+                continue
+            self._received.popleft()
             self._has_connected = True
             try:
-                ring_file = SharedFile.receive(self.schema.name, descriptor, file_layout.RING_MAGIC)
                 if ring_file.words[file_layout.CLOSED]:  # before this consumer had connected: on purpose
                     continue
                 link = ProducerLink(self._layouts, ring_file, self._file, self._leaked)
@@ -220,6 +235,11 @@ class ConsumerEndpoint(ClosesOnExit):
                 self._processes.watch(link.pid)
         if refused is not None:  # the others are connected
             raise refused
+
+    def _lacks(self, error: OSError) -> ChannelError:
+        return ChannelError(
+            self.schema.name, f"cannot receive a producer's memory: {error.strerror}. Raise `ulimit -n`"
+        )
 
     def _all_producers_gone(self) -> bool:
         """Drop links to producers that are closed and drained. Returns whether none is left, after at least one."""

@@ -10,7 +10,7 @@ from typing import Protocol, Self
 class Directory(Protocol):
     """Small texts by key. Calls are idempotent; the last value of a key counts."""
 
-    def announce(self, key: str, value: str) -> None:
+    def announce(self, key: str, value: str) -> object:
         """Store ``value`` under ``key``."""
 
     def announced(self, prefix: str) -> dict[str, str]:

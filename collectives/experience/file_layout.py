@@ -244,22 +244,26 @@ class SharedFile:
 
     @classmethod
     def receive(cls, channel: str, descriptor: int, magic: int) -> Self:
-        """Map a file whose descriptor another process has sent; takes the descriptor over.
+        """Map a file whose descriptor another process has sent; takes the descriptor over, unless an OSError is raised.
 
         The file is opened once more, because a lock on a descriptor that was sent would be the sender's too.
 
         Raises:
             ChannelError: the file is of another kind.
+            OSError: this process lacks descriptors or memory.
         """
         path = f"/proc/self/fd/{descriptor}"
+        if not os.readlink(path).startswith(f"/memfd:{FILE_PREFIX}"):
+            os.close(descriptor)
+            raise ChannelError(channel, "a process sent a file that is no channel")
         try:
-            if not os.readlink(path).startswith(f"/memfd:{FILE_PREFIX}"):
-                raise ChannelError(channel, "a process sent a file that is no channel")
             # A mapping keeps a copy of its descriptor, and with it a lock: so the one that locks is not mapped.
             received = cls(descriptor, path)
             received.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        finally:
+        except ValueError as error:  # an empty file
             os.close(descriptor)
+            raise ChannelError(channel, f"a process sent a file that is no channel: {error}") from error
+        os.close(descriptor)
         _received.add(received)
         if received.words[MAGIC] != magic:
             raise ChannelError(channel, "a process sent a channel of another version of rayagi")

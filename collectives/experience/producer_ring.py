@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -100,6 +101,7 @@ class ProducerRing(ClosesOnExit):
                 f"and producer={producer} from 0 to {file_layout.MAX_PRODUCERS - 1}"
             )
         self.schema, self.rows, self.slots, self.producer = schema, rows, slots, producer
+        self._owner = os.getpid()
         self._credit, self._routed = min(credit or slots, slots), routed
         self._lease_s = lease_s if not routed and futex.can_claim() else None
         self._row_bytes = schema.row_bytes
@@ -242,6 +244,8 @@ class ProducerRing(ClosesOnExit):
 
     def cancel(self, reservation: ReservedSlot) -> None:
         """See ``ReservedSlot.cancel``."""
+        if os.getpid() != self._owner:
+            return
         self._slots.set_free([reservation.slot])
 
     def message(self, slot: int, rows: int) -> memoryview:
@@ -297,7 +301,7 @@ class ProducerRing(ClosesOnExit):
         Consumers that have mapped it still read what was posted to them. But a batch whose consumer ends without
         releasing it is not posted again: call ``drain`` first where that matters.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._owner:  # a forked child's copy: the ring is its parent's
             return
         queues = self._queues.values()
         with suppress(ChannelTimeoutError):

@@ -43,7 +43,10 @@ class Support:
         atoms = self.atoms(probabilities.device)
         # T z_j = clip(R + gamma z_j, v_min, v_max);  b_j = (T z_j - v_min) / dz, in [0, num_atoms - 1].
         moved = torch.addcmul(returns.unsqueeze(1), discounts.unsqueeze(1), atoms)
-        places = (moved.clamp(self.v_min, self.v_max) - self.v_min) / self.spacing
+        # The quotient may be rounded beyond the last atom, which would leave less than nothing for the one before it.
+        places = ((moved.clamp(self.v_min, self.v_max) - self.v_min) / self.spacing).clamp(
+            max=self.num_atoms - 1
+        )
         # l = floor(b), u = l + 1. On an atom itself b - l is 0, so no mass is lost where the paper's l = u loses it; the
         # last atom is the u of the one before it.
         lower = places.floor().long().clamp(0, self.num_atoms - 2)

@@ -62,8 +62,11 @@ class ObservationNormaliser:
 
     def _refresh(self) -> None:
         # In place: a captured CUDA graph reads these tensors by address.
-        # shift = mean, scale = 1 / sqrt(var + eps).
-        if self.moments.count > 0:
+        # shift = mean, scale = 1 / sqrt(var + eps); 0 and 1 before anything was counted, also where that is restored.
+        if self.moments.count == 0:
+            self.shift.zero_()
+            self.scale.fill_(1.0)
+        else:
             self.shift[self._columns] = self.moments.mean.to(self.shift)
             self.scale[self._columns] = (self.moments.variance() + _EPSILON).rsqrt().to(self.scale)
 

@@ -67,5 +67,5 @@ def discounted_returns(rewards: Tensor, done: Tensor, start: Tensor, gamma: floa
 
 def explained_variance(values: Tensor, targets: Tensor) -> Tensor:
     """1 - Var(targets - values) / Var(targets): 1 is perfect, 0 no better than the mean. 0 for constant targets."""
-    variance = targets.var()
-    return torch.where(variance == 0, 0.0, 1 - (targets - values).var() / variance)
+    variance = targets.var(correction=0)
+    return torch.where(variance == 0, 0.0, 1 - (targets - values).var(correction=0) / variance)

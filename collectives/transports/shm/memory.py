@@ -98,7 +98,9 @@ class Segment:
         descriptor = os.memfd_create("rayagi-collective", os.MFD_CLOEXEC)
         try:
             preallocate(descriptor, 0, _segment_bytes(world_size))
-            segment = cls(descriptor, f"/proc/{os.getpid()}/fd/{descriptor}", world_size)
+            # With the inode, because descriptor numbers are reused.
+            endpoint = f"/proc/{os.getpid()}/fd/{descriptor}#{os.fstat(descriptor).st_ino}"
+            segment = cls(descriptor, endpoint, world_size)
         except OSError as error:
             os.close(descriptor)
             raise CommunicatorError("connect", 0, "nobody", 0.0, f"cannot make a segment: {error}") from error
@@ -113,8 +115,11 @@ class Segment:
             CommunicatorError: it no longer exists, belongs to another user, or has another size or version.
         """
         try:
-            descriptor = os.open(endpoint, os.O_RDWR | os.O_CLOEXEC)
+            path, _, inode = endpoint.partition("#")
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
+                if str(os.fstat(descriptor).st_ino) != inode:
+                    raise ValueError("it no longer exists: another file has its number")
                 version = int.from_bytes(os.pread(descriptor, 8, 0), sys.byteorder)
                 if version != PROTOCOL:
                     raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors import rendezvous_actor
 from actors.rendezvous_actor import RendezvousActor
 
 
@@ -33,3 +34,16 @@ def test_the_latest_incarnation_wins_in_any_order(said, random):
     for incarnation, value in repeated:
         collective.announce("key", str(value), incarnation)
     assert collective.announced("key") == {"key": str(values[max(values)])}
+
+
+def test_a_successor_s_announcement_counts_though_the_clock_was_set_back(monkeypatch):
+    collective = RendezvousActor(1)
+    first = collective.announce("parameters/0", "of the dead")
+    monkeypatch.setattr(rendezvous_actor.time, "time_ns", lambda: first - 3600 * 10**9)
+    second = collective.announce("parameters/0", "of its successor")
+    assert collective.announced("") == {"parameters/0": "of its successor"}
+    # After a restart of the actor both are announced again, by whoever comes first.
+    restarted = RendezvousActor(1)
+    restarted.announce("parameters/0", "of its successor", second)
+    restarted.announce("parameters/0", "of the dead", first)
+    assert restarted.announced("") == {"parameters/0": "of its successor"}

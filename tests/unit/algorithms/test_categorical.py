@@ -74,3 +74,16 @@ def test_expectation_cross_entropy_and_divergence_by_hand():
     assert cross_entropy(half, log_p).tolist() == pytest.approx([1.3863], abs=1e-4)
     assert divergence(half, log_p).tolist() == pytest.approx([0.6931], abs=1e-4)
     assert divergence(log_p.exp(), log_p).tolist() == pytest.approx([0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "atoms"), [(-10.0, 200.0, 51), (-5.0, 100.0, 101), (-250.0, 12.0, 51)]
+)
+def test_no_target_is_less_than_nothing_where_all_mass_lies_beyond_the_support(low, high, atoms):
+    """In float32 the place of the last atom is rounded beyond it in these ranges."""
+    support = Support(low, high, atoms)
+    whole = torch.full((2, atoms), 1 / atoms)
+    found = support.project(whole, torch.tensor([600.0, 900.0]), torch.tensor([0.0, 0.9]))
+    assert (found >= 0).all()
+    torch.testing.assert_close(found[:, -1], torch.ones(2))
+    assert divergence(found, whole.log()).isfinite().all()

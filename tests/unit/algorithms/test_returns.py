@@ -90,3 +90,7 @@ def test_explained_variance_is_one_for_perfect_zero_for_constant_targets():
     assert explained_variance(torch.zeros(3), torch.ones(3)) == 0.0
     # values = 0: Var(t - 0)/Var(t) = 1
     assert explained_variance(torch.zeros(3), targets) == pytest.approx(0.0)
+
+
+def test_explained_variance_of_a_single_sample_is_zero():
+    assert explained_variance(torch.tensor([1.0]), torch.tensor([3.0])) == 0

@@ -1,6 +1,7 @@
 """Failure detector with real processes, and with members that claim another host, so that TCP is used."""
 
 import ctypes
+import errno
 import gc
 import os
 import pickle
@@ -412,3 +413,24 @@ def test_a_loss_survives_pickling():
         error.step,
         error.reason,
     )
+
+
+def test_what_this_process_lacks_is_no_loss_of_others(monkeypatch):
+    detector = FailureDetector(this_member(0))
+    others = [
+        replace(this_member(rank), host_id="another host", pid=99_000 + rank, port=1) for rank in (1, 2)
+    ]
+    asked = []
+
+    def lacks(address, timeout):
+        asked.append(address)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "create_connection", lacks)
+        for _ in range(2):  # it is tried again
+            with pytest.raises(OSError, match="Too many open files"):
+                detector.watch(others)
+    assert len(asked) == 2
+    assert detector.lost() == ()
+    detector.close()

@@ -13,7 +13,7 @@ from shm_members import run_members
 
 from collectives.errors import CommunicatorError
 from collectives.shares import shares
-from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
+from collectives.transports.shm.memory import STAGING_BUFFER_BYTES, Segment
 from collectives.transports.shm.prepared_reductions import REDUCIBLE
 
 PIECES_3 = 2 * STAGING_BUFFER_BYTES // 4 + 4099
@@ -328,3 +328,25 @@ def test_a_buffer_larger_than_the_host_s_memory_is_refused_everywhere():
     assert "that is more memory than this host, or this process's cgroup, has" in answers[0]
     assert "rank 0" in answers[1]
     assert "it left the group" in answers[1]
+
+
+def number_of(segment):
+    """Of its descriptor, as its endpoint names it."""
+    return int(segment.endpoint.partition("#")[0].rpartition("/")[2])
+
+
+def test_a_segment_whose_number_another_file_has_is_not_taken_for_it():
+    """Descriptor numbers are reused: who comes late must not join another group's memory."""
+    first = Segment.host(2)
+    endpoint, number = first.endpoint, number_of(first)
+    first.close()
+    other = Segment.host(2)
+    os.dup2(number_of(other), number)
+    try:
+        with pytest.raises(CommunicatorError, match="it no longer exists: another file has its number"):
+            Segment.attach(endpoint, 2, 1)
+        Segment.attach(other.endpoint, 2, 1).close()
+    finally:
+        if number != number_of(other):
+            os.close(number)
+        other.close()

@@ -1,17 +1,20 @@
 """Idle channels cost little, and closed channels leave nothing behind."""
 
+import contextlib
 import gc
 import os
+import resource
 import time
 import tracemalloc
 
 import pytest
+import torch
 from channel_cases import LIMIT_S, SCHEMA, pair, random_rows
 
 from collectives import futex
 from collectives.experience import consumer_endpoint as endpoint_module
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
-from collectives.experience.errors import ChannelTimeoutError
+from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.file_layout import FILE_PREFIX
 from collectives.experience.producer_ring import ProducerRing
 
@@ -101,3 +104,67 @@ def test_the_steady_state_allocates_no_memory():
     tracemalloc.stop()
     assert after - before < 4096
     assert peak - before < 16384  # a batch has 35 kB
+
+
+def in_a_child(work):
+    """Fork; what the parent had goes out of scope in the child, as after ``sys.exit()``."""
+    child = os.fork()
+    if not child:
+        work()
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_gives_nothing_of_its_parent_s_back():
+    ring, consumer = pair(slots=2)
+    held = {"batch": None, "ring": ring, "consumer": consumer}
+    ring.put(random_rows(SCHEMA, 4, seed=1), version=0)
+    held["batch"] = consumer.take(LIMIT_S)
+    seen = {name: tensor.clone() for name, tensor in held["batch"].tensors.items()}
+
+    def end():
+        batch = held.pop("batch")
+        batch.release()
+        held.pop("ring").close()
+        held.pop("consumer").close()
+
+    in_a_child(end)
+    in_a_child(held.clear)  # without a call
+    ring.put(random_rows(SCHEMA, 4, seed=2), version=1, timeout_s=LIMIT_S)
+    with pytest.raises(ChannelTimeoutError):
+        ring.put(random_rows(SCHEMA, 4, seed=3), version=2, timeout_s=0.05)  # the held batch is not free
+    for name, tensor in held["batch"].tensors.items():
+        assert torch.equal(tensor, seen[name])
+    assert consumer.take(LIMIT_S).version == 1
+    held["batch"].release()
+
+
+def test_a_producer_that_connects_while_no_descriptor_is_free_is_found_later():
+    consumer = ConsumerEndpoint(SCHEMA)
+    ring = ProducerRing(SCHEMA, rows=4, slots=2)
+    ring.attach(consumer.endpoint)
+    ring.put(random_rows(SCHEMA, 4, seed=1), version=7)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    for free in (2, 1, 0):
+        # Every number below the limit is taken but for these.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 64, hard))
+        taken = []
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(free):
+            os.close(taken.pop())
+        try:
+            with contextlib.suppress(ChannelError):
+                assert consumer.take(0.05) is not None
+                break
+        finally:
+            for descriptor in taken:
+                os.close(descriptor)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    else:
+        assert consumer.take(LIMIT_S).version == 7
+    ring.close()
+    consumer.close()
