@@ -107,7 +107,7 @@ def shares_per_gpu(slices: Iterable[Slice]) -> dict[tuple[str, str], list[float]
 
 def _allocated_gpu(plan: PlacementPlan, index: int, gmi_slice: Slice, ids: Sequence[str]) -> Gpu:
     gpus = plan.machine.node(gmi_slice.node).gpus
-    found = next((gpu for gpu in gpus for given in ids[:1] if given in (gpu.uuid, str(gpu.index))), None)
+    found = next((gpu for gpu in gpus for given in ids[:1] if gpu.is_called(given)), None)
     if found is None:
         known = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
         raise PlanError(

@@ -51,6 +51,11 @@ class Owner:
         assert ticks is not None  # this process exists
         return cls(**_this_host(), pid=pid, start_ticks=ticks)
 
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the host has not been restarted since; False on other hosts."""
+        return self.boot_id == _this_host()["boot_id"]
+
     def state(self) -> Literal["alive", "dead", "elsewhere"]:
         """Whether the process still runs. ``elsewhere``: on another host or in another container, so unknown here."""
         here = _this_host()
@@ -203,13 +208,15 @@ def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[Ledge
 def exclusive_lock(directory: Path | None = None) -> Iterator[None]:
     """Exclusive lock (flock) for claiming GPUs and recovering stale state. The kernel releases it when the process ends.
 
+    One for each running host: the folder may be shared by many, and its containers have other names.
+
     Raises:
-        PartitionError: another process held the lock for ``LOCK_LIMIT_S``.
+        PartitionError: other processes held the lock for ``LOCK_LIMIT_S``.
     """
     folder = directory or default_directory()
     folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_LIMIT_S
-    with (folder / "lock").open("w") as file:
+    with (folder / f"lock-{_this_host()['boot_id']}").open("w") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -218,7 +225,7 @@ def exclusive_lock(directory: Path | None = None) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise PartitionError(
                         f"the lock {file.name}",
-                        f"another process has held it for {LOCK_LIMIT_S:.0f} s",
+                        f"other processes have held it for {LOCK_LIMIT_S:.0f} s",
                         "See which process partitions GPUs or cleans up on this host (`fuser` names it)",
                     ) from error
                 time.sleep(0.05)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from placement.backends import get_backend
 from placement.backends.base import SliceHealth
-from placement.errors import InventoryError, PartitionError
+from placement.errors import InventoryError, LedgerError, PartitionError
 from placement.inventory.nvml import memory_by_process
 from placement.ledger import Ledger, all_ledgers, exclusive_lock
 from placement.types import Gpu, Share, Slice
+
+_logger = logging.getLogger(__name__)
 
 
 class Partitioner:
@@ -106,6 +109,18 @@ def stale_ledgers(directory: Path | None = None) -> list[Ledger]:
     return [ledger for ledger in all_ledgers(directory)[0] if ledger.owner.state() == "dead"]
 
 
+def recover_this_host(directory: Path | None = None) -> None:
+    """Undo what dead processes left, before a run is planned around it. What cannot be undone is logged."""
+    for ledger in stale_ledgers(directory):
+        left: list[Exception]
+        try:
+            left = [*recover_stale_state(ledger)]
+        except (LedgerError, PartitionError) as error:
+            left = [error]
+        for each in left:
+            _logger.warning("what run %s left cannot be undone: %s", ledger.run, each)
+
+
 def recover_stale_state(ledger: Ledger) -> list[PartitionError]:
     """Undo a dead process's steps. Steps that could not be undone stay in the ledger; their errors are returned."""
     errors = []
@@ -113,6 +128,10 @@ def recover_stale_state(ledger: Ledger) -> list[PartitionError]:
         if not ledger.path.exists():
             return []  # another process has recovered it in the meantime
         current = Ledger.load(ledger.path)
+        if not current.owner.is_of_this_boot:
+            # Restarting the host has destroyed its MIG instances: what is in their places is somebody else's.
+            for step in current.steps(backend="mig"):
+                current.erase(step)
         for backend, gpu_uuid in dict.fromkeys((step.backend, step.gpu_uuid) for step in current.steps()):
             try:
                 get_backend(backend).restore(gpu_uuid, current)

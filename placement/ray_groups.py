@@ -166,7 +166,7 @@ def _hold(node: Node, parts: dict[str, float], held: list[Any], timeout_s: float
                 if amount > 0:
                     holders.append(_take_gpu(node, amount))
                     given = ray.get(holders[-1].gpu_id.remote(), timeout=timeout_s)
-                    if given not in (gpu.uuid, str(gpu.index)):
+                    if not gpu.is_called(given):
                         return False
     except ray.exceptions.GetTimeoutError:
         return False

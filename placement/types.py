@@ -79,6 +79,11 @@ class Gpu:
     cores: tuple[int, ...] = ()
     """Cores of the host near the GPU; empty: not read."""
 
+    def is_called(self, name: str) -> bool:
+        """Whether CUDA_VISIBLE_DEVICES may call it so: by its index, or by its UUID or the beginning of that."""
+        name = name.strip()
+        return name == str(self.index) or (name != "" and not name.isdecimal() and self.uuid.startswith(name))
+
     @property
     def available_bytes(self) -> int:
         """Memory that is free or that Ray's workers have; all if that was not read, or where instances divide it (MIG).

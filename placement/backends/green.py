@@ -14,7 +14,7 @@ from placement.backends.base import Availability, SliceLimits, validate_sizes
 from placement.backends.unpartitioned import DirectBackend
 from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger
-from placement.types import BackendName, Gpu, Node, Share, Slice
+from placement.types import FRACTION_STEP, BackendName, Gpu, Node, Share, Slice
 
 FIRST_CUDA = (12, 4)
 """First CUDA version with green contexts in the driver."""
@@ -96,7 +96,7 @@ class GreenBackend(DirectBackend):
 def _sms(gpu: Gpu, size: float) -> int:
     """SMs of a share, in whole groups."""
     group = _sms_per_group(gpu)
-    return floor((gpu.sm_count or 0) * size / group) * group
+    return floor((gpu.sm_count or 0) * (size + FRACTION_STEP) / group) * group  # as mps.sms_of
 
 
 def _too_small(gpu: Gpu, size: float) -> tuple[str, str, str]:

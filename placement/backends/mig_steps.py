@@ -98,6 +98,9 @@ def undo_step(step: LedgerEntry, device: MigGpu) -> None:
     if instance is None:
         return
     parts = device.compute_instances(instance.id)
+    known = step.undo.get("uuid")
+    if parts and known is not None and known not in {part.uuid for part in parts}:
+        return  # ids are reused: it is another's
     pids = [pid for part in parts for pid in device.processes(part.uuid)]
     if pids:
         if "instance_id" not in step.undo:

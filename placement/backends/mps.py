@@ -20,7 +20,7 @@ from placement.backends.partitioned import PartitionedBackend
 from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger, LedgerEntry, Owner, UndoValue, all_ledgers, exclusive_lock
-from placement.types import BackendName, Gpu, Node, Share, Slice
+from placement.types import FRACTION_STEP, BackendName, Gpu, Node, Share, Slice
 
 FOLDERS = Path("/tmp")
 """Parent of the pipe directories: a socket's path may have 107 bytes, and $TMPDIR is often longer."""
@@ -322,7 +322,11 @@ def sms_of(gpu: Gpu, size: float, chunk: int | None) -> int | None:
     """SMs of a share, in whole chunks if ``chunk`` is given; None if the GPU's SM count is unknown."""
     if gpu.sm_count is None:
         return None
-    return max(1, floor(gpu.sm_count * size)) if chunk is None else floor(gpu.sm_count * size / chunk) * chunk
+    if chunk is None:
+        return max(1, floor(gpu.sm_count * size))
+    # Fractions are cut off at Ray's smallest step: a third of 108 SMs is 0.3333 of them, and 9 chunks of 4 all the same.
+    # Shares of a whole GPU do not exceed it: the steps add up to less than an eighth of a chunk.
+    return floor(gpu.sm_count * (size + FRACTION_STEP) / chunk) * chunk
 
 
 def memory_of(gpu: Gpu, size: float, sizes: Sequence[float]) -> int:

@@ -114,7 +114,7 @@ def select_visible(gpus: tuple[Gpu, ...], wanted: str) -> tuple[Gpu, ...]:
                 if one.uuid == entry
             ]
         else:
-            found = [gpu for gpu in gpus if entry and (str(gpu.index) == entry or gpu.uuid.startswith(entry))]
+            found = [gpu for gpu in gpus if gpu.is_called(entry)]
         if len(found) != 1 or found[0].uuid in chosen:
             break
         chosen[found[0].uuid] = found[0]

@@ -14,6 +14,7 @@ from placement.backends.base import SliceHealth
 from placement.capacity import planned_node_ids
 from placement.errors import ReservationError, SliceLostError
 from placement.inventory import cluster_machine, local_machine
+from placement.partitioner import recover_this_host
 from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
@@ -139,7 +140,7 @@ class Session:
             Exception: an error of building the program in a GMI.
         """
         with ExitStack() as undo:
-            early = self._planned(local_machine()) if starts_local(self._ray_address) else None
+            early = self._planned_here() if starts_local(self._ray_address) else None
             with import_in_background("torch"):
                 undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
             # Imported here: it needs torch, which was imported in the background while Ray started.
@@ -153,6 +154,10 @@ class Session:
         self._group, self._ended = deployment.group, ""
         self._begin(deployment)
         return self
+
+    def _planned_here(self) -> PlacementPlan:
+        recover_this_host()  # else a GPU that a killed run has left looks as if somebody used it
+        return self._planned(local_machine())
 
     def _begin(self, deployment: Deployment) -> None:
         """Called once the GMIs are built."""

@@ -1,5 +1,6 @@
 """Cleanup of the state that a killed driver leaves."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ import pytest
 
 from placement.errors import PartitionError
 from placement.ledger import Ledger, all_ledgers
-from placement.partitioner import Partitioner, recover_stale_state, stale_ledgers
+from placement.partitioner import Partitioner, recover_stale_state, recover_this_host, stale_ledgers
 from rayagi.cli import main
 from tests.fakes.mps import NOTHING, ROOT, gpu, surroundings
 
@@ -140,4 +141,28 @@ def test_a_failure_on_the_second_gpu_undoes_the_first(place, monkeypatch):
     partitioner = Partitioner("mps", "run")
     with pytest.raises(PartitionError, match="could not be written"):
         partitioner.partition([(gpu("GPU-1"), (0.5,)), (gpu("GPU-2"), (0.5,))])
+    assert place.left() == NOTHING
+
+
+def test_instances_of_before_the_host_was_restarted_are_not_touched(place, monkeypatch):
+    """They ended with it: what is in their places, with the same numbers, is somebody else's."""
+    of_killed = Ledger.open("Ant-v5", place.ledgers)
+    where = {"profile_id": 9, "start": 0, "size": 4, "instance_id": 1, "uuid": "MIG-of-the-run"}
+    of_killed.record("mig", "GPU-1", "gpu_instance", where)
+    content = json.loads(of_killed.path.read_text())
+    content["owner"]["boot_id"] = "before the last boot"
+    of_killed.path.write_text(json.dumps(content))
+
+    def touched(*arguments):
+        raise AssertionError("the driver was asked")
+
+    monkeypatch.setattr("placement.backends.mig.mig_gpu", touched)
+    (stale,) = stale_ledgers(place.ledgers)
+    assert recover_stale_state(stale) == []
+    assert not of_killed.path.exists()
+
+
+def test_a_run_is_planned_after_what_killed_ones_left_is_undone(place, killed_driver):
+    recover_this_host(place.ledgers)
+    assert stale_ledgers(place.ledgers) == []
     assert place.left() == NOTHING

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from placement import ledger
 from placement.errors import LedgerError, PartitionError
 from placement.ledger import Ledger, Owner, all_ledgers, default_directory, exclusive_lock, start_ticks
+from placement.types import Gpu
 
 
 def test_a_step_is_on_the_disk_before_it_is_done_and_the_file_goes_with_the_last(tmp_path):
@@ -104,7 +106,7 @@ def test_one_process_at_a_time_has_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr("placement.ledger.LOCK_LIMIT_S", 0.2)
     with (
         exclusive_lock(tmp_path),
-        pytest.raises(PartitionError, match="another process has held it for"),
+        pytest.raises(PartitionError, match="other processes have held it for"),
         exclusive_lock(tmp_path),
     ):
         pass
@@ -127,3 +129,22 @@ def test_the_file_names_the_process_and_how_to_undo(tmp_path):
     assert content["owner"]["pid"] == os.getpid()
     assert content["steps"][0]["undo"] == {"folder": "/tmp/rayagi-mps-1"}
     assert str(step) == "mps daemon on GPU-1 (folder=/tmp/rayagi-mps-1)"
+
+
+def test_each_running_host_has_a_lock_of_its_own_in_a_shared_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("placement.ledger.LOCK_LIMIT_S", 0.2)
+    here = ledger._this_host()
+    with exclusive_lock(tmp_path):
+        # A container of this host has another name, and the same GPUs.
+        monkeypatch.setattr(ledger, "_this_host", lambda: here | {"host": "a container"})
+        with pytest.raises(PartitionError), exclusive_lock(tmp_path):
+            pass
+        monkeypatch.setattr(ledger, "_this_host", lambda: here | {"boot_id": "of another host"})
+        with exclusive_lock(tmp_path):
+            pass
+
+
+def test_a_gpu_is_called_by_its_index_or_the_beginning_of_its_uuid():
+    gpu = Gpu(index=1, uuid="GPU-8932f937-d72c", name="A", memory_total_bytes=1)
+    assert all(map(gpu.is_called, ("1", " 1", "GPU-8932f937", "GPU-8932f937-d72c")))
+    assert not any(map(gpu.is_called, ("0", "11", "", " ", "GPU-9")))

@@ -5,6 +5,7 @@ import os
 import select
 import signal
 from dataclasses import replace
+from math import floor
 from types import SimpleNamespace
 
 import pytest
@@ -405,3 +406,27 @@ def test_the_clients_of_a_gpu_are_counted_where_nvml_tells(monkeypatch):
     FakeDriver(FakeGpu(uuid="GPU-1", mps_pids=[41, 42])).install(monkeypatch)
     assert mps_clients("GPU-1") == 2
     assert mps_clients("MIG-1") is None
+
+
+@pytest.mark.parametrize(
+    ("sms", "capability", "shares", "granted"),
+    [
+        (108, (8, 0), 3, 36), (108, (8, 0), 9, 12), (56, (8, 0), 7, 8), (84, (8, 6), 3, 28), (72, (8, 6), 3, 24),
+        (132, (9, 0), 2, 64), (132, (9, 0), 3, 40),
+    ],
+)  # fmt: skip
+def test_equal_shares_get_all_whole_chunks_though_ray_cuts_fractions_off(sms, capability, shares, granted):
+    device = gpu(capability=capability, sms=sms)
+    fraction = floor(1e4 / shares) / 1e4
+    assert mps.sms_of(device, fraction, sms_per_chunk(device)) == granted
+
+
+@given(
+    st.integers(16, 160),
+    st.sampled_from([(8, 0), (9, 0)]),
+    st.lists(st.integers(1, 5000), min_size=1, max_size=20),
+)
+def test_shares_of_any_sizes_are_together_no_more_than_the_gpu(sms, capability, weights):
+    device = gpu(capability=capability, sms=sms)
+    sizes = [floor(1e4 * each / sum(weights)) / 1e4 for each in weights]
+    assert sum(mps.sms_of(device, size, sms_per_chunk(device)) for size in sizes) <= sms
