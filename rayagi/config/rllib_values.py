@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,8 +23,6 @@ def to_spec_value(name: str, value: Any) -> Any:
         return None
     if name == "evaluation_interval" and value is None:
         return 0
-    if name == "vf_clip_param" and isinstance(value, float) and math.isinf(value):
-        return None
     return value
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from actors.replay import Subscription
 from rayagi.algorithms.bc import BCSpec
 from rayagi.algorithms.offline_learner import Batch, OneLossLearner
+from rayagi.config.errors import ConfigError
 
 
 class BCLearner(OneLossLearner[BCSpec]):
@@ -15,6 +18,18 @@ class BCLearner(OneLossLearner[BCSpec]):
 
     measured = ("policy_loss", "entropy", "action_error")
     subscriptions = (Subscription(column="obs"), Subscription(column="action"))
+
+    def __init__(self, **whose: Any) -> None:
+        """Arguments as for OneLossLearner.
+
+        Raises:
+            ConfigError: squared errors of choices, which have no gradient.
+        """
+        super().__init__(**whose)
+        if self.spec.loss == "mse" and self.policy.action.is_discrete:
+            raise ConfigError(
+                "bc.loss", "mse", "is for a box of actions, and this task has choices", "use 'log_likelihood'"
+            )
 
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Of each timestep: the loss (n,), and the metrics of ``measured`` (n, 3)."""

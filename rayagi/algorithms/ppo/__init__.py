@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,10 +39,14 @@ PPO = AlgorithmDefinition(
         config="PPOConfig",
         algorithm="PPO",
         base="ray.rllib.algorithms.ppo.ppo:PPOConfig",
-        names={**RLLIB_NAMES, "clip_param": "clip_ratio", "vf_clip_param": "value_clip"},
-        fixed={"use_kl_loss": False, "kl_coeff": 0.0, **RLLIB_ACTIONS},
+        names={**RLLIB_NAMES, "clip_param": "clip_ratio", "value_clip": "value_clip"},
+        fixed={"use_kl_loss": False, "kl_coeff": 0.0, "vf_clip_param": math.inf, **RLLIB_ACTIONS},
         takes_batch_sizes=True,
         instead=(
+            (
+                r"vf_clip_param",
+                "RLlib bounds the squared error by it; training(value_clip=) bounds how far the value may move, as in PPO2",
+            ),
             (r"use_kl_loss|kl_coeff", 'use training(lr_schedule="kl_adaptive", kl_target=)'),
             (
                 r"use_critic|use_gae",

@@ -511,6 +511,8 @@ def test_choices_are_learned_too(tmp_path, algorithm):
     assert found.tolist() == [1, 0]
     if algorithm == "bc":
         assert metrics["action_error"] < 0.1  # share of other choices
+        with pytest.raises(ConfigError, match="is for a box of actions, and this task has choices"):
+            build(spec_of(path, loss="mse"), make_env=make_env)
 
 
 def td3_bc(path, **learning):

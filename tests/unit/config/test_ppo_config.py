@@ -1,5 +1,6 @@
 import copy
 import json
+import math
 import pickle
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def test_every_field_of_a_spec_can_be_set_by_rllibs_names():
             gamma=0.9,
             lambda_=0.8,
             clip_param=0.3,
-            vf_clip_param=5,
+            value_clip=5,
             vf_loss_coeff=0.7,
             entropy_coeff=0.01,
             grad_clip=1.5,
@@ -147,7 +148,7 @@ def test_an_unset_value_reads_as_what_it_will_be():
     built = config("CartPole-v1").gmi(num_gmis=2).training(minibatch_size=256, lr=tune.uniform(0, 1))
     learning = preset("CartPole-v1").learning
     assert (built.gamma, built["lambda"], built.clip_param) == (0.99, learning.gae_lambda, 0.2)
-    assert (built.vf_clip_param, built.clip_actions, built.num_cpus_for_main_process) == (None, True, 0)
+    assert (built.vf_clip_param, built.clip_actions, built.num_cpus_for_main_process) == (math.inf, True, 0)
     built.training(lr=1e-3)
     # 16 environments x 64 steps x 2 GMIs, in minibatches of 256
     assert (built.train_batch_size_per_learner, built.train_batch_size, built.num_minibatches) == (
@@ -486,3 +487,9 @@ def test_rayagi_names_what_it_has():
     assert {"PPO", "PPOConfig", "RunSpec", "Session"} <= set(dir(rayagi))
     with pytest.raises(AttributeError, match="PPOConfig"):
         rayagi.PPOconfig  # noqa: B018
+
+
+def test_rllibs_bound_of_the_squared_error_is_refused_with_what_there_is():
+    """``value_clip`` is another thing: with a small value one would clip the loss, the other the step."""
+    with pytest.raises(ConfigError, match=r"training\(value_clip=\) bounds how far the value may move"):
+        config().training(vf_clip_param=10.0).to_run_spec()
