@@ -18,6 +18,7 @@ import json
 import os
 import statistics
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def ours(task: str, variant: str, seed: int, given: argparse.Namespace) -> Curve
         "task": task,
         "algorithm": algorithm,
         "time": f"{given.time}s",
-        "label": f"{given.out.stem}_{task}_{variant}",
+        # With the time: the folder of a run that was cut short stays, and its name is taken.
+        "label": f"{given.out.stem}_{task}_{variant}_{time.strftime('%m%d-%H%M%S')}",
         "set": [] if variant == algorithm else in_one_process(task, algorithm),
         "evaluate_every": given.evaluate_every.get(algorithm),
         "stop_return": None,
