@@ -114,8 +114,8 @@ class Segment:
         Raises:
             CommunicatorError: it no longer exists, belongs to another user, or has another size or version.
         """
+        path, _, inode = endpoint.partition("#")
         try:
-            path, _, inode = endpoint.partition("#")
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 if str(os.fstat(descriptor).st_ino) != inode:
@@ -134,7 +134,7 @@ class Segment:
                 raise
         except (OSError, ValueError) as error:
             raise CommunicatorError(
-                "connect", rank, "rank 0's segment", 0.0, f"cannot map {endpoint}: {error}"
+                "connect", rank, "rank 0's segment", 0.0, f"cannot map {path}: {error}"
             ) from error
 
     def reserve(self, piece_bytes: int) -> None:
