@@ -68,6 +68,7 @@ def test_all_gmis_of_a_candidate_are_measured_and_stay_for_the_next():
     assert few.steps_per_s < many.steps_per_s
 
 
+@pytest.mark.slow
 def test_a_candidate_that_is_killed_is_an_answer_and_the_next_one_runs():
     found = measured(misbehaving("killed"), 1, 2)
     assert isinstance(found, TrialFailure)

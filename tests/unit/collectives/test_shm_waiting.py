@@ -103,7 +103,7 @@ def test_an_absent_member_is_named_with_the_time_limit():
 
 def test_a_member_that_timed_out_first_is_not_named_as_the_missing_one():
     segment, made = barriers(3)
-    made[0]._timeout_s = 0.1
+    made[0]._timeout_s, made[1]._timeout_s = 0.1, 1.0
     first, second = in_threads([lambda: made[0].arrive(BARRIER), lambda: made[1].arrive(BARRIER)])
     for error in (first, second):
         assert error.waiting_for == str(made[0]._members[2])
