@@ -12,6 +12,7 @@ from rayagi.coordinator.searching import SearchSettings
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.slow
 def test_an_algorithm_runs_what_a_search_had_found(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     config = PPOConfig().environment("CartPole-v1").gmi(num_gmis="auto", num_envs="auto")

@@ -135,6 +135,7 @@ def test_whole_transfers_arrive_elsewhere_and_slots_are_kept_until_released(node
     ray.kill(trainer)
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_killed_is_replaced_and_nothing_comes_twice(nodes, sender, tmp_path):
     dispenser, relays = sender
     trainer, _ = start_trainer(tmp_path, 0, nodes)

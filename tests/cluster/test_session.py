@@ -196,6 +196,7 @@ def test_iterations_run_on_all_gmis_and_merge_over_gloo(cluster):
         trains_two_iterations(session)
 
 
+@pytest.mark.slow
 def test_another_program_takes_the_place_of_the_first_in_the_same_processes(cluster):
     with Session(spec(), factory=SumProgram()) as session:
         before = [worker.pid for worker in session.workers]
