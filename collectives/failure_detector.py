@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from collectives.closing import ClosesOnExit
-from collectives.errors import MemberLostError
+from collectives.errors import CommunicatorError, MemberLostError
 from collectives.failure_detector_server import DEATH_NOTICE, get_failure_detector_server
 from collectives.rendezvous import Member
 
@@ -30,7 +30,7 @@ _HEARTBEAT_S = 0.5
 _HEARTBEAT_TIMEOUT_S = 1.2
 """A host that acknowledges nothing for so long is lost; with a heartbeat interval before it, after 1.7 s."""
 _ENDED = "its process has ended"
-_LACKS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
+_OWN_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 """What this process or host lacks says nothing of another process."""
 
 OnLost = Callable[[tuple[Member, ...]], None]
@@ -135,8 +135,8 @@ class FailureDetector(ClosesOnExit):
         except ProcessLookupError:
             self._record_loss(member, _ENDED)
         except OSError as error:
-            if error.errno in _LACKS:
-                raise
+            if error.errno in _OWN_SHORTAGES:
+                raise self._cannot_watch(member, error) from error
             if member.port:  # a kernel without pidfd
                 self._connect_to(member)
         else:
@@ -158,9 +158,9 @@ class FailureDetector(ClosesOnExit):
             self._record_loss(member, _ENDED)
             return
         except OSError as error:
-            if error.errno in _LACKS:
+            if error.errno in _OWN_SHORTAGES:
                 self._linked.discard(member.process)  # it has not been tried
-                raise
+                raise self._cannot_watch(member, error) from error
             self._record_host_loss(member, f"its host does not answer at {member.address}: {error}")
             return
         link.setblocking(False)
@@ -172,6 +172,10 @@ class FailureDetector(ClosesOnExit):
             self._links[link.fileno()] = _Link(link, member)
             self._epoll.register(link, select.EPOLLIN | select.EPOLLRDHUP)
             os.eventfd_write(self._wake, 1)  # the thread starts to send heartbeats
+
+    def _cannot_watch(self, member: Member, error: OSError) -> CommunicatorError:
+        detail = f"this process cannot watch it: {error.strerror}. Raise `ulimit -n`"
+        return CommunicatorError("connect", self.me.rank, str(member), 0.0, detail)
 
     def _record_loss(self, member: Member, reason: str) -> None:
         """Record a loss once. If it is a process of this host, send death notices; then call ``on_lost``."""

@@ -105,7 +105,7 @@ class ShardedTable(ABC):
         u = Numbers(seed, draw, round_).uniforms(stream, 0, n)
         while (found := self._draw(tree, u)) is None:
             pass  # a shard was lost meanwhile: the same numbers, with the rest
-        # A target whose row has lost its weight since the shards told their edges ends in another: not a draw of it, and
+        # A target whose row has lost its weight since the shards sent their edges ends in another: not a draw of it, and
         # not to be counted as one, since that may use up the times that the row can be sampled.
         accepted = found.weights > 0
         accepted[accepted] = self.mark(Keys(found.indices[accepted], found.generations[accepted]))

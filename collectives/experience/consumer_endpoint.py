@@ -149,19 +149,18 @@ class ConsumerEndpoint(ClosesOnExit):
 
         Safe to call twice.
         """
-        if (
-            not self._closed and os.getpid() == self._owner
-        ):  # a forked child's copy: the endpoint is its parent's
-            self._closed = True
-            self._words[file_layout.CONSUMER_CLOSED] = 1
-            for link in self._links:
-                link.file.close()  # batches keep the mapping; what was inherited keeps its descriptor, which has the lock
-            self._links, self._left = [], []
-            self._processes.close()
-            self._inbox.close()
-            while self._received:
-                os.close(self._received.popleft())
-            self._file.close()
+        if self._closed or os.getpid() != self._owner:  # a forked child's copy: the endpoint is its parent's
+            return
+        self._closed = True
+        self._words[file_layout.CONSUMER_CLOSED] = 1
+        for link in self._links:
+            link.file.close()  # batches keep the mapping; what was inherited keeps its descriptor, which has the lock
+        self._links, self._left = [], []
+        self._processes.close()
+        self._inbox.close()
+        while self._received:
+            os.close(self._received.popleft())
+        self._file.close()
 
     def claim(self, producer: int, origin: int, sequence: int) -> Batch | None:
         """Take a batch that a killed producer left, for the consumer that has its part in the leader's channel.

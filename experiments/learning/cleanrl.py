@@ -23,7 +23,7 @@ Act = Callable[[np.ndarray], np.ndarray]
 
 
 class Ticking(Protocol):
-    """Told after every environment step; raises where the training time is over."""
+    """Called after every environment step; raises where the training time is over."""
 
     def tick(self, steps: int, act: Act) -> None:
         """``act``: observations to the policy's modes."""

@@ -70,7 +70,7 @@ class Clock:
         self._next_s, self._paused_s, self._started = given.every, 0.0, time.perf_counter()
 
     def tick(self, steps: int, act: Act) -> None:
-        """Told after every environment step.
+        """Call it after every environment step.
 
         Raises:
             TimeUpError: the training time is over; the last evaluation was made.

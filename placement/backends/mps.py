@@ -325,7 +325,7 @@ def sms_of(gpu: Gpu, size: float, chunk: int | None) -> int | None:
     if chunk is None:
         return max(1, floor(gpu.sm_count * size))
     # Fractions are cut off at Ray's smallest step: a third of 108 SMs is 0.3333 of them, and 9 chunks of 4 all the same.
-    # Shares of a whole GPU do not exceed it: the steps add up to less than an eighth of a chunk.
+    # Shares of a whole GPU do not exceed it: as many steps as there are chunks add up to less than one SM.
     return floor(gpu.sm_count * (size + FRACTION_STEP) / chunk) * chunk
 
 

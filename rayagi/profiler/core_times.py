@@ -46,7 +46,7 @@ def core_times() -> CoreTimes:
 def _queue_ns() -> dict[int, int]:
     """Of each thread's nanoseconds on a core, nanoseconds runnable without one, number of time slices: the second."""
     found = {}
-    for thread in Path("/proc/self/task").iterdir():
+    for thread in Path("/proc/self/task").glob("*"):
         # A thread that ended, or a kernel without CONFIG_SCHED_INFO.
         with suppress(OSError, IndexError, ValueError):
             found[int(thread.name)] = int((thread / "schedstat").read_bytes().split()[1])

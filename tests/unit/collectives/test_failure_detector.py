@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import pytest
 
-from collectives.errors import MemberLostError
+from collectives.errors import CommunicatorError, MemberLostError
 from collectives.failure_detector import FailureDetector
 from collectives.failure_detector_server import (
     DEATH_NOTICE,
@@ -429,7 +429,7 @@ def test_what_this_process_lacks_is_no_loss_of_others(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(socket, "create_connection", lacks)
         for _ in range(2):  # it is tried again
-            with pytest.raises(OSError, match="Too many open files"):
+            with pytest.raises(CommunicatorError, match=r"cannot watch it: Too many open files\. Raise"):
                 detector.watch(others)
     assert len(asked) == 2
     assert detector.lost() == ()
