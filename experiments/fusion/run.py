@@ -1,6 +1,6 @@
 """Figures 2, 4, 5, 6, 8 and 9 of the MLBench'22 paper for the machine at hand.
 
-    python -m experiments.fusion.run --figure 2|4|5|6|8|9|headline|inference|all [--quick]
+    python -m experiments.fusion.run --figure 2|4|5|6|8|9|gpu|headline|inference|all [--quick]
 
 Every measurement is kept at once in results/measurements.jsonl; called again, it goes on where it was stopped. Then
 results/figure_<n>.png and results/findings.md are drawn from what is there. --fresh begins anew.
@@ -14,7 +14,18 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from experiments.fusion import breakdown, collection, complexity, fusion, headline, inference, simulators
+import torch
+
+from experiments.fusion import (
+    breakdown,
+    collection,
+    complexity,
+    fusion,
+    headline,
+    inference,
+    on_gpu,
+    simulators,
+)
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records
 from experiments.origin import origin
@@ -41,10 +52,12 @@ FIGURES = {
     "6": Entry(breakdown.count_groups, breakdown.count_findings, breakdown.draw_counts, repeated=False),
     "8": Entry(fusion.groups, fusion.findings, fusion.draw),
     "9": Entry(complexity.groups, complexity.findings, complexity.draw),
+    "gpu": Entry(on_gpu.groups, on_gpu.findings, on_gpu.draw),
     "headline": Entry(headline.groups, headline.findings),
     "inference": Entry(inference.groups, inference.findings, inference.draw),
 }
 TITLES = {
+    "gpu": "Figure 8 on a GPU",
     "headline": "Best form over Gymnasium's loop",
     "inference": "Simulation and inference fused, on one core",
 }
@@ -103,6 +116,9 @@ def main() -> None:
         path.unlink(missing_ok=True)
     records = Records(path, header())
     for name in FIGURES if given.figure == "all" else (given.figure,):
+        if name == "gpu" and not torch.cuda.is_available():
+            print("Figure gpu is left out: there is no GPU here.")
+            continue
         entry = FIGURES[name]
         measure(name, entry.groups(size), size.repeats if entry.repeated else 1, records)
         if entry.draw is not None and records.of(name):

@@ -128,17 +128,18 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 
 def headline(runs: list[dict[str, Any]]) -> str:
-    """For docs/papers.md: MPS over plain sharing by as many GMIs, and over a single process."""
+    """For docs/papers.md: each case over a single process, and MPS over plain sharing by as many GMIs."""
     parts = []
     for task, rates in rates_of(runs).items():
+        single = [f"{case} {rate / rates[SINGLE]:.2f}" for case, rate in rates.items() if case != SINGLE]
         compared = [
             f"{shares} GMIs {rates[f'mps x{shares}'] / rates[f'direct x{shares}']:.2f}"
-            + (f" ({rates[f'mps x{shares}'] / rates[SINGLE]:.2f} of one process)" if SINGLE in rates else "")
             for shares in range(2, 49)
             if {f"mps x{shares}", f"direct x{shares}"} <= rates.keys()
         ]
-        parts.append(f"{task}: {', '.join(compared)}")
-    return f"MPS over plain sharing, {'; '.join(parts)}"
+        beside = f"; MPS over plain sharing: {', '.join(compared)}" if compared else ""
+        parts.append(f"{task}: {', '.join(single)}{beside}")
+    return f"over one process, {'; '.join(parts)}"
 
 
 def rates_of(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

@@ -73,12 +73,11 @@ def _link(path: Path, page: Path) -> str:
 
 
 def where(origin: Mapping[str, Any]) -> str:
-    """Machine, date and commit."""
+    """Machine, date and commit; a GPU before the processor."""
     commit = str(origin["git_commit"])
     changed = "+" if "+" in commit else ""
-    return (
-        f"{origin['cpu_model']}, {origin['cores']} cores, {str(origin['date'])[:10]}, {commit[:8]}{changed}"
-    )
+    gpu = f"{origin['gpu']}, " if "gpu" in origin else ""
+    return f"{gpu}{origin['cpu_model']}, {origin['cores']} cores, {str(origin['date'])[:10]}, {commit[:8]}{changed}"
 
 
 def text(

@@ -614,6 +614,7 @@ def fusion(number: str, rows: Rows) -> str:
         "6": _calls,
         "8": _fused,
         "9": _complexity,
+        "gpu": _fused_on_gpu,
     }[number](cases)
 
 
@@ -690,6 +691,28 @@ def _fused(cases: Sequence[Any]) -> str:
         if gains:
             parts.append(f"{form} {min(gains):.1f} to {max(gains):.1f} times by {most} steps per call")
     return "; ".join(parts)
+
+
+def _fused_on_gpu(cases: Sequence[Any]) -> str:
+    """By the clock: what a GPU does takes no CPU time."""
+    rates = {
+        (labels["form"], labels["num_envs"], labels["steps"]): median(each["steps_per_s"] for each in values)
+        for labels, values in cases
+    }
+    most = max(steps for _, _, steps in rates)
+    sizes = sorted({envs for form, envs, steps in rates if form == "warp-gpu" and steps == most})
+    gains = [rates["warp-gpu", envs, most] / rates["warp-gpu", envs, 1] for envs in sizes]
+    over = [
+        f"{rates['warp-gpu', envs, most] / rates['xla', envs, most]:.0f} (N = {envs})"
+        for envs in sizes
+        if ("xla", envs, most) in rates
+    ]
+    best = {form: max(rate for (one, _, _), rate in rates.items() if one == form) for form, _, _ in rates}
+    return (
+        f"fused, {min(gains):.0f} to {max(gains):.0f} times by {most} steps per call; over XLA with as many steps "
+        f"{', '.join(over)}; most, million steps/s: "
+        + ", ".join(f"{form} {rate / 1e6:,.0f}" for form, rate in best.items())
+    )
 
 
 def _complexity(cases: Sequence[Any]) -> str:

@@ -4,7 +4,7 @@
     python -m experiments.profiler.gpu workers    beside NVML's utilisation, 1 to 16 processes (RL-Scope, figure 8)
     python -m experiments.profiler.gpu calls      cost of recording each CUDA call (RL-Scope, figure 10)
 
-Needs a GPU, and says so where there is none. Writes ``results/gpu_NAME.json``. [unverified on GPU]
+Needs a GPU, and says so where there is none. Writes ``results/gpu_NAME.json`` after each row.
 """
 
 from __future__ import annotations
@@ -232,10 +232,14 @@ def _seconds_each(call: Callable[[], object], num_calls: int) -> float:
 def workers_headline(rows: list[dict[str, Any]]) -> str:
     """For docs/papers.md: what NVML says, and for how much of the time a kernel or a copy ran."""
     return "; ".join(
-        f"{row['workers']} processes: NVML {row['nvml_utilization']:.0f} %, in use {100 * row['gpu_share_together']:.1f} %, "
-        f"by one of them {100 * _mean_share(row):.1f} %"
+        f"{_processes(row['workers'])}: NVML {row['nvml_utilization']:.1f} %, "
+        f"in use {100 * row['gpu_share_together']:.1f} %, by one of them {100 * _mean_share(row):.1f} %"
         for row in rows
     )
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _mean_share(row: dict[str, Any]) -> float:
@@ -253,7 +257,7 @@ def draw_workers(rows: list[dict[str, Any]], path: Path) -> None:
     }
     for at, (label, values) in enumerate(bars.items()):
         axes.bar([place + 0.27 * (at - 1) for place in range(len(rows))], values, 0.27, label=label)
-    axes.set_xticks(range(len(rows)), [f"{row['workers']} processes" for row in rows])
+    axes.set_xticks(range(len(rows)), [_processes(row["workers"]) for row in rows])
     axes.set_ylabel("% of the time")
     axes.legend(fontsize=8)
     figure.suptitle("GPU: what NVML calls utilisation, and true use", fontsize=10)
@@ -286,6 +290,7 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("phases", "workers", "calls", "worker"))
     parser.add_argument("--tasks", nargs="+", default=[task for task, _ in PHASE_CASES], help="of phases")
+    parser.add_argument("--workers", nargs="+", type=int, default=list(WORKERS), help="processes, of workers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -294,23 +299,18 @@ def main() -> int:
     if arguments.what == "worker":
         worker()
         return 0
-    rows: list[dict[str, Any]] = []
-    if arguments.what == "phases":
-        for task, num_envs in PHASE_CASES:
-            if task in arguments.tasks:
-                rows.append(phases(task, num_envs))
-                print(json.dumps(rows[-1]), flush=True)
-    elif arguments.what == "workers":
-        for count in WORKERS:
-            rows.append(workers(count))
-            print(json.dumps(rows[-1]), flush=True)
-    else:
-        rows = calls()
-        print(json.dumps(rows), flush=True)
+    measured: Iterator[list[dict[str, Any]]] = {
+        "phases": lambda: ([phases(*case)] for case in PHASE_CASES if case[0] in arguments.tasks),
+        "workers": lambda: ([workers(count)] for count in arguments.workers),
+        "calls": lambda: iter([calls()]),
+    }[arguments.what]()
     head = {**origin(), "gpu": torch.cuda.get_device_name(), "cores": os.cpu_count()}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / f"gpu_{arguments.what}.json"
-    path.write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    path, rows = arguments.out / f"gpu_{arguments.what}.json", []
+    for found in measured:
+        rows += found
+        print(json.dumps(found), flush=True)
+        path.write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,6 @@ from actors.replay import Keys, ReplayError, ReplayStore, Selection, Subscriptio
 from actors.replay.subscriptions import ReadableShards
 from rayagi.device_replay.buffers import DeviceBatch, UnavailableError
 from rayagi.device_replay.copying import CopyGatherer
-from rayagi.device_replay.mirror import MirrorGatherer
 
 _logger = logging.getLogger(__name__)
 _SELECTIONS, _TURNS = 4, 5
@@ -32,26 +32,38 @@ class BatchGatherer(Protocol):
         """Release memory."""
 
 
-def _zero_copy(
-    store: ReplayStore | ReadableShards,
-    subscriptions: Sequence[Subscription],
-    n: int,
-    device: torch.device,
-) -> BatchGatherer:
-    try:
-        from rayagi.device_replay.zero_copy import ZeroCopyGatherer
-    except ImportError as error:
-        raise UnavailableError(f"Warp is not installed ({error}): pip install 'rayagi[gpu]'") from error
-    try:
-        return ZeroCopyGatherer(store, subscriptions, n, device)
-    except ReplayError:
-        raise
-    except Exception as error:  # Warp has no exception type of its own
-        raise UnavailableError(f"Warp cannot compile or load its kernels: {error}") from error
-
-
 Way = Callable[[ReplayStore | ReadableShards, Sequence[Subscription], int, torch.device], BatchGatherer]
-WAYS: Mapping[str, Way] = {"copy": CopyGatherer, "zero-copy": _zero_copy, "mirror": MirrorGatherer}
+
+
+def _by_warp(module: str, name: str) -> Way:
+    """A way whose kernels are Warp's, in a module that needs it."""
+
+    def make(
+        store: ReplayStore | ReadableShards,
+        subscriptions: Sequence[Subscription],
+        n: int,
+        device: torch.device,
+    ) -> BatchGatherer:
+        try:
+            gatherer = getattr(importlib.import_module(f"rayagi.device_replay.{module}"), name)
+        except ImportError as error:
+            raise UnavailableError(f"Warp is not installed ({error}): pip install 'rayagi[gpu]'") from error
+        try:
+            made: BatchGatherer = gatherer(store, subscriptions, n, device)
+        except ReplayError:
+            raise
+        except Exception as error:  # Warp has no exception type of its own
+            raise UnavailableError(f"Warp cannot compile or load its kernels: {error}") from error
+        return made
+
+    return make
+
+
+WAYS: Mapping[str, Way] = {
+    "copy": CopyGatherer,
+    "zero-copy": _by_warp("zero_copy", "ZeroCopyGatherer"),
+    "mirror": _by_warp("mirror", "MirrorGatherer"),
+}
 """By name; the first is always available.
 
 copy: the CPU gathers into page-locked memory, which is copied. zero-copy: the device reads the store's page-locked memory.
@@ -60,7 +72,7 @@ mirror: the device keeps the rows that were selected once.
 
 
 class DeviceGatherer:
-    """Windows of n selected rows on a device, again and again, in the way that is the fastest there. [unverified on GPU]
+    """Windows of n selected rows on a device, again and again, in the way that is the fastest there.
 
     Attributes:
         way: name of ``WAYS``; empty before the first batch

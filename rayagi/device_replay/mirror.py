@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.replay import Column, Keys, ReplayStore, Selection, Subscription
@@ -23,6 +22,8 @@ from rayagi.device_replay.buffers import (
 )
 from rayagi.device_replay.copying import CopyGatherer
 from rayagi.device_replay.located import Located, locate, refuse_unreadable
+from rayagi.device_replay.window_launches import WindowLaunches
+from rayagi.device_replay.windows_kernel import LENGTH, ROWS, SLOT, STEP
 
 _MOST_OF_FREE = 0.25
 """Of the device's free memory: the rest is for networks, and for others that share it."""
@@ -58,7 +59,7 @@ class MirrorGatherer:
             UnavailableError: they need too much of the device's memory.
             ReplayError: an unknown column.
         """
-        self._store, self._subscriptions, self._n = refuse_unreadable(store), tuple(subscriptions), n
+        self._store, self._n = refuse_unreadable(store), n
         schema = store.schema
         names = dict.fromkeys(wanted.column for wanted in subscriptions)
         columns = [schema.columns[schema.position(name)] for name in names]
@@ -89,16 +90,21 @@ class MirrorGatherer:
             for field in batch_fields(schema, subscriptions, n)
         ]
         self._batch = as_batch(self._outputs, subscriptions)
-        # Of each subscription: which timesteps of the columns make its windows, and which of them exist; then ``current``.
-        lengths = [wanted.length or 1 for wanted in subscriptions]
-        self._staging = Staging(
-            [
-                *(Field(torch.int64, (n * length,)) for length in lengths),
-                *(Field(torch.bool, (n * length, 1)) for length in lengths),
-                Field(torch.bool, (n,)),
-            ],
-            device,
-        )
+        self._staging = Staging([Field(torch.int64, (ROWS, n)), Field(torch.bool, (n,))], device)
+        """Places of the selected rows, and which of them are current."""
+        self._launches = WindowLaunches(n, device, self._staging.there[0])
+        for wanted in subscriptions:
+            column, blocks = self._mirrored[wanted.column]
+            slots, row_bytes = len(blocks), schema.block_bytes(column)
+            self._launches.add_copy(
+                column,
+                wanted,
+                self._batch,
+                address=blocks.data_ptr(),
+                slots=slots,
+                row_bytes=row_bytes,
+                first_byte=0,
+            )
 
     def _allocate(self, column: Column) -> _Mirrored:
         unit = unit_bytes(column.step_bytes)
@@ -118,37 +124,14 @@ class MirrorGatherer:
         found = locate(self._store, selection, self._n)
         self._fetch(found)
         current = found.valid & (self._generations[found.slots] == found.generations)
-        # 1. Timesteps of the windows, on the host: whole numbers, as many as the batch has steps.
         self._staging.wait()
-        host, count = self._staging.host, len(self._subscriptions)
-        lengths = np.where(current, self._lengths[found.slots], 0)
-        for wanted, steps, inside in zip(
-            self._subscriptions, host[:count], host[count : 2 * count], strict=True
-        ):
-            column = self._mirrored[wanted.column].column
-            block = self._store.schema.max_length + column.extra
-            places, exist = _windows(found.steps, lengths, column.extra, wanted)
-            steps.numpy()[:] = np.where(exist, found.slots[:, None] * block + places, 0).ravel()
-            inside.numpy()[:, 0] = exist.ravel()
-        host[-1].numpy()[:] = current
+        words, marks = self._staging.host[0].numpy(), self._staging.host[1].numpy()
+        words[SLOT], words[STEP] = found.slots, found.steps
+        words[LENGTH] = np.where(current, self._lengths[found.slots], 0)
+        marks[:] = current
         self._staging.upload()
-        # 2. The windows themselves.
-        there = self._staging.there
-        for wanted, steps, inside, mask in zip(
-            self._subscriptions,
-            there[:count],
-            there[count : 2 * count],
-            self._batch.masks.values(),
-            strict=True,
-        ):
-            column, blocks = self._mirrored[wanted.column]
-            unit = unit_bytes(column.step_bytes)
-            units = self._batch.values[wanted.key].view(-1).view(_UNITS[unit])
-            units = units.view(len(steps), column.step_bytes // unit)
-            torch.index_select(blocks.view(-1, units.shape[1]), 0, steps, out=units)
-            units.masked_fill_(~inside, 0)
-            mask.copy_(inside.view(mask.shape))
-        self._batch.current.copy_(there[-1])
+        self._launches.copy()
+        self._batch.current.copy_(self._staging.there[1])
         return self._batch
 
     def _fetch(self, found: Located) -> None:
@@ -192,26 +175,3 @@ class MirrorGatherer:
 
 _UNITS = {1: torch.uint8, 4: torch.int32}
 """Types that are copied, by their bytes."""
-
-
-def _windows(
-    steps: NDArray[np.int64], lengths: NDArray[np.int64], extra: int, wanted: Subscription
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Timestep of the block at each step of the windows, and whether it exists, (n, length) each.
-
-    Args:
-        steps: that were selected, (n,)
-        lengths: of the trajectories; 0: nothing of them exists   (n,)
-        extra: timesteps of the column beyond the trajectory's length
-        wanted: the windows
-    """
-    length = wanted.length or 1
-    # 1. The steps max(0, t + offset) to min(t + offset + length, trajectory length) exist.
-    start = steps + wanted.offset
-    begin = np.maximum(start, 0)
-    size = np.maximum(np.minimum(start + length, np.where(lengths > 0, lengths + extra, 0)) - begin, 0)
-    # 2. Where the first of them goes: to its place in the window, to the end (padding at the head), or to the begin.
-    at = {"in_place": begin - start, "head": length - size, "tail": np.zeros_like(size)}[wanted.padding]
-    at = np.where(size > 0, at, 0)[:, None]
-    k = np.arange(length)
-    return begin[:, None] + k - at, (k >= at) & (k < at + size[:, None])

@@ -46,12 +46,12 @@ class NetworkPolicy:
 
     def outputs(self, observed: Tensor) -> Tensor:
         """Means or logits. Denormals are flushed to zero meanwhile."""
-        with flushed_denormals():
+        with flushed_denormals(self.device):
             return self.model.outputs(observed)
 
     def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """A recurrent policy's outputs (N, output_dim), and its next states (N, state_dim)."""
-        with flushed_denormals():
+        with flushed_denormals(self.device):
             return self.model.step(observed, states)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class ActingByNoisyLayers:
         row, noise = self._steps[t]
         row.raw_obs.copy_(obs)
         observed = self._policy.observe(obs)
-        with flushed_denormals():
+        with flushed_denormals(self._policy.device):
             outputs = self._policy.model.noisy_outputs(observed, noise)
         row.obs.copy_(observed)
         row.outputs.copy_(outputs)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
 import torch
 
 _SMALLEST_NORMAL = 2.0**-1022
+_CPU = torch.device("cpu")
 
 
 def flushes_denormals() -> bool:
@@ -23,12 +24,13 @@ def flushes_denormals() -> bool:
 
 
 @contextmanager
-def flushed_denormals() -> Iterator[None]:
+def flushed_denormals(device: torch.device = _CPU) -> Iterator[None]:
     """Flush denormals in this thread and in its torch workers inside the block; then restore this thread's mode in all.
 
-    Does nothing on processors where torch cannot flush. Workers of another library than libgomp keep their mode.
+    Does nothing on processors where torch cannot flush, or where the block computes on another ``device`` than the CPU.
+    Workers of another library than libgomp keep their mode.
     """
-    if getattr(_nested, "inside", False):
+    if device.type != "cpu" or getattr(_nested, "inside", False):
         yield
         return
     before, _nested.inside = flushes_denormals(), True
@@ -44,23 +46,37 @@ def flushed_denormals() -> Iterator[None]:
 
 def _flush(on: bool, threads: int) -> None:
     torch.set_flush_denormal(on)  # first: workers that libgomp creates below inherit this thread's mode
-    parallel = _parallel()
-    if threads > 1 and parallel is not None:
-        parallel(_SET_MODE[on], None, threads, 0)
+    workers = _workers() if threads > 1 else None
+    if workers is not None:
+        parallel, get_mode, set_mode = workers
+        mode = ctypes.create_string_buffer(_MODE_BYTES)
+        get_mode(mode)
+        parallel(set_mode, mode, threads, 0)
 
 
 _nested = threading.local()
-_Region = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_SET_MODE = {
-    on: _Region(lambda _, on=on: torch.set_flush_denormal(on) and None) for on in (False, True)
-}  # kept: C calls them
+_MODE_BYTES = 64
+"""At least those of a fenv_t: 32 on x86-64, 8 on aarch64."""
 
 
 @cache
-def _parallel() -> ctypes._NamedFuncPointer | None:
-    """libgomp's GOMP_parallel: calls a function in each thread of a parallel region, torch's workers included."""
-    found = getattr(ctypes.CDLL(None), "GOMP_parallel", None)
-    if found is not None:
-        found.argtypes = (_Region, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        found.restype = None
-    return found
+def _workers() -> tuple[Callable[..., int], Callable[..., int], int] | None:
+    """libgomp's GOMP_parallel, which calls a function in each thread of a parallel region, torch's workers included; and
+    what it calls there: the C library's fegetenv, and the address of its fesetenv, whose environment includes the mode.
+
+    Not functions of Python: each thread would wait for the interpreter, for milliseconds where there are many.
+    """
+    library = ctypes.CDLL(None)
+    parallel = getattr(library, "GOMP_parallel", None)
+    try:
+        maths = ctypes.CDLL("libm.so.6")
+    except OSError:
+        maths = library
+    get_mode, set_mode = (getattr(maths, name, None) for name in ("fegetenv", "fesetenv"))
+    if parallel is None or get_mode is None or set_mode is None:
+        return None
+    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    address = ctypes.cast(set_mode, ctypes.c_void_p).value
+    assert address is not None
+    return parallel, get_mode, address

@@ -2,8 +2,9 @@
 
 torch.profiler (Kineto on CUPTI) sees all CUDA of the process: kernels of Warp or CuPy count as torch's do. Nothing is
 started before torch first uses a GPU. Events are kept in memory while a recording lasts, and written when it ends: a process
-that is killed loses them. A program that runs torch.profiler itself cannot be recorded so.
-[unverified on GPU]
+that is killed loses them. A program that runs torch.profiler itself cannot be recorded so. Kineto prints a line with
+"External init callback must run in same thread", since it is started in a thread of its own: only its network interface is
+then missing.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class _Owner:
         try:
             from torch.profiler import ProfilerActivity, profile
 
-            recording = profile(activities=[ProfilerActivity.CUDA])
+            recording = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
             recording.start()
         except Exception as error:  # of CUPTI, of another profiler, of a torch without CUDA
             self._begun.put(error)
@@ -185,7 +186,13 @@ class _Owner:
         self._sample()
         try:
             recording.stop()
-            self._results = list(activities_of(recording.profiler.kineto_results.events(), _thread_ids()))  # type: ignore[union-attr]  # set by start
+            found = recording.profiler.kineto_results.events()  # type: ignore[union-attr]  # set by start
+            own = threading.get_native_id()  # its calls are the recorder's, not the program's
+            self._results = [
+                each
+                for each in activities_of(found, _thread_ids())
+                if each.category.is_gpu or each.lane != own
+            ]
         except Exception as error:
             _logger.warning("what the GPU did is lost: %s: %s", type(error).__name__, error)
 

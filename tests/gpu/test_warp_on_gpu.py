@@ -154,7 +154,9 @@ def test_memory_is_told_before_it_is_taken():
     from rayagi.envs.mujoco_warp.capacity import bytes_per_world, measured
 
     model, count = TASKS[ANT]().load(), 8192
-    make_env(ANT, "mujoco_warp", 1).step(torch.zeros(1, 8))  # kernels are loaded
+    loaded = make_env(ANT, "mujoco_warp", 1)
+    loaded.reset()
+    loaded.step(torch.zeros(1, 8))  # kernels are loaded
     free = torch.cuda.mem_get_info()[0]
     env = make_env(ANT, "mujoco_warp", count)
     env.reset()

@@ -30,6 +30,7 @@ _ENTRIES = {
     "envpool": _Entry("envpool_variant", _of("EnvPoolVariant"), "envpool", "envpool"),
     "torch": _Entry("torch_variants", _of("TorchVariant", compiled=False)),
     "torch.compile": _Entry("torch_variants", _of("TorchVariant", compiled=True)),
+    "torch-gpu": _Entry("torch_variants", _of("TorchVariant", compiled=False, device="cuda")),
     "xla": _Entry("jax_variant", _of("JaxVariant"), "jax", "jax"),
     "warp": _Entry("warp_variant", _of("WarpVariant"), "warp", "gpu"),
     "warp-gpu": _Entry("warp_variant", _of("WarpVariant", device="cuda"), "warp", "gpu"),

@@ -134,12 +134,14 @@ class TorchStepper:
 class TorchVariant:
     """Implements Variant."""
 
-    def __init__(self, *, compiled: bool) -> None:
-        self.compiled = compiled
-        self.name = "torch.compile" if compiled else "torch"
+    def __init__(self, *, compiled: bool, device: str = "cpu") -> None:
+        self.compiled, self.device = compiled, device
+        self.name = ("torch.compile" if compiled else "torch") + ("-gpu" if device == "cuda" else "")
 
     def missing(self, work: BenchmarkConfig) -> str | None:
-        """A reason if torch.compile would unroll too many iterations."""
+        """A reason if there is no such device, or if torch.compile would unroll too many iterations."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            return "there is no CUDA device"
         if self.compiled and work.compute > MOST_UNROLLED:
             return f"torch.compile would unroll {work.compute} iterations; at most {MOST_UNROLLED}"
         return None
@@ -149,7 +151,7 @@ class TorchVariant:
         reason = self.missing(work)
         if reason:
             raise KernelError(f"{work.simulator.name} in {self.name}", reason)
-        return TorchStepper(work, compiled=self.compiled)
+        return TorchStepper(work, compiled=self.compiled, device=self.device)
 
 
 MOST_UNROLLED = 16

@@ -19,7 +19,7 @@ def test_true_use_of_a_gpu_stands_beside_nvmls_figure(tmp_path):
         "gpu_share_together": 0.07,
         "by_worker": [{"gpu_ns": 3, "whole_ns": 100}, {"gpu_ns": 5, "whole_ns": 100}],
     }
-    assert gpu.workers_headline([row]) == "2 processes: NVML 96 %, in use 7.0 %, by one of them 4.0 %"
+    assert gpu.workers_headline([row]) == "2 processes: NVML 96.4 %, in use 7.0 %, by one of them 4.0 %"
     gpu.draw_workers([row], tmp_path / "workers.png")
     assert (tmp_path / "workers.png").exists()
 
@@ -44,7 +44,10 @@ def test_mps_is_compared_with_plain_sharing_by_as_many(tmp_path):
         *sharing("mps x4", 200),
     ]
     # 170 / 120 and 170 / 100; four GMIs have nothing to be compared with.
-    assert gpu_sharing.headline(runs) == "MPS over plain sharing, Ant-v5: 2 GMIs 1.42 (1.70 of one process)"
+    assert gpu_sharing.headline(runs) == (
+        "over one process, Ant-v5: direct x2 1.20, mps x2 1.70, mps x4 2.00; MPS over plain sharing: 2 GMIs 1.42"
+    )
+    assert gpu_sharing.headline(runs[:4]) == "over one process, Ant-v5: direct x2 1.20"
     gpu_sharing.draw(runs, tmp_path / "sharing.png")
     assert "| Ant-v5 | mps x2 | 170 | 150 - 180 | 1.70 |" in gpu_sharing.table(runs[:3] + runs[4:7])
 

@@ -55,7 +55,7 @@ class FakeKineto:
         self.events, self.queued, self.is_used = [], [], True
         self.started, self.stopped, self.threads, self.failure = 0, 0, set(), None
 
-    def profile(self, activities):
+    def profile(self, activities, acc_events):
         assert activities == [torch.profiler.ProfilerActivity.CUDA]
         results = SimpleNamespace(events=lambda: self.events)
         return SimpleNamespace(

@@ -238,7 +238,7 @@ def test_kernels_that_cannot_be_compiled_are_a_reason(monkeypatch):
     def refuse(*arguments, **options):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr("rayagi.device_replay.zero_copy.wp.launch", refuse)
+    monkeypatch.setattr("rayagi.device_replay.window_launches.wp.launch", refuse)
     with pytest.raises(UnavailableError, match="Warp cannot compile or load its kernels: no compiler"):
         WAYS["zero-copy"](ReplayStore.create(SCHEMA, 2), WANTED, 2, CPU)
 
@@ -353,12 +353,13 @@ def test_times_are_those_of_a_batch_in_turns():
 
 def test_without_warp_the_reason_is_logged(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "warp", None)
-    for name in ("zero_copy", "windows_kernel"):
+    for name in ("mirror", "zero_copy", "window_launches", "windows_kernel"):
         monkeypatch.delitem(sys.modules, f"rayagi.device_replay.{name}", raising=False)
     store = ReplayStore.create(SCHEMA, 4, selectors=(SubSequences(1),))
     store.insert(content(range(4)))
-    assert chosen_way(caplog, store) in ("copy", "mirror")
-    assert "zero-copy is not available: Warp is not installed" in caplog.text
+    assert chosen_way(caplog, store) == "copy"
+    for way in ("zero-copy", "mirror"):
+        assert f"{way} is not available: Warp is not installed" in caplog.text
     assert "pip install 'rayagi[gpu]'" in caplog.text
 
 
