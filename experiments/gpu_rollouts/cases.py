@@ -63,7 +63,7 @@ def iteration_of(case: Case, spec: RunSpec, env: MaskedTaskVecEnv) -> Callable[[
     training = make_learner(
         spec,
         policy,
-        captured=case.mode == "captured",
+        captured="update" if case.mode == "captured" else "nothing",
         communicator=SoloCommunicator(),
         num_envs=case.num_envs,
         first_env_index=0,

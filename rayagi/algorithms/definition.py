@@ -158,6 +158,8 @@ class AlgorithmDefinition:
     """Whether it steps the policy and the value network on their own, so that they can share no parameters."""
     captured_learner: str | None = None
     """The learner for rollouts on the GPU, whose whole update is one CUDA graph."""
+    captured_steps: str | None = None
+    """The learner for rollouts from the host, whose minibatch steps on a GPU are one CUDA graph."""
     rules: Callable[[Any, str], Iterator[ConfigError]] = _no_rules
     """Extra rules on its settings, beside their own: (settings, section) -> violations."""
     model: str | None = None

@@ -15,11 +15,20 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.roles import Agent, Trainer, check_finite, evaluate_in_new_envs
 from placement.unequal_slices import env_counts
 from rayagi import profiler
-from rayagi.algorithms.collection import choose_collection
+from rayagi.algorithms.collection import Collection, choose_collection
 from rayagi.algorithms.device_rollouts import DeviceRollouts
-from rayagi.algorithms.learners import make_learner
+from rayagi.algorithms.learners import Captured, make_learner
 from rayagi.config.spec import RunSpec
-from rayagi.models.policy import new_policy
+from rayagi.models.policy import NetworkPolicy, new_policy
+
+
+def _captured(collection: Collection, policy: NetworkPolicy, context: GmiContext) -> Captured:
+    """What of the update a GPU repeats as one graph: nothing that other trainers take part in."""
+    if context.communicator.world_size > 1:
+        return "nothing"
+    if isinstance(collection, DeviceRollouts):
+        return "update"
+    return "steps" if context.device.type == "cuda" and policy.model.fits_kernels else "nothing"
 
 
 class DpOnlyProgram:
@@ -52,7 +61,7 @@ class DpOnlyProgram:
         self.learner = make_learner(
             spec,
             policy,
-            captured=isinstance(self.collection, DeviceRollouts) and context.communicator.world_size == 1,
+            captured=_captured(self.collection, policy, context),
             communicator=context.communicator,
             num_envs=num_envs,
             first_env_index=self.first_env_index,

@@ -11,6 +11,7 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.captured import CapturedStepsPPOLearner
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
@@ -42,6 +43,7 @@ def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu(algorithm):
     settings = DEFINITIONS[algorithm].settings(rollout_length=8, num_minibatches=2, num_epochs=1)
     spec = replace(SPEC, algorithm=algorithm, learning=settings)
     on_gpu, on_cpu = program("cuda:0", spec), program("cpu", spec)
+    assert (type(on_gpu.learner) is CapturedStepsPPOLearner) == (algorithm == "ppo")
     found, expected = on_gpu.iterate(), on_cpu.iterate()
     assert on_gpu.rollout.obs.device.type == "cuda"
     assert torch.allclose(on_gpu.rollout.rewards, on_cpu.rollout.rewards, atol=1e-5)
@@ -52,6 +54,14 @@ def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu(algorithm):
         on_cpu.learner.updater.flat.parameters,
     )
     assert torch.allclose(gpu_weights.cpu(), cpu_weights, atol=1e-4)
+
+
+def test_captured_steps_are_those_of_the_cpu_in_later_iterations_too():
+    on_gpu, on_cpu = program("cuda:0"), program("cpu")
+    for _ in range(4):
+        found, expected = on_gpu.iterate().metrics, on_cpu.iterate().metrics
+        for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-2, abs=1e-3), name
 
 
 def test_a_state_saved_on_the_gpu_continues_there():

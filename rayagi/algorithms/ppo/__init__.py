@@ -35,6 +35,7 @@ PPO = AlgorithmDefinition(
     templates=("dp_only", "ea_t", "e_at", "dp_mp"),
     learner="rayagi.algorithms.ppo.learner:PPOLearner",
     captured_learner="rayagi.algorithms.ppo.captured:CapturedPPOLearner",
+    captured_steps="rayagi.algorithms.ppo.captured:CapturedStepsPPOLearner",
     rllib=RllibFace(
         config="PPOConfig",
         algorithm="PPO",

@@ -120,10 +120,10 @@ def test_an_update_as_a_gpu_repeats_it_is_the_ordinary_one(warp_env):
     trainings = {}
     for device, simulator, rollout in both_rollouts(warp_env, 2):
         if not trainings:
-            for captured in (True, False):
+            for captured in ("update", "nothing"):
                 policy = new_policy(SPEC, simulator.info, torch.device("cpu"))
                 trainings[captured] = make_learner(SPEC, policy, captured=captured, **whose)
-            on_device, plain = trainings[True], trainings[False]
+            on_device, plain = trainings["update"], trainings["nothing"]
             assert isinstance(on_device, CapturedPPOLearner)
             plain._orders = on_device._orders
             iteration = 0
@@ -147,7 +147,7 @@ def test_what_is_captured_waits_for_nothing(warp_env):
 
     ((device, _, _),) = both_rollouts(warp_env, 1)
     training = make_learner(
-        SPEC, device.policy, captured=True,
+        SPEC, device.policy, captured="update",
         communicator=SoloCommunicator(), num_envs=ENVS, first_env_index=0, total_envs=ENVS,
     )  # fmt: skip
     training.learn(device.rollout, 0)
