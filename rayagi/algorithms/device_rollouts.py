@@ -19,7 +19,7 @@ class DeviceRollouts:
     """Fills a rollout with T steps of every environment, like ``actors.roles.collect``, in one graph launch.
 
     The host synchronizes once per rollout, to read rewards and episode ends. On a CPU the same steps run eagerly, for
-    tests. [unverified on GPU]
+    tests.
     """
 
     def __init__(self, env: MaskedTaskVecEnv, policy: NetworkPolicy, *, num_steps: int, seed: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 
 class Replay:
-    """Runs ``body`` on each call: on a GPU as one graph launch. [unverified on GPU]
+    """Runs ``body`` on each call: on a GPU as one graph launch.
 
     The body reads and writes the same tensors every time, never synchronizes with the device, and uses none of torch's
     random generators. A warm-up run precedes the capture, since kernels and workspaces are created at first use.

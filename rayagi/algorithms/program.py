@@ -35,7 +35,7 @@ class DpOnlyProgram:
     """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b). Only gradients are exchanged between GMIs.
 
     On a GPU slice the networks are on the GPU and physics stays on the host. With a GPU engine, a whole rollout is one
-    CUDA graph launch. [unverified on GPU]
+    CUDA graph launch.
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
@@ -145,7 +145,7 @@ class DpOnlyProgram:
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Resident memory, and torch's peak reserved GPU memory, without the CUDA context. [unverified on GPU]"""
+    """Resident memory, and torch's peak reserved GPU memory, without the CUDA context."""
     held = {"resident_bytes": float(resident_bytes())}
     if device.type == "cuda":
         held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))

@@ -16,7 +16,7 @@ _PORTABLE, _MAPPED = 1, 2
 
 
 class PageLockedArray:
-    """An array's memory, registered with the CUDA driver until ``close``. [unverified on GPU]
+    """An array's memory, registered with the CUDA driver until ``close``.
 
     Attributes:
         device_address: where a kernel finds the first byte

@@ -130,7 +130,7 @@ class ActingByNoisyLayers:
 
 
 def new_policy(spec: RunSpec, info: EnvInfo, device: torch.device) -> NetworkPolicy:
-    """The initial policy of a run: the same weights in every process. [unverified on GPU]"""
+    """The initial policy of a run: the same weights in every process."""
     learning = spec.learning
     model = algorithm_model(spec.algorithm, info, spec.network, learning, spec.seed).to(device)
     columns = vector_columns(info)

@@ -46,7 +46,7 @@ class Moved(NamedTuple):
 
 
 class TorchStepper:
-    """Implements Stepper. On a GPU ``step`` does not synchronise. [unverified on GPU]"""
+    """Implements Stepper. On a GPU ``step`` does not synchronise."""
 
     def __init__(self, work: BenchmarkConfig, *, compiled: bool, device: torch.device | str = "cpu") -> None:
         check_declaration(work.simulator)

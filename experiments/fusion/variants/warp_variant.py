@@ -17,7 +17,7 @@ from rayagi.envs.fused.errors import KernelError
 
 
 class WarpStepper:
-    """Implements Stepper: one launch for K steps. On a GPU: [unverified on GPU]."""
+    """Implements Stepper: one launch for K steps."""
 
     def __init__(self, work: BenchmarkConfig, device: str = "cpu") -> None:
         """Raises KernelError if Warp cannot compile the kernel."""

@@ -39,7 +39,7 @@ _CONTACT_BITS = int(
 class WarpBatchedSim:
     """Implements rayagi.envs.tasks.masked.MaskedBatchedSim.
 
-    Only ``sim_errors`` and ``state_dict`` synchronise with the device. [unverified on GPU]
+    Only ``sim_errors`` and ``state_dict`` synchronise with the device.
     """
 
     dtype = torch.float32

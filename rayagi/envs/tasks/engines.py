@@ -37,7 +37,7 @@ def make_batched_sim(engine: str, task: Task, model: mujoco.MjModel, env_args: V
 
 
 def warp_device() -> torch.device:
-    """The first visible GPU, which in a GMI is its slice; the CPU if there is none. [unverified on GPU]"""
+    """The first visible GPU, which in a GMI is its slice; the CPU if there is none."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 

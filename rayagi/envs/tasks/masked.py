@@ -51,7 +51,7 @@ class MaskedStepResult:
 
 
 class MaskedTaskVecEnv(TaskVecEnv):
-    """TaskVecEnv with ``advance``, a capturable ``step``: bit-identical trajectories on a CPU. [unverified on GPU]
+    """TaskVecEnv with ``advance``, a capturable ``step``: bit-identical trajectories on a CPU.
 
     ``advance``, ``reset`` and ``load_state_dict`` update the same tensors in place, so that their addresses stay valid in a
     captured graph. Do not mix ``advance`` with ``step``.
