@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +24,8 @@ from actors.replay.store import ReplayStore
 Padding = Literal["in_place", "head", "tail"]
 _MOST_STEPS = 2**31
 """Of a window's offset or length: trajectories have less."""
-_THREAD_BYTES = 2**19
-"""Of a batch, for each thread: for less, starting one costs more than it gains."""
+_BYTES_PER_START = 2**18
+"""That a thread copies in the time in which another one is started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +167,7 @@ class Gatherer:
         self.masks: dict[str, NDArray[np.bool_]] = {}
         for part, wanted in zip(self._parts, subscriptions, strict=True):
             size += self._prepare(part, wanted, (out or {}).get(wanted.key))
-        most = threads or len(os.sched_getaffinity(0))
-        self._workers = min(most, max(1, size // _THREAD_BYTES), max(1, n))
+        self._workers = min(threads or len(os.sched_getaffinity(0)), worthwhile_threads(size), max(1, n))
         self._part_arguments = (len(names), ctypes.addressof(self._parts))
 
     def _prepare(self, part: PartStruct, wanted: Subscription, given: Any) -> int:
@@ -283,6 +283,13 @@ class Gatherer:
         valid[at] = kernel.STALE
         for key in self.masks:
             _array(self.values[key])[at], self.masks[key][at] = 0, False
+
+
+def worthwhile_threads(size: int) -> int:
+    """Threads that copy ``size`` bytes soonest, if a machine has as many."""
+    # They are started one after the other, d seconds each, and copy r bytes/s each: W d + size / (W r) seconds, least for
+    # W = sqrt(size / (r d)).
+    return max(1, math.isqrt(size // _BYTES_PER_START))
 
 
 def refuse_outside(valid: NDArray[np.uint8], selection: Selection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -100,7 +101,13 @@ def _host_loop(
 
 
 def measure(case: Case, seconds: float) -> dict[str, Any]:
-    """Steps per second after two iterations to warm up, launches of one iteration, and the share of time the GPU works."""
+    """Steps per second after two iterations to warm up, launches of one iteration, and the share of time the GPU works.
+
+    ``peak_bytes`` is torch's memory, without Warp's.
+    """
+    gc.collect()  # graphs and worlds of the case before
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     spec = spec_of(case)
     make_env = make_env_factory(case.task, engine="mujoco_warp")
     env = make_env(num_envs=case.num_envs, first_env_index=0, seed=spec.seed, num_threads=1)

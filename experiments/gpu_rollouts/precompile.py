@@ -12,25 +12,28 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rayagi.envs import make_env_factory
 from rayagi.envs.tasks.provider import TASKS
 
-TILED, PLAIN = (32, 64, 128, 256), (256,)
-"""Threads of a block: those of MuJoCo Warp's launches of tiles (its ``BlockDim``), and Warp's default."""
+DEFAULT_BLOCK = 256
+"""Threads of a block where a launch does not say."""
 
 
-def used_modules(tasks: list[str]) -> list[Any]:
-    """Modules of Warp that a step of the tasks uses, by making it on the CPU."""
+def used_modules(tasks: list[str]) -> dict[tuple[str, int], Any]:
+    """Modules of Warp that a step of the tasks uses, by name and threads of a block, by making it on the CPU."""
     import torch
     import warp
     from warp._src.context import user_modules
 
-    with warp.ScopedDevice("cpu"):
+    blocks: dict[str, set[int]] = defaultdict(set)
+    with warp.ScopedDevice("cpu"), recorded_blocks(warp, blocks):
         for task in tasks:
             env = make_env_factory(task, engine="mujoco_warp")(
                 num_envs=4, first_env_index=0, seed=0, num_threads=1
@@ -38,15 +41,31 @@ def used_modules(tasks: list[str]) -> list[Any]:
             env.reset()
             env.step(torch.zeros(4, env.info.action.dim))
             env.close()
-    return [module for module in user_modules.values() if module.execs]
+    return {
+        (module.name, size): module
+        for module in user_modules.values()
+        if module.execs
+        for size in sorted(blocks.get(module.name, {DEFAULT_BLOCK}))
+    }
 
 
-def variants(modules: list[Any]) -> Iterator[tuple[Any, int]]:
-    """Each module with the sizes of blocks that it is launched with."""
-    for module in modules:
-        names = [module.name, *module.kernels]
-        for size in TILED if any("tile" in name for name in names) else PLAIN:
-            yield module, size
+@contextmanager
+def recorded_blocks(warp: Any, blocks: dict[str, set[int]]) -> Iterator[None]:
+    """Note the threads of a block that launches ask for, which a CPU ignores and a GPU's compiled modules depend on."""
+    launch, launch_tiled = warp.launch, warp.launch_tiled
+
+    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(kernel: Any, *given: Any, **named: Any) -> Any:
+            blocks[kernel.module.name].add(named.get("block_dim") or DEFAULT_BLOCK)
+            return original(kernel, *given, **named)
+
+        return noted
+
+    warp.launch, warp.launch_tiled = noting(launch), noting(launch_tiled)
+    try:
+        yield
+    finally:
+        warp.launch, warp.launch_tiled = launch, launch_tiled
 
 
 def compiled(module: Any, block_size: int, arch: int) -> str:
@@ -74,7 +93,7 @@ def main() -> int:
     except ImportError as error:
         print(f"Nothing was compiled: {error}. pip install 'rayagi[gpu]'", file=sys.stderr)
         return 1
-    work = list(variants(modules))
+    work = [(module, size) for (_, size), module in modules.items()]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         names = pool.map(lambda each: compiled(*each, arguments.arch), work)
         for number, name in enumerate(names, 1):

@@ -49,6 +49,7 @@ class Replay:
         self._graph.replay()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
+        gc.collect()  # what earlier programs left, before memory is asked for
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
@@ -58,7 +59,6 @@ class Replay:
             self._undo(saved)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        gc.collect()
         collecting = gc.isenabled()
         gc.disable()  # device work of finalisers would be recorded
         try:

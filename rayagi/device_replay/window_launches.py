@@ -12,6 +12,7 @@ from torch import Tensor
 from actors.replay import Column, Subscription, kernel
 from rayagi.device_replay.buffers import DeviceBatch, unit_bytes
 from rayagi.device_replay.windows_kernel import ROWS, check_generations, copy_windows
+from rayagi.native.warp_streams import current_stream
 
 _UNITS = {1: wp.uint8, 4: wp.uint32}
 """Types that are copied, by their bytes."""
@@ -28,7 +29,6 @@ class WindowLaunches:
         """Of the recorded launches, which do not keep them."""
         self._copies: list[Any] = []
         self._checks: list[Any] = []
-        self._streams: dict[int, Any] = {}
         self._located = self._array(located.data_ptr(), wp.int64, (ROWS, n))
 
     def add_copy(
@@ -91,15 +91,6 @@ class WindowLaunches:
         return wp.launch(function, shape, inputs=arguments, device=str(self._device), record_cmd=True)
 
     def _launch(self, launches: list[Any]) -> None:
-        stream = self._stream()
+        stream = current_stream(self._device) if self._device.type == "cuda" else None
         for launch in launches:
             launch.launch(stream=stream)
-
-    def _stream(self) -> Any:
-        """torch's current stream as a Warp stream; None on a CPU."""
-        if self._device.type != "cuda":
-            return None
-        stream = torch.cuda.current_stream(self._device)
-        if stream.cuda_stream not in self._streams:
-            self._streams[stream.cuda_stream] = wp.stream_from_torch(stream)
-        return self._streams[stream.cuda_stream]

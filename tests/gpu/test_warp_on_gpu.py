@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -157,6 +158,9 @@ def test_memory_is_told_before_it_is_taken():
     loaded = make_env(ANT, "mujoco_warp", 1)
     loaded.reset()
     loaded.step(torch.zeros(1, 8))  # kernels are loaded
+    gc.collect()  # of the tests before
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     env = make_env(ANT, "mujoco_warp", count)
     env.reset()

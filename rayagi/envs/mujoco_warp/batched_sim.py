@@ -19,6 +19,7 @@ from rayagi.envs.errors import ModelError
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
 from rayagi.envs.mujoco_warp.capacity import Capacity
 from rayagi.envs.tasks.batched_sim import SIM_ERRORS
+from rayagi.native.warp_streams import current_stream
 
 _LARGEST = 1e10
 """mjMAXVAL: MuJoCo treats a larger state as bad."""
@@ -69,7 +70,6 @@ class WarpBatchedSim:
         wp.config.quiet = True
         wp.init()
         self.num_worlds, self.device = num_worlds, device
-        self._streams: dict[int, Any] = {}
         self._graphs: list[Any] = []
         """Warp's handles of captured graphs; they keep kernel modules loaded."""
         known = {field.name for field in fields(mjw.Model)}  # the engine does not read other MjModel fields
@@ -104,15 +104,8 @@ class WarpBatchedSim:
         with ExitStack() as scopes:
             scopes.enter_context(wp.ScopedDevice(str(self.device)))
             if self.device.type == "cuda":
-                scopes.enter_context(wp.ScopedStream(self._stream(), sync_enter=False))
+                scopes.enter_context(wp.ScopedStream(current_stream(self.device), sync_enter=False))
             yield
-
-    def _stream(self) -> Any:
-        """torch's current stream as a Warp stream, cached per stream."""
-        stream = torch.cuda.current_stream(self.device)
-        if stream.cuda_stream not in self._streams:
-            self._streams[stream.cuda_stream] = wp.stream_from_torch(stream)
-        return self._streams[stream.cuda_stream]
 
     def _shared(self, name: str, model: mujoco.MjModel, shapes: mujoco.MjData) -> Tensor:
         """A field's memory as a torch tensor of MuJoCo's shape (zero-copy)."""
@@ -180,7 +173,7 @@ class WarpBatchedSim:
     @contextmanager
     def captured(self) -> Iterator[None]:
         """Context in which Warp's launches join the CUDA graph that torch captures on its current stream."""
-        stream = self._stream()
+        stream = current_stream(self.device)
         wp.capture_begin(stream=stream, external=True, force_module_load=False)
         try:
             yield

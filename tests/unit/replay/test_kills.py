@@ -192,7 +192,7 @@ def test_rows_whose_commit_did_not_get_the_lock_are_taken_back(monkeypatch):
 
 
 def test_a_forked_reader_has_threads_of_its_own(monkeypatch):
-    monkeypatch.setattr("actors.replay.subscriptions._THREAD_BYTES", 1)
+    monkeypatch.setattr("actors.replay.subscriptions._BYTES_PER_START", 1)
     store = ReplayStore.create(SCHEMA, 4)
     store.insert(content(range(4)))
     chosen = select(store, Uniform(), 8, seed=0, draw=0)

@@ -111,7 +111,7 @@ def test_the_list_and_the_batch_are_those_of_one_store(served, hosts):
 
 
 def test_threads_and_tensors_hold_the_rows_at_their_places(served, monkeypatch):
-    monkeypatch.setattr("actors.replay.subscriptions._THREAD_BYTES", 1)
+    monkeypatch.setattr("actors.replay.subscriptions._BYTES_PER_START", 1)
     table, _ = served("here", "away", "here")
     chosen = select(table, Uniform(), 64, seed=0, draw=0)
     out = {"obs": torch.full((64, 3), -1.0)}

@@ -17,6 +17,7 @@ from actors.replay import (
     gather,
     select,
 )
+from actors.replay.subscriptions import worthwhile_threads
 
 
 def selection_of(keys, steps):
@@ -77,7 +78,7 @@ def test_a_transition_is_two_windows_of_one_column():
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads_gives_the_same_batch(threads, monkeypatch):
-    monkeypatch.setattr("actors.replay.subscriptions._THREAD_BYTES", 100)
+    monkeypatch.setattr("actors.replay.subscriptions._BYTES_PER_START", 1)
     store = ReplayStore.create(SCHEMA, 20, selectors=(SubSequences(2),))
     store.insert(content(range(20)))
     chosen = select(store, SubSequences(2), 101, seed=0, draw=0)
@@ -159,3 +160,9 @@ def test_windows_of_no_length_and_unknown_paddings_are_refused():
             selection_of(Keys(np.array([1]), np.array([1], np.uint64)), [0]),
             [Subscription(column="obs")],
         )
+
+
+@pytest.mark.parametrize(("size", "threads"), [(0, 1), (2**20 - 1, 1), (2**20, 2), (2**24, 8), (2**26, 16)])
+def test_threads_are_started_as_far_as_they_shorten_the_copy(size, threads):
+    """W d + size / (W r) is least for the root of size / (r d), with r d = 2**18 bytes."""
+    assert worthwhile_threads(size) == threads
