@@ -32,6 +32,7 @@ import torch
 
 from collectives.experience.errors import ChannelError
 from collectives.experience.schema import ExperienceSchema
+from collectives.page_locking import page_lock, unlock
 from collectives.shared_words import shared_words, unsupported_reason
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned, preallocate
 
@@ -283,11 +284,11 @@ class SharedFile:
 
         If the driver refuses, that is logged, and copies go through the driver's own buffer.
         """
-        status = torch.cuda.cudart().cudaHostRegister(self.address, len(self.bytes), 0)
-        self._is_page_locked = int(status) == 0
+        status = page_lock(self.address, len(self.bytes))
+        self._is_page_locked = status == 0
         if not self._is_page_locked:
             _logger.warning(
-                "a channel's memory is not page-locked (%s): copies to the GPU are slower", status
+                "a channel's memory is not page-locked (error %s): copies to the GPU are slower", status
             )
 
     def word_address(self, word: int) -> int:
@@ -306,7 +307,7 @@ class SharedFile:
     def __del__(self) -> None:
         self.close()
         if self._is_page_locked and not sys.is_finalizing():  # the driver ends with the process
-            torch.cuda.cudart().cudaHostUnregister(self.address)
+            unlock(self.address)
 
 
 _received: WeakSet[SharedFile] = WeakSet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -118,8 +118,10 @@ TURNS = Measuring(
     minutes=(3, 60),
     folder="throughput/results",
     rows="tasks_*.json",
-    accepts=lambda rows: any(row.get("peer") == "cleanrl" for row in rows["rows"]),
+    accepts=lambda rows: {"sf-async", "cleanrl"} <= {row.get("peer") for row in rows["rows"]},
 )
+LAYOUTS = replace(TURNS, accepts=lambda rows: any(row.get("peer") == "cleanrl" for row in rows["rows"]))
+"""Two GMIs and one with two threads: the peers do not matter."""
 _RLLIB = "experiments.throughput.run --cases rayagi-2x1 rayagi-1x2 rllib --tasks Ant-v5 Humanoid-v5"
 RLLIB = Measuring(
     full=f"{_RLLIB} --repeats 3 --seconds 10",
@@ -257,7 +259,7 @@ GMI_DRL = (
     ),
     Exhibit(
         paper="gmi-drl", label="Figure 3", quantity="one large GMI (fine-grained) against several (adaptive-grained)",
-        theirs="adaptive is faster on Humanoid", axes="partly", measuring=TURNS,
+        theirs="adaptive is faster on Humanoid", axes="partly", measuring=LAYOUTS,
         ours=readings.several_over_one, draw=readings.draw_several_over_one,
         differs=f"{CORES}; two GMIs of a core against one with two threads",
     ),

@@ -84,6 +84,7 @@ def phases(task: str, num_envs: int) -> dict[str, Any]:
     program = program_of(task, num_envs, num_threads=os.cpu_count() or 1)
     for _ in range(WARM_UP):
         program.iterate()
+    plain = [program.iterate().metrics["iteration_s"] for _ in range(RECORDED)]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "profile"
         with profiler.profile(folder, gpu=True):
@@ -103,6 +104,7 @@ def phases(task: str, num_envs: int) -> dict[str, Any]:
         "collection": type(program.collection).__name__,
         "iterations": RECORDED,
         "iteration_s": round(median(times), 5),
+        "unrecorded_iteration_s": round(median(plain), 5),
         "steps_per_s": round(num_envs * program.rollout.num_steps / median(times)),
         "phases": dict(by_phase),
         "gpu_events": sum(each.num_events for each in trace.threads if each.path.name.startswith("gpu")),
@@ -166,19 +168,44 @@ def worker() -> None:
     """One of the processes: says that it is ready, waits for a line, collects, and says how fast."""
     program = program_of("HalfCheetah-v5", 16, num_threads=1)
     program.collection.collect(0)
-    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]):
+        torch.cuda.synchronize()  # the first start of CUPTI takes seconds: all then record at the same time
     print("ready", flush=True)
     sys.stdin.readline()
-    began = time.perf_counter()
+    spent = 0.0  # without the start and the end of recording
     for number in range(1, 41):
         with profiler.iteration(), profiler.operation("collect"):
+            began = time.perf_counter()
             program.collection.collect(number)
             torch.cuda.synchronize()
-    print(40 * 32 * 16 / (time.perf_counter() - began), flush=True)
+            spent += time.perf_counter() - began
+    print(40 * 32 * 16 / spent, flush=True)
 
 
-def calls(num_calls: int = 20_000, repeats: int = 5) -> list[dict[str, Any]]:
-    """Time of a CUDA call in a program without and with recording, by turns."""
+def calls(repeats: int = 5) -> list[dict[str, Any]]:
+    """Time of a CUDA call in a program without and with recording, each repeat in a process of its own.
+
+    In one process only the first calls are free of CUPTI: torch does not detach it when a recording ends.
+    """
+    command = [sys.executable, "-m", "experiments.profiler.gpu", "calls-once"]
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(repeats):
+        printed = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+        for name, pair in json.loads(printed.splitlines()[-1]).items():
+            found[name].append(pair)
+    return [
+        {
+            "call": name,
+            "ns": [round(1e9 * plain) for plain, _ in pairs],
+            "recorded_ns": [round(1e9 * recorded) for _, recorded in pairs],
+            "cost_ns": round(median(1e9 * (recorded - plain) for plain, recorded in pairs)),
+        }
+        for name, pairs in found.items()
+    ]
+
+
+def calls_once(num_calls: int = 20_000) -> None:
+    """One repeat: prints seconds of each call, not recorded and recorded."""
     device = torch.zeros(1024, device="cuda")
     pinned = torch.zeros(1024).pin_memory()
     ready = torch.cuda.Event()
@@ -189,22 +216,10 @@ def calls(num_calls: int = 20_000, repeats: int = 5) -> list[dict[str, Any]]:
         "cudaStreamSynchronize": torch.cuda.current_stream().synchronize,
         "cudaEventRecord": ready.record,
     }
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for _ in range(repeats):
-        plain = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
-        with _only_the_gpu():
-            recorded = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
-        for name in cases:
-            found[name].append((plain[name], recorded[name]))
-    return [
-        {
-            "call": name,
-            "ns": [round(1e9 * plain) for plain, _ in pairs],
-            "recorded_ns": [round(1e9 * recorded) for _, recorded in pairs],
-            "cost_ns": round(median(1e9 * (recorded - plain) for plain, recorded in pairs)),
-        }
-        for name, pairs in found.items()
-    ]
+    plain = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
+    with _only_the_gpu():
+        recorded = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
+    print(json.dumps({name: (plain[name], recorded[name]) for name in cases}))
 
 
 @contextmanager
@@ -283,12 +298,16 @@ def draw_calls(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
+PARTS: dict[str, Callable[[], None]] = {"worker": worker, "calls-once": calls_once}
+"""Processes that the others start."""
+
+
 def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("phases", "workers", "calls", "worker"))
+    parser.add_argument("what", choices=("phases", "workers", "calls", *PARTS))
     parser.add_argument("--tasks", nargs="+", default=[task for task, _ in PHASE_CASES], help="of phases")
     parser.add_argument("--workers", nargs="+", type=int, default=list(WORKERS), help="processes, of workers")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -296,8 +315,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("Nothing was measured: there is no GPU here.", file=sys.stderr)
         return 1
-    if arguments.what == "worker":
-        worker()
+    if arguments.what in PARTS:
+        PARTS[arguments.what]()
         return 0
     measured: Iterator[list[dict[str, Any]]] = {
         "phases": lambda: ([phases(*case)] for case in PHASE_CASES if case[0] in arguments.tasks),

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from collectives.page_locking import MAPPED, PORTABLE, page_lock, unlock
 from rayagi.device_replay.buffers import UnavailableError
-
-_PORTABLE, _MAPPED = 1, 2
-"""Flags of cudaHostRegister: for every context; with an address on the device."""
 
 
 class PageLockedArray:
@@ -31,7 +29,7 @@ class PageLockedArray:
         self._array = array
         """Kept, so that the memory is not unmapped while it is registered."""
         self.address = int(array.__array_interface__["data"][0])
-        status = int(torch.cuda.cudart().cudaHostRegister(self.address, array.nbytes, _PORTABLE | _MAPPED))
+        status = page_lock(self.address, array.nbytes, PORTABLE | MAPPED)
         self._is_registered = status == 0
         if not self._is_registered:
             raise UnavailableError(
@@ -49,7 +47,7 @@ class PageLockedArray:
         if self._is_registered:
             self._is_registered = False
             torch.cuda.synchronize()
-            torch.cuda.cudart().cudaHostUnregister(self.address)
+            unlock(self.address)
 
     def __del__(self) -> None:
         if (

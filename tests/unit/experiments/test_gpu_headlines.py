@@ -45,9 +45,10 @@ def test_mps_is_compared_with_plain_sharing_by_as_many(tmp_path):
     ]
     # 170 / 120 and 170 / 100; four GMIs have nothing to be compared with.
     assert gpu_sharing.headline(runs) == (
-        "over one process, Ant-v5: direct x2 1.20, mps x2 1.70, mps x4 2.00; MPS over plain sharing: 2 GMIs 1.42"
+        "Ant-v5, over one process: direct x2 1.20, mps x2 1.70, mps x4 2.00; MPS over plain sharing: 2 GMIs 1.42"
     )
-    assert gpu_sharing.headline(runs[:4]) == "over one process, Ant-v5: direct x2 1.20"
+    assert gpu_sharing.headline(runs[:4]) == "Ant-v5, over one process: direct x2 1.20"
+    assert gpu_sharing.headline(runs[3:-1]) == "Ant-v5, MPS over plain sharing: 2 GMIs 1.42"
     gpu_sharing.draw(runs, tmp_path / "sharing.png")
     assert "| Ant-v5 | mps x2 | 170 | 150 - 180 | 1.70 |" in gpu_sharing.table(runs[:3] + runs[4:7])
 

@@ -368,4 +368,4 @@ def test_a_driver_that_refuses_to_page_lock_is_reported_once_per_ring(monkeypatc
         ring.attach(consumer.endpoint)
         ring.reserve().commit(version=0)
         consumer.take(LIMIT_S).release()
-    assert caplog.text.count("is not page-locked (1)") == 1
+    assert caplog.text.count("is not page-locked (error 1)") == 1
