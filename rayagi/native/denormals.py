@@ -66,13 +66,10 @@ def _workers() -> tuple[Callable[..., int], Callable[..., int], int] | None:
 
     Not functions of Python: each thread would wait for the interpreter, for milliseconds where there are many.
     """
-    library = ctypes.CDLL(None)
-    parallel = getattr(library, "GOMP_parallel", None)
-    try:
-        maths = ctypes.CDLL("libm.so.6")
-    except OSError:
-        maths = library
-    get_mode, set_mode = (getattr(maths, name, None) for name in ("fegetenv", "fesetenv"))
+    loaded = ctypes.CDLL(None)
+    parallel, get_mode, set_mode = (
+        getattr(loaded, name, None) for name in ("GOMP_parallel", "fegetenv", "fesetenv")
+    )
     if parallel is None or get_mode is None or set_mode is None:
         return None
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
