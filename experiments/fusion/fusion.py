@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from experiments.fusion.figure import Case, Measure, Size
@@ -31,20 +31,27 @@ STEPS = {
 def groups(size: Size) -> Iterator[Sequence[Case]]:
     """One per N."""
     for num_envs in (16, 4096) if size.quick else (1, 16, 256, 4096, 65536):
-        yield [
-            Case(
-                {"form": form, "num_envs": num_envs, "steps": steps},
-                lambda w=work, f=form: simulation(f, w, size.seconds),
+        yield cases(num_envs, MOST_STEPS, STEPS, size)
+
+
+def cases(
+    num_envs: int, most_steps: Mapping[str, float], steps_of: Mapping[str, tuple[int, ...]], size: Size
+) -> list[Case]:
+    """Every form with each K whose call has at most so many environment steps."""
+    return [
+        Case(
+            {"form": form, "num_envs": num_envs, "steps": steps},
+            lambda w=work, f=form: simulation(f, w, size.seconds),
+        )
+        for form, most in most_steps.items()
+        for steps in steps_of.get(form, (1, 10, 100, 1000))
+        if num_envs * steps <= most
+        for work in [
+            BenchmarkConfig(
+                simulator=CartPole(), num_envs=num_envs, steps_per_call=steps, num_threads=size.threads
             )
-            for form, most in MOST_STEPS.items()
-            for steps in STEPS.get(form, (1, 10, 100, 1000))
-            if num_envs * steps <= most
-            for work in [
-                BenchmarkConfig(
-                    simulator=CartPole(), num_envs=num_envs, steps_per_call=steps, num_threads=size.threads
-                )
-            ]
         ]
+    ]
 
 
 def simulation(form: str, work: BenchmarkConfig, seconds: float) -> Measure:

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments.fusion.figure import Case, Size
-from experiments.fusion.fusion import simulation
+from experiments.fusion.fusion import cases
 from experiments.fusion.plots import draw_rates, form_and_steps, rate_table
 from experiments.fusion.records import Records
-from experiments.fusion.variants.variant import BenchmarkConfig
-from rayagi.envs.fused.simulators import CartPole
 
 MOST_STEPS = {"torch-gpu": 1.1e7, "xla": 1.1e8, "warp-gpu": 1.1e8, "cuda": 1.1e8, "c": 1.1e8}
 """Environment steps of one call: their actions alone take as many bytes."""
@@ -21,20 +19,7 @@ STEPS = {"torch-gpu": (1,)}
 def groups(size: Size) -> Iterator[Sequence[Case]]:
     """One per N. XLA is JAX's on its first device; C is on the host's cores, beside them."""
     for num_envs in (4096, 1 << 20) if size.quick else (16, 256, 4096, 65536, 1 << 20):
-        yield [
-            Case(
-                {"form": form, "num_envs": num_envs, "steps": steps},
-                lambda w=work, f=form: simulation(f, w, size.seconds),
-            )
-            for form, most in MOST_STEPS.items()
-            for steps in STEPS.get(form, (1, 10, 100, 1000))
-            if num_envs * steps <= most
-            for work in [
-                BenchmarkConfig(
-                    simulator=CartPole(), num_envs=num_envs, steps_per_call=steps, num_threads=size.threads
-                )
-            ]
-        ]
+        yield cases(num_envs, MOST_STEPS, STEPS, size)
 
 
 def draw(records: Records, path: Path) -> None:

@@ -137,8 +137,8 @@ def headline(runs: list[dict[str, Any]]) -> str:
             if {f"mps x{shares}", f"direct x{shares}"} <= rates.keys()
         ]
         found = {"over one process": single, "MPS over plain sharing": compared}
-        told = (f"{title}: {', '.join(each)}" for title, each in found.items() if each)
-        parts.append(f"{task}, {'; '.join(told)}")
+        titled = (f"{title}: {', '.join(each)}" for title, each in found.items() if each)
+        parts.append(f"{task}, {'; '.join(titled)}")
     return "; ".join(parts)
 
 

@@ -8,7 +8,9 @@ import torch
 
 from actors.replay import Column, ReplaySchema, ReplayStore, Subscription, Uniform, gather, select
 from rayagi.device_replay import DeviceGatherer
+from rayagi.device_replay.buffers import UnavailableError
 from rayagi.device_replay.choice import WAYS
+from rayagi.device_replay.page_locking import PageLockedArray
 from tests.unit.algorithms.test_device_replay import SPECS, train
 from tests.unit.replay.test_device_gatherers import (
     TYPES,
@@ -95,6 +97,15 @@ def test_page_locked_memory_is_released_with_the_gatherer():
         chosen = select(store, Uniform(), 256, seed=0, draw=0)
         assert_same(gatherer(chosen), gather(store, chosen, wanted))
         gatherer.close()
+
+
+def test_memory_that_cuda_refuses_to_lock_leaves_no_error_behind():
+    memory = np.zeros(2**16, np.uint8)
+    locked = PageLockedArray(memory)
+    with pytest.raises(UnavailableError):
+        PageLockedArray(memory)  # it is registered already
+    assert torch.ones(1, device=DEVICE).add_(1).item() == 2
+    locked.close()
 
 
 @pytest.mark.parametrize("way", [None, *WAYS])

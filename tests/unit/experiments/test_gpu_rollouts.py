@@ -1,10 +1,14 @@
 """The arithmetic of the GPU rollouts' experiment; its measurements need a GPU."""
 
+from collections import defaultdict
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from experiments.gpu_rollouts import run
 from experiments.gpu_rollouts.cases import Case, covered, ratios
+from experiments.gpu_rollouts.precompile import recorded_blocks
 
 
 def test_covered_counts_overlapping_kernels_once():
@@ -34,3 +38,18 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys, tmp_path):
     assert run.main() == 1
     assert "Nothing was measured: there is no GPU here." in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
+
+
+def test_threads_of_a_block_are_noted_where_a_launch_asks_for_them():
+    asked, seen = defaultdict(set), []
+    kernel = SimpleNamespace(module=SimpleNamespace(name="solver"))
+    warp = SimpleNamespace(
+        launch=lambda *given, **_: seen.append(given), launch_tiled=lambda *given, **_: None
+    )
+    original = warp.launch
+    with recorded_blocks(warp, asked):
+        warp.launch(kernel, 4)
+        warp.launch_tiled(kernel, [4], block_dim=64)
+    assert asked == {"solver": {256, 64}}
+    assert seen == [(kernel, 4)]
+    assert warp.launch is original
