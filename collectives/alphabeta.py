@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from collectives.costs import UnitCost, unit_group
 from collectives.errors import ProfileError
 from collectives.layout import Layout
-from collectives.profile import Profile, ProfilePoint, StepShape
+from collectives.profile import CostProfile, ProfilePoint, StepShape
 from collectives.schedule import Op, Primitive, Step
 
 
@@ -54,7 +54,7 @@ class AlphaBetaModel:
     """Measurements that they were fitted to; none if they are assumed."""
 
     @classmethod
-    def fit(cls, profile: Profile) -> AlphaBetaModel:
+    def fit(cls, profile: CostProfile) -> AlphaBetaModel:
         """Fit each operation's coefficients to its points: non-negative least squares of relative errors.
 
         Raises:

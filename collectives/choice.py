@@ -19,7 +19,7 @@ from collectives.primitive_probe import PrimitiveProbe, local_capabilities, prob
 from collectives.profile import RUNS, mean_s, measure
 from collectives.profile_cache import load_or_measure_profile
 from collectives.rendezvous import Member
-from collectives.schedule import Primitive, Schedule, Step
+from collectives.schedule import CollectiveSchedule, Primitive, Step
 from collectives.transports.base import Transport
 from collectives.tuning import ScheduleTuner
 
@@ -31,7 +31,7 @@ TYPICAL_BYTES = 440_000
 class ScheduleChoice:
     """The schedule of a group."""
 
-    schedule: Schedule
+    schedule: CollectiveSchedule
     reason: str
     tuner: ScheduleTuner | None = None
     """Chooses again by the measured cost of reductions; None if there is no alternative, or one was requested."""

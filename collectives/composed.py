@@ -17,7 +17,7 @@ from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.point_to_point import Direction, PointToPointChannels
 from collectives.queue import OperationQueue, QueuedOperation
-from collectives.schedule import Primitive, Schedule, Step, ranks_text
+from collectives.schedule import CollectiveSchedule, Primitive, Step, ranks_text
 from collectives.transports.base import ReduceOp, Transport
 from collectives.transports.calls import shapes_digest
 from collectives.tuning import ScheduleTuner
@@ -64,7 +64,7 @@ class ComposedCommunicator(ClosesOnExit):
     def __init__(
         self,
         rank: int,
-        schedule: Schedule,
+        schedule: CollectiveSchedule,
         transport_factory: TransportFactory,
         generation: int = 0,
         reason: str = "it was requested",
@@ -208,7 +208,7 @@ class ComposedCommunicator(ClosesOnExit):
             self._transports[key] = self._transport_factory.transport(primitive, ranks)
         return self._transports[key]
 
-    def _use_schedule(self, schedule: Schedule) -> None:
+    def _use_schedule(self, schedule: CollectiveSchedule) -> None:
         """Run this schedule from now on. Buffers that were handed out stay valid.
 
         Raises:

@@ -14,19 +14,19 @@ from itertools import chain
 
 from collectives.errors import CompositionError
 from collectives.layout import Layout
-from collectives.schedule import Primitive, Schedule, Step, ranks_text
+from collectives.schedule import CollectiveSchedule, Primitive, Step, ranks_text
 
 Groups = Sequence[tuple[int, ...]]
 Devices = tuple[tuple[int, ...], ...]
 """Ranks of each device of one node."""
 
 
-def ip_only(layout: Layout) -> Schedule:
+def ip_only(layout: Layout) -> CollectiveSchedule:
     """All GMIs of a host in one step through shared memory (Figure 7a). Applies to every layout."""
     return _tree("ip_only", layout, ("ip", layout.hosts))
 
 
-def rp_only(layout: Layout) -> Schedule:
+def rp_only(layout: Layout) -> CollectiveSchedule:
     """m rings over the devices, then one more ring across, over one GMI of each ring (Figure 7b).
 
     With unequal devices, ring j runs over the devices that have a j-th GMI.
@@ -44,7 +44,7 @@ def rp_only(layout: Layout) -> Schedule:
     return _tree("rp_only", layout, ("rp", led), ("rp", roots))
 
 
-def hybrid(layout: Layout, k: int) -> Schedule:
+def hybrid(layout: Layout, k: int) -> CollectiveSchedule:
     """k GMIs per device reduce in k rings; the ring roots and all other GMIs by shared memory (Figure 7c).
 
     The second step has n(m - k) + k members, as in the paper's cost. ``k`` = 0 is ``ip_only``. A device with fewer
@@ -71,7 +71,7 @@ def hybrid(layout: Layout, k: int) -> Schedule:
     return _tree(name, layout, ("rp", led), ("ip", by_memory))
 
 
-def har(layout: Layout, t: int = 0) -> Schedule:
+def har(layout: Layout, t: int = 0) -> CollectiveSchedule:
     """Shared memory inside each device, then a ring over one leader per device (preprint, Figure 4c).
 
     ``t`` is the leader's index on its device. With M GMIs on each device, numbered device after device, this is the
@@ -83,7 +83,7 @@ def har(layout: Layout, t: int = 0) -> Schedule:
     return _hierarchical("har", layout, "ip", "rp", t)
 
 
-def device_rp(layout: Layout) -> Schedule:
+def device_rp(layout: Layout) -> CollectiveSchedule:
     """``device`` inside each device, then a ring over the leaders (beyond the papers: no copy through the host).
 
     Raises:
@@ -92,7 +92,7 @@ def device_rp(layout: Layout) -> Schedule:
     return _on_device("device_rp", layout, "rp")
 
 
-def device_ip(layout: Layout) -> Schedule:
+def device_ip(layout: Layout) -> CollectiveSchedule:
     """``device`` inside each device, then shared memory among the leaders (beyond the papers).
 
     Raises:
@@ -101,12 +101,12 @@ def device_ip(layout: Layout) -> Schedule:
     return _on_device("device_ip", layout, "ip")
 
 
-def mpr(layout: Layout) -> Schedule:
+def mpr(layout: Layout) -> CollectiveSchedule:
     """The preprint's Multi-Process Reduction (Figure 4a): the steps of ``ip_only``."""
     return replace(ip_only(layout), composition="mpr")
 
 
-def mrr(layout: Layout) -> Schedule:
+def mrr(layout: Layout) -> CollectiveSchedule:
     """The preprint's Multi-Ring Reduction (Figure 4b): the steps of ``rp_only``, on equal devices only.
 
     Raises:
@@ -134,7 +134,7 @@ def select_preprint(mpl: Sequence[Sequence[int]]) -> str:
     return "mrr"
 
 
-def preprint(layout: Layout) -> Schedule:
+def preprint(layout: Layout) -> CollectiveSchedule:
     """The schedule that the preprint's Algorithm 1 selects for this layout.
 
     Raises:
@@ -160,7 +160,7 @@ def composition_names(layout: Layout) -> tuple[str, ...]:
     )
 
 
-def compose(name: str, layout: Layout) -> Schedule:
+def compose(name: str, layout: Layout) -> CollectiveSchedule:
     """The schedule of the composition of that name, e.g. ``ip_only`` or ``hybrid(2)``; ``hybrid:2`` needs no shell quotes.
 
     Raises:
@@ -195,7 +195,7 @@ KNOWN_NAMES = ", ".join([*_BY_NAME, "hybrid(K)"])
 """For error messages."""
 
 
-def _tree(name: str, layout: Layout, *levels: tuple[Primitive, Groups]) -> Schedule:
+def _tree(name: str, layout: Layout, *levels: tuple[Primitive, Groups]) -> CollectiveSchedule:
     """Reduce level by level, all-reduce on the top one, broadcast back. The last of ``levels`` has a group per host."""
     # The outermost level: one leader per host, by net.
     leaders = tuple(group[0] for group in levels[-1][1])
@@ -205,15 +205,17 @@ def _tree(name: str, layout: Layout, *levels: tuple[Primitive, Groups]) -> Sched
         if several:  # a group of one goes on with its own contents
             full.append((primitive, several))
     if not full:
-        return Schedule(name, layout, ())
+        return CollectiveSchedule(name, layout, ())
     # Up: reduce to the leaders. Top: all-reduce. Down: broadcast over the same groups in reverse order.
     *inner, (top, groups) = full
     up = [Step("reduce", primitive, groups) for primitive, groups in inner]
     down = [Step("broadcast", primitive, groups) for primitive, groups in reversed(inner)]
-    return Schedule(name, layout, (*up, Step("all_reduce", top, groups), *down))
+    return CollectiveSchedule(name, layout, (*up, Step("all_reduce", top, groups), *down))
 
 
-def _hierarchical(name: str, layout: Layout, inside: Primitive, across: Primitive, t: int) -> Schedule:
+def _hierarchical(
+    name: str, layout: Layout, inside: Primitive, across: Primitive, t: int
+) -> CollectiveSchedule:
     fewest = min(map(len, layout.devices))
     if not 0 <= t < fewest:
         raise CompositionError(
@@ -224,7 +226,7 @@ def _hierarchical(name: str, layout: Layout, inside: Primitive, across: Primitiv
     return _tree(name, layout, (inside, devices), (across, leaders))
 
 
-def _on_device(name: str, layout: Layout, across: Primitive) -> Schedule:
+def _on_device(name: str, layout: Layout, across: Primitive) -> CollectiveSchedule:
     if max(map(len, layout.devices)) == 1:
         raise CompositionError(name, str(layout), "no device has two GMIs that could reduce on it")
     return _hierarchical(name, layout, "device", across, 0)

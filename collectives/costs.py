@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from collectives.layout import Layout
-from collectives.schedule import Primitive, Schedule, Step
+from collectives.schedule import CollectiveSchedule, Primitive, Step
 
 
 def all_reduce_s(members: int, nbytes: float, bandwidth: float) -> float:
@@ -74,7 +74,7 @@ def unit_group(primitive: Primitive, layout: Layout) -> tuple[int, ...]:
     return pair if primitive == "ip" and len(spread) == 1 else spread
 
 
-def project(schedule: Schedule, units: Mapping[Primitive, UnitCost]) -> Projection:
+def project(schedule: CollectiveSchedule, units: Mapping[Primitive, UnitCost]) -> Projection:
     """Project the cost by the papers' model, for any layout: the sum over the steps that reduce.
 
     Rings of a step run in parallel and cost Cost_rp. A step of another primitive scales with the members of its largest

@@ -12,7 +12,7 @@ from collectives.compositions import compose, composition_names
 from collectives.costs import Projection, project
 from collectives.errors import CompositionError
 from collectives.layout import Layout
-from collectives.schedule import Primitive, Schedule, Step
+from collectives.schedule import CollectiveSchedule, Primitive, Step
 
 TOLERANCE = 0.2
 """Relative error of a projection beyond which the planner chooses again."""
@@ -22,7 +22,7 @@ TOLERANCE = 0.2
 class CandidateComposition:
     """A usable composition with its projected costs by both models."""
 
-    schedule: Schedule
+    schedule: CollectiveSchedule
     paper: Projection
     by_primitive_s: Mapping[Primitive, float]
     """Seconds by the alpha-beta model, summed over the steps of each primitive."""
@@ -72,7 +72,7 @@ class CompositionPlan:
     """By composition."""
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> CollectiveSchedule:
         """The schedule that was chosen."""
         return self.candidate(self.chosen).schedule
 
@@ -287,7 +287,7 @@ def plan_composition(
     )
 
 
-def _check_usable(schedule: Schedule, usable: Collection[Primitive], model: AlphaBetaModel) -> None:
+def _check_usable(schedule: CollectiveSchedule, usable: Collection[Primitive], model: AlphaBetaModel) -> None:
     """CompositionError if a step's primitive does not work here, or a model lacks its cost."""
     for step in schedule.steps:
         if step.primitive not in usable:

@@ -60,7 +60,7 @@ class ProfilePoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
+class CostProfile:
     """Measurements of one machine."""
 
     machine: str
@@ -165,7 +165,7 @@ def measure(
     *,
     machine: str,
     sizes: Sequence[int] = SIZES,
-) -> Profile:
+) -> CostProfile:
     """Profile a machine. Every rank calls it with the same arguments.
 
     Args:
@@ -181,4 +181,4 @@ def measure(
         for step in steps_to_measure(layout, primitives)
         for nbytes in sizes
     ]
-    return Profile(machine=machine, points=tuple(points))
+    return CostProfile(machine=machine, points=tuple(points))

@@ -14,7 +14,7 @@ from collectives.alphabeta import AlphaBetaModel
 from collectives.compiler import machine
 from collectives.errors import ProfileError
 from collectives.layout import Layout
-from collectives.profile import Profile, StepShape, steps_to_measure
+from collectives.profile import CostProfile, StepShape, steps_to_measure
 from collectives.rendezvous import PROTOCOL
 from collectives.schedule import Primitive
 from collectives.transports.base import Transport
@@ -27,8 +27,8 @@ def load_or_measure_profile(
     device: torch.device,
     layout: Layout,
     usable: Collection[Primitive],
-    measure: Callable[[], Profile],
-) -> Profile:
+    measure: Callable[[], CostProfile],
+) -> CostProfile:
     """The profile in rank 0's cache for these machines and this layout; on a miss it is measured now and cached.
 
     All members call it and get the same profile.
@@ -43,7 +43,7 @@ def load_or_measure_profile(
     path = profiles_directory() / f"{_key(control, device, layout, usable)}.json"
     kept = _broadcast(control, _read(path, layout, usable) if control.rank == 0 else "")
     if kept:
-        return Profile.from_json(kept, str(path))
+        return CostProfile.from_json(kept, str(path))
     profile = measure()
     if control.rank == 0:
         _write(path, profile)
@@ -87,7 +87,7 @@ def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
     if not path.exists():
         return ""
     try:
-        profile = Profile.load(path)
+        profile = CostProfile.load(path)
         AlphaBetaModel.fit(profile)
         needed = {StepShape.from_step(step, layout) for step in steps_to_measure(layout, usable)}
         if not needed <= {point.shape for point in profile.points}:
@@ -98,7 +98,7 @@ def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
         return ""
 
 
-def _write(path: Path, profile: Profile) -> None:
+def _write(path: Path, profile: CostProfile) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

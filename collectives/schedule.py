@@ -49,7 +49,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class CollectiveSchedule:
     """Steps after which every rank holds the sum of all ranks' contributions, bitwise equal everywhere.
 
     Attributes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from collectives.planner import CompositionPlan
-from collectives.schedule import Schedule
+from collectives.schedule import CollectiveSchedule
 
 COUNTED_REDUCTIONS = 16
 """Reductions that determine the bucket to plan for, before any is timed."""
@@ -46,7 +46,9 @@ class ScheduleTuner:
         )
         return self._now(bucket.device) if timing else None
 
-    def end(self, bucket: Tensor, begin: float | None, largest: Callable[[Tensor], None]) -> Schedule | None:
+    def end(
+        self, bucket: Tensor, begin: float | None, largest: Callable[[Tensor], None]
+    ) -> CollectiveSchedule | None:
         """Called after a reduction that all members completed; returns the new schedule if it changes.
 
         Args:
@@ -73,14 +75,14 @@ class ScheduleTuner:
     def _rank(self, nbytes: int) -> tuple[int, int]:
         return self._bytes[nbytes], nbytes
 
-    def _for_size(self, nbytes: int) -> Schedule | None:
+    def _for_size(self, nbytes: int) -> CollectiveSchedule | None:
         """Plan for this bucket size, if the plan was made for another one."""
         before = self.plan.schedule
         if nbytes != self.plan.nbytes:
             self.plan = self.plan.for_size(nbytes)
         return None if self.plan.schedule == before else self.plan.schedule
 
-    def _update_plan(self, largest: Callable[[Tensor], None]) -> Schedule | None:
+    def _update_plan(self, largest: Callable[[Tensor], None]) -> CollectiveSchedule | None:
         """Choose by the timed reductions.
 
         A member that arrives early also measures its wait for the others. So the cost of a reduction is the minimum over

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayagi.coordinator.model_validation import Validation, ValidationCase, validate
+from rayagi.coordinator.model_validation import ModelValidation, ValidationCase, validate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def rows_of(lines: Sequence[Line]) -> list[Row]:
     ]
 
 
-def validation_of(lines: Sequence[Line], origin: Mapping[str, Any]) -> Validation:
+def validation_of(lines: Sequence[Line], origin: Mapping[str, Any]) -> ModelValidation:
     """The model's error and ranking in these measurements."""
     return validate(
         [

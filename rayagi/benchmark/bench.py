@@ -10,7 +10,7 @@ from functools import partial
 from collectives.compositions import compose, composition_names
 from collectives.errors import CompositionError
 from collectives.layout import Layout
-from collectives.schedule import Schedule
+from collectives.schedule import CollectiveSchedule
 from placement.types import Machine
 from rayagi.benchmark.measure import (
     BenchmarkCase,
@@ -84,7 +84,7 @@ def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) ->
     Raises:
         CompositionError: none of them applies; with the reasons.
     """
-    fitting: dict[str, Schedule] = {}
+    fitting: dict[str, CollectiveSchedule] = {}
     skipped: list[tuple[str, str]] = []
     for name in wanted or composition_names(layout):
         try:

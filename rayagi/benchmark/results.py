@@ -11,8 +11,8 @@ from collectives.alphabeta import AlphaBetaModel
 from collectives.compositions import compose
 from collectives.costs import project
 from collectives.errors import ProfileError
-from collectives.profile import Profile
-from collectives.schedule import Schedule
+from collectives.profile import CostProfile
+from collectives.schedule import CollectiveSchedule
 from placement.text import aligned
 from rayagi.benchmark.measure import BenchmarkCase, CompositionTiming, LayoutMeasurement
 
@@ -45,19 +45,19 @@ class ResultRow:
         return None if self.model_s is None else self.median_s / self.model_s - 1
 
 
-def profile_of(measurements: Sequence[LayoutMeasurement], machine: str) -> Profile:
+def profile_of(measurements: Sequence[LayoutMeasurement], machine: str) -> CostProfile:
     """Profile of all timed steps, of all layouts."""
     points = tuple(point for measurement in measurements for point in measurement.points)
-    return Profile(machine=machine, points=points)
+    return CostProfile(machine=machine, points=points)
 
 
-def fitted(profile: Profile) -> AlphaBetaModel | None:
+def fitted(profile: CostProfile) -> AlphaBetaModel | None:
     """The model fitted to operations that were timed at two sizes or more; None if there are none."""
     sizes: dict[tuple[str, str], set[int]] = {}
     for point in profile.points:
         sizes.setdefault((point.shape.primitive, point.shape.op), set()).add(point.nbytes)
     enough = tuple(p for p in profile.points if len(sizes[p.shape.primitive, p.shape.op]) > 1)
-    return AlphaBetaModel.fit(Profile(machine=profile.machine, points=enough)) if enough else None
+    return AlphaBetaModel.fit(CostProfile(machine=profile.machine, points=enough)) if enough else None
 
 
 def rows_of(measurements: Sequence[LayoutMeasurement], model: AlphaBetaModel | None) -> list[ResultRow]:
@@ -89,7 +89,7 @@ def _row(
     )
 
 
-def _paper_s(schedule: Schedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
+def _paper_s(schedule: CollectiveSchedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
     if model is None:
         return None
     try:
@@ -98,7 +98,7 @@ def _paper_s(schedule: Schedule, nbytes: int, model: AlphaBetaModel | None) -> f
         return None
 
 
-def _model_s(schedule: Schedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
+def _model_s(schedule: CollectiveSchedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
     if model is None:
         return None
     try:

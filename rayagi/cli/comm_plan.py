@@ -8,7 +8,7 @@ import json
 from collectives.alphabeta import NOMINAL_MODEL, AlphaBetaModel
 from collectives.layout import Layout
 from collectives.planner import plan_composition
-from collectives.profile import Profile
+from collectives.profile import CostProfile
 
 DEFAULT_BYTES = 440_000
 """Default size: Ant's float32 gradients in the preprint's Table 7."""
@@ -22,7 +22,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     layout = Layout.parse(arguments.layout)
     model = (
-        NOMINAL_MODEL if arguments.profile is None else AlphaBetaModel.fit(Profile.load(arguments.profile))
+        NOMINAL_MODEL
+        if arguments.profile is None
+        else AlphaBetaModel.fit(CostProfile.load(arguments.profile))
     )
     plan = plan_composition(layout, _nbytes(arguments), model)
     if arguments.json:

@@ -35,7 +35,7 @@ class ValidationCase:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Validation:
+class ModelValidation:
     """Comparison of predictions with measurements on the cores of one machine."""
 
     date: str
@@ -70,7 +70,7 @@ class Validation:
 
 def validate(
     cases: Sequence[ValidationCase], *, date: str, cpu: str, cores: int, kinds: Sequence[str]
-) -> Validation:
+) -> ModelValidation:
     """Compare predictions with measurements.
 
     Raises:
@@ -86,7 +86,7 @@ def validate(
     ]
     right = sum((one.predicted > other.predicted) == (one.measured > other.measured) for one, other in pairs)
     errors = sorted(abs(case.predicted / case.measured - 1) for case in cases)
-    return Validation(
+    return ModelValidation(
         date=date,
         cpu=cpu,
         cores=cores,
@@ -99,20 +99,20 @@ def validate(
     )
 
 
-def save(validation: Validation, path: Path = RECORD) -> None:
+def save(validation: ModelValidation, path: Path = RECORD) -> None:
     """Write the record."""
     path.write_text(json.dumps(asdict(validation), indent=1) + "\n")
 
 
-def load(path: Path = RECORD) -> Validation | None:
+def load(path: Path = RECORD) -> ModelValidation | None:
     """The recorded validation; None if there is none."""
     if not path.exists():
         return None
     stored = json.loads(path.read_text())
-    return Validation(**{**stored, "kinds": tuple(stored["kinds"])})
+    return ModelValidation(**{**stored, "kinds": tuple(stored["kinds"])})
 
 
-def ranks(validation: Validation | None, machine: Machine, kind: str, *, on_gpu: bool) -> bool:
+def ranks(validation: ModelValidation | None, machine: Machine, kind: str, *, on_gpu: bool) -> bool:
     """Whether the model may rank layouts of a machine: it is validated there, and orders enough pairs right.
 
     Args:
@@ -131,7 +131,7 @@ def may_compare(machine: Machine, *, on_gpu: bool) -> bool:
     return not on_gpu and len(machine.nodes) == 1 and machine.num_cores > 1
 
 
-def validation_text(validation: Validation | None, machine: Machine, kind: str, *, on_gpu: bool) -> str:
+def validation_text(validation: ModelValidation | None, machine: Machine, kind: str, *, on_gpu: bool) -> str:
     """What is known about the model's error on a machine, as a sentence or two; arguments as for ``ranks``."""
     where = _uncovered(validation, machine, kind, on_gpu)
     if where or validation is None:
@@ -140,7 +140,7 @@ def validation_text(validation: Validation | None, machine: Machine, kind: str, 
     return validation.text() + ("" if validation.may_rank else " That is too few: it does not rank.")
 
 
-def _uncovered(validation: Validation | None, machine: Machine, kind: str, on_gpu: bool) -> str:
+def _uncovered(validation: ModelValidation | None, machine: Machine, kind: str, on_gpu: bool) -> str:
     """What of a machine and a kind of work the record does not cover; empty if it covers all."""
     if on_gpu:
         return "on any GPU"

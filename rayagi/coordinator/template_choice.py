@@ -18,7 +18,7 @@ from placement.types import Machine
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import Template
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.model_validation import Validation, load, may_compare, ranks, validation_text
+from rayagi.coordinator.model_validation import ModelValidation, load, may_compare, ranks, validation_text
 from rayagi.coordinator.throughput_model import PlanThroughput, UnitCosts, layout_of, predict
 from rayagi.planning import plan_of, serving_plan_of, uses_gpus
 
@@ -89,7 +89,7 @@ def choose(
     found: Sequence[PlanThroughput],
     spec: RunSpec,
     machine: Machine,
-    validation: Validation | None,
+    validation: ModelValidation | None,
     *,
     serving: bool = False,
 ) -> tuple[PlanThroughput, str]:
@@ -129,7 +129,7 @@ def candidates(found: Sequence[PlanThroughput], error: float | None) -> list[str
     return [each.layout.template for each in found if each in measured]
 
 
-def _error(validation: Validation | None, *, ranked: bool) -> float | None:
+def _error(validation: ModelValidation | None, *, ranked: bool) -> float | None:
     """The recorded error: its median where the model may rank. Elsewhere what nine of ten layouts kept to."""
     if validation is None:
         return None

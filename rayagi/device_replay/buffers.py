@@ -34,7 +34,7 @@ class DeviceBatch(NamedTuple):
     current: Tensor
 
 
-class Field(NamedTuple):
+class BatchField(NamedTuple):
     """A tensor's type and shape."""
 
     dtype: torch.dtype
@@ -51,10 +51,10 @@ def torch_type(dtype: np.dtype[np.generic]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-class Staging:
+class StagingBuffers:
     """Tensors on the host, page-locked for a CUDA device, which cross to their counterparts there in one copy."""
 
-    def __init__(self, fields: Sequence[Field], device: torch.device) -> None:
+    def __init__(self, fields: Sequence[BatchField], device: torch.device) -> None:
         """Allocate both sides."""
         at, places = 0, []
         for field in fields:
@@ -84,17 +84,17 @@ class Staging:
             self._event.record(torch.cuda.current_stream(self._device))
 
 
-def batch_fields(schema: ReplaySchema, subscriptions: Sequence[Subscription], n: int) -> list[Field]:
+def batch_fields(schema: ReplaySchema, subscriptions: Sequence[Subscription], n: int) -> list[BatchField]:
     """Of a batch: the values of each subscription, then their masks, then ``current``."""
     windows = [() if wanted.length is None else (wanted.length,) for wanted in subscriptions]
     columns = [schema.columns[schema.position(wanted.column)] for wanted in subscriptions]
     return [
         *(
-            Field(torch_type(column.dtype), (n, *window, *column.shape))
+            BatchField(torch_type(column.dtype), (n, *window, *column.shape))
             for column, window in zip(columns, windows, strict=True)
         ),
-        *(Field(torch.bool, (n, *window)) for window in windows),
-        Field(torch.bool, (n,)),
+        *(BatchField(torch.bool, (n, *window)) for window in windows),
+        BatchField(torch.bool, (n,)),
     ]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from actors.replay import Gatherer, ReplayStore, Selection, Subscription
 from actors.replay.subscriptions import Gathered, ReadableShards
-from rayagi.device_replay.buffers import DeviceBatch, Staging, as_batch, batch_fields
+from rayagi.device_replay.buffers import DeviceBatch, StagingBuffers, as_batch, batch_fields
 
 
 class CopyGatherer:
@@ -23,7 +23,7 @@ class CopyGatherer:
     ) -> None:
         """Arguments and errors as of ``Gatherer``; ``device``: of the batches."""
         fields = batch_fields(store.schema, subscriptions, n)
-        self._staging = Staging(fields, device)
+        self._staging = StagingBuffers(fields, device)
         self._host = as_batch(self._staging.host, subscriptions)
         self._batch = as_batch(self._staging.there, subscriptions)
         self._gatherer = Gatherer(store, subscriptions, n, out=self._host.values)

@@ -12,9 +12,9 @@ from torch import Tensor
 from actors.replay import Column, Keys, ReplayStore, Selection, Subscription
 from actors.replay.subscriptions import ReadableShards
 from rayagi.device_replay.buffers import (
+    BatchField,
     DeviceBatch,
-    Field,
-    Staging,
+    StagingBuffers,
     UnavailableError,
     as_batch,
     batch_fields,
@@ -83,14 +83,16 @@ class MirrorGatherer:
         self._whole = [
             Subscription(column=column.name, length=schema.max_length + column.extra) for column in columns
         ]
-        self._copiers: dict[int, tuple[CopyGatherer, Staging]] = {}
+        self._copiers: dict[int, tuple[CopyGatherer, StagingBuffers]] = {}
         """By number of rows: what crosses, and the rows' places."""
         self._outputs = [
             torch.empty(field.shape, dtype=field.dtype, device=device)
             for field in batch_fields(schema, subscriptions, n)
         ]
         self._batch = as_batch(self._outputs, subscriptions)
-        self._staging = Staging([Field(torch.int64, (ROWS, n)), Field(torch.bool, (n,))], device)
+        self._staging = StagingBuffers(
+            [BatchField(torch.int64, (ROWS, n)), BatchField(torch.bool, (n,))], device
+        )
         """Places of the selected rows, and which of them are current."""
         self._launches = WindowLaunches(n, device, self._staging.there[0])
         for wanted in subscriptions:
@@ -161,11 +163,11 @@ class MirrorGatherer:
         extra = self._mirrored[first.column].column.extra
         self._lengths[slots] = staged.masks[first.key][:count].sum(1) - extra
 
-    def _copier(self, rows: int) -> tuple[CopyGatherer, Staging]:
+    def _copier(self, rows: int) -> tuple[CopyGatherer, StagingBuffers]:
         if rows not in self._copiers:
             self._copiers[rows] = (
                 CopyGatherer(self._store, self._whole, rows, self._device),
-                Staging([Field(torch.int64, (rows,))], self._device),
+                StagingBuffers([BatchField(torch.int64, (rows,))], self._device),
             )
         return self._copiers[rows]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actors.replay import ReplayStore, Selection, Subscription
 from actors.replay.subscriptions import ReadableShards
-from rayagi.device_replay.buffers import DeviceBatch, Field, Staging, as_batch, batch_fields
+from rayagi.device_replay.buffers import BatchField, DeviceBatch, StagingBuffers, as_batch, batch_fields
 from rayagi.device_replay.located import locate, refuse_unreadable
 from rayagi.device_replay.page_locking import PageLockedArray
 from rayagi.device_replay.window_launches import WindowLaunches
@@ -49,7 +49,7 @@ class ZeroCopyGatherer:
             for field in batch_fields(store.schema, subscriptions, n)
         ]
         self._batch = as_batch(self._outputs, subscriptions)
-        self._staging = Staging([Field(torch.int64, (ROWS, n))], device)
+        self._staging = StagingBuffers([BatchField(torch.int64, (ROWS, n))], device)
         self._launches = WindowLaunches(n, device, self._staging.there[0])
         try:
             self._record(subscriptions)

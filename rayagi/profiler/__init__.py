@@ -17,13 +17,13 @@ from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.layout import Category
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.scopes import activity, iteration, operation, phase
-from rayagi.profiler.session import Session, add_metadata, name_process, profile
+from rayagi.profiler.session import RecordingSession, add_metadata, name_process, profile
 
 __all__ = [
     "Category",
     "ProfilerError",
+    "RecordingSession",
     "Schedule",
-    "Session",
     "activity",
     "add_metadata",
     "iteration",

@@ -36,7 +36,7 @@ class CalibrationError(ProfilerError):
 
 
 @dataclass(frozen=True)
-class Block:
+class CalibrationBlock:
     """One of several blocks of the same work, which alternate in one process.
 
     Attributes:
@@ -100,7 +100,9 @@ def largest_spread(count: int) -> float:
     return LARGEST_SPREAD * math.sqrt(count / FEWEST_ROUNDS)
 
 
-def delta_calibration(blocks: Sequence[Block], functions: Mapping[str, float] | None = None) -> Calibration:
+def delta_calibration(
+    blocks: Sequence[CalibrationBlock], functions: Mapping[str, float] | None = None
+) -> Calibration:
     """Costs of hooks: what blocks with a hook take longer than those without, by how often it ran (appendix C.1).
 
     Totals are compared, not single blocks. Blocks with several hooks are used after those with fewer: what is known of
@@ -122,7 +124,7 @@ def delta_calibration(blocks: Sequence[Block], functions: Mapping[str, float] | 
             f"CPU times of the {len(plain)} uninstrumented blocks spread over {100 * spread:.1f} %, more than "
             f"{100 * largest_spread(len(plain)):.1f} %: calibrate again when less else runs, or with longer blocks"
         )
-    groups: dict[frozenset[str], list[Block]] = {}
+    groups: dict[frozenset[str], list[CalibrationBlock]] = {}
     for block in blocks:
         groups.setdefault(frozenset(kind for kind, count in block.counts.items() if count), []).append(block)
     hooks: dict[str, float] = {}
@@ -137,7 +139,9 @@ def delta_calibration(blocks: Sequence[Block], functions: Mapping[str, float] | 
     return Calibration(hooks, dict(functions or {}), spread)
 
 
-def _cost(kind: str, blocks: Sequence[Block], known: Mapping[str, float], plain_ns: float) -> float:
+def _cost(
+    kind: str, blocks: Sequence[CalibrationBlock], known: Mapping[str, float], plain_ns: float
+) -> float:
     """(total with - total without - known costs) / count."""
     counts = {each: sum(block.counts[each] for block in blocks) for each in blocks[0].counts}
     others = sum(known[each] * count for each, count in counts.items() if each in known)

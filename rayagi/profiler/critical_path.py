@@ -95,7 +95,7 @@ class Visits(NamedTuple):
     left: Ints
 
 
-class Segment(NamedTuple):
+class PathSegment(NamedTuple):
     """A part of the path, of the process with this number; ``meeting``: number of the collective, -1 between two."""
 
     process: int
@@ -202,19 +202,19 @@ def _who_meets(members: Sequence[_Member]) -> tuple[list[_Member], list[int]]:
     return together, [number for number, names in same if names and number != NO_ITERATION]
 
 
-def segments(visits: Visits) -> list[Segment]:
+def segments(visits: Visits) -> list[PathSegment]:
     """The critical path of one iteration, in the order of time. Between collectives that overlap there is no time."""
-    path: list[Segment] = []
+    path: list[PathSegment] = []
     since = visits.starts
     for meeting in range(visits.arrived.shape[1]):
         last = int(np.argmax(visits.arrived[:, meeting]))
         arrived, left = int(visits.arrived[last, meeting]), int(visits.left[last, meeting])
         start = min(int(since[last]), arrived)
-        path += [Segment(last, start, arrived, -1), Segment(last, arrived, left, meeting)]
+        path += [PathSegment(last, start, arrived, -1), PathSegment(last, arrived, left, meeting)]
         since = visits.left[:, meeting]
     last = int(np.argmax(visits.ends))
     end = int(visits.ends[last])
-    return [*path, Segment(last, min(int(since[last]), end), end, -1)]
+    return [*path, PathSegment(last, min(int(since[last]), end), end, -1)]
 
 
 def _sum_up(members: Sequence[_Member], iterations: Sequence[int]) -> CriticalPath:
@@ -261,7 +261,7 @@ def _visits(members: Sequence[_Member], number: int) -> Visits:
     return Visits(spans[:, 0], spans[:, 1], times[:, :, 0], times[:, :, 1])
 
 
-def _add_operations(sums: Counter[tuple[str, str]], member: _Member, segment: Segment) -> None:
+def _add_operations(sums: Counter[tuple[str, str]], member: _Member, segment: PathSegment) -> None:
     """Add a process's time between two collectives by its innermost operation."""
     left = segment.end - segment.start
     for first, last, operations in member.operations:

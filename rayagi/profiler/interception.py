@@ -20,7 +20,7 @@ from typing import Any
 
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.layout import Category
-from rayagi.profiler.native import Recorder
+from rayagi.profiler.native import EventRecorder
 
 PACKAGES: Mapping[str, Category] = {
     "mujoco": Category.SIMULATOR,
@@ -90,7 +90,7 @@ class Interception:
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: EventRecorder,
         intern_all: Callable[[list[str]], list[int]],
         packages: Mapping[str, Category],
         *,
@@ -302,7 +302,7 @@ def _tensor_types() -> Iterator[type]:
 _depth = threading.local()
 
 
-def _wrapper(function: Any, recorder: Recorder, category: Category, name: int) -> Any:
+def _wrapper(function: Any, recorder: EventRecorder, category: Category, name: int) -> Any:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         depth = getattr(_depth, "value", 0)

@@ -12,8 +12,8 @@ from rayagi.profiler.calibration import (
     FEWEST_ROUNDS,
     LARGEST_SPREAD,
     PROCESS,
-    Block,
     Calibration,
+    CalibrationBlock,
     CalibrationError,
     delta_calibration,
     largest_spread,
@@ -32,7 +32,7 @@ _SMALLEST_SHARE = 0.001
 Report = Callable[[str], None]
 
 
-class Program(Protocol):
+class MeasuredProgram(Protocol):
     """Can be run any number of times: a ProgramRunner."""
 
     def __call__(self, hooks: Variant, /) -> Run:
@@ -60,7 +60,7 @@ class Measured:
 
 
 def calibrate(
-    program: Program, most_rounds: int = MOST_ROUNDS, report: Report = lambda text: None
+    program: MeasuredProgram, most_rounds: int = MOST_ROUNDS, report: Report = lambda text: None
 ) -> Measured:
     """Measure what each kind of hook costs in a program.
 
@@ -126,7 +126,7 @@ def _can_take_turns(run: Run, num_variants: int) -> bool:
     return run.iterations > SKIPPED_TURNS + FEWEST_ROUNDS * num_variants
 
 
-def _round(program: Program, variants: Sequence[Variant], *, is_reversed: bool) -> dict[Variant, Run]:
+def _round(program: MeasuredProgram, variants: Sequence[Variant], *, is_reversed: bool) -> dict[Variant, Run]:
     """A run of each variant."""
     runs = {variant: program(variant) for variant in (variants[::-1] if is_reversed else variants)}
     return {variant: runs[variant] for variant in variants}
@@ -143,7 +143,7 @@ def quiet_rounds(rounds: Sequence[Mapping[Variant, Run]]) -> Sequence[Mapping[Va
 def costs_of(rounds: Sequence[Mapping[Variant, Run]]) -> Calibration:
     """Costs from rounds: of totals over all, and standard errors from those of each round."""
     blocks = [
-        Block(
+        CalibrationBlock(
             run.cpu_ns,
             {kind: run.counts.get(kind, 0) for kind in {PROCESS, *variant}} if variant is not None else {},
         )
@@ -227,7 +227,7 @@ class Validation:
 
 
 def validate(
-    program: Program,
+    program: MeasuredProgram,
     first: Run,
     calibration: Calibration,
     repetitions: int,

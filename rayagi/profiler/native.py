@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 SOURCES = ("recorder.c", "interception.c", "module.c")
 
 
-class Recorder(Protocol):
+class EventRecorder(Protocol):
     """Records events of the calling thread. One per process; in C, or in Python where C cannot be compiled.
 
     Names are ids of names.jsonl; categories are values of Category; modes are OFF, WARM_UP and RECORD.

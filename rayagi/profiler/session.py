@@ -21,7 +21,7 @@ from rayagi.profiler.gpu import GpuRecorder
 from rayagi.profiler.interception import Interception, packages_with
 from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS, PROFILE, VERSION, Category
 from rayagi.profiler.machine import this_machine
-from rayagi.profiler.native import OFF, RECORD, Recorder, load_native
+from rayagi.profiler.native import OFF, RECORD, EventRecorder, load_native
 from rayagi.profiler.process_folder import ProcessFolder
 from rayagi.profiler.schedule import Schedule, Turns
 
@@ -32,9 +32,9 @@ class _Process:
     """State of this process: its session, and a lock that is held while one begins or ends."""
 
     change = threading.RLock()
-    session: Session | None = None
+    session: RecordingSession | None = None
 
-    def set_session(self, session: Session | None, hooks: frozenset[str] = HOOKS) -> None:
+    def set_session(self, session: RecordingSession | None, hooks: frozenset[str] = HOOKS) -> None:
         """From now on these kinds of hook record into the session."""
         self.session = scopes.session = session
         scopes.annotation_recorder = session if ANNOTATION in hooks else None
@@ -44,7 +44,7 @@ class _Process:
 _process = _Process()
 
 
-class Session:
+class RecordingSession:
     """Records this process into a profile. Forked children go on with a session of their own."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Session:
     ) -> None:
         self.profile = profile
         self._schedule, self._limit_bytes = schedule, limit_bytes
-        self._recorder: Recorder = load_recorder()
+        self._recorder: EventRecorder = load_recorder()
         self._turns = turns
         self._lock = threading.RLock()
         self._mode = OFF
@@ -239,7 +239,7 @@ def profile(
     simulators: Sequence[str] = (),
     intercept: bool = True,
     gpu: bool = False,
-) -> Iterator[Session]:
+) -> Iterator[RecordingSession]:
     """Record this process, and the children that it forks, into a new folder.
 
     Args:
@@ -300,7 +300,7 @@ def start(
     hooks: frozenset[str] = HOOKS,
     turns: Turns | None = None,
     gpu: bool = False,
-) -> Session:
+) -> RecordingSession:
     """Begin to record this process into an existing profile; ``profile`` names the arguments and errors.
 
     To measure what hooks cost: some kinds of them only, or others in each iteration.
@@ -308,7 +308,7 @@ def start(
     with _process.change:
         _check_start(limit_mb, metadata)
         try:
-            session = Session(
+            session = RecordingSession(
                 path,
                 name,
                 _plain(metadata or {}),
@@ -336,7 +336,7 @@ def _check_start(limit_mb: int, metadata: dict[str, Any] | None) -> None:
     _plain(metadata or {})
 
 
-def stop(session: Session) -> None:
+def stop(session: RecordingSession) -> None:
     """End it; in a forked child this ends the child's."""
     with _process.change:
         if _process.session is session:
@@ -355,7 +355,7 @@ def _finish_and_exit(status: int) -> NoReturn:
     _exit(status)
 
 
-def current() -> Session | None:
+def current() -> RecordingSession | None:
     """The session of this process."""
     return _process.session
 
@@ -405,13 +405,13 @@ def _default_name() -> str:
     return os.path.basename(program) or "python"
 
 
-def _call_hook(recorder: Recorder) -> str:
+def _call_hook(recorder: EventRecorder) -> str:
     """What wrappers in Python record is from Python, as activities are."""
     return CALL if hasattr(recorder, "swap") else ACTIVITY
 
 
 @cache
-def load_recorder() -> Recorder:
+def load_recorder() -> EventRecorder:
     """One for the process: C's state is the process's."""
     native = load_native()
     return PythonRecorder() if native is None else native

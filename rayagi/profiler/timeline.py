@@ -29,7 +29,7 @@ _SCOPES = (Category.PHASE, Category.OPERATION, Category.ITERATION)
 
 
 @dataclass(frozen=True)
-class Slice:
+class TimelineSlice:
     """One operation, phase or iteration; times in ns from the time-line's start."""
 
     start: int
@@ -53,7 +53,7 @@ class Lane:
     process: str
     name: str
     shares: dict[str, NDArray[np.float64]]
-    slices: tuple[Slice, ...]
+    slices: tuple[TimelineSlice, ...]
     omitted: int
 
 
@@ -147,13 +147,15 @@ def _shares(table: NDArray[np.float64], widths: Ints) -> dict[str, NDArray[np.fl
     return {label: row / widths for label, row in zip(LABELS, table, strict=True) if row.any()}
 
 
-def _slices(process: ProcessEvents, scopes: NDArray[np.void], start: int) -> tuple[tuple[Slice, ...], int]:
+def _slices(
+    process: ProcessEvents, scopes: NDArray[np.void], start: int
+) -> tuple[tuple[TimelineSlice, ...], int]:
     some = scopes[np.isin(scopes["category"], _SCOPES)]
     kept = some[np.argsort(some["start"] - some["end"], kind="stable")[:MOST_SLICES]]
     kept = kept[np.lexsort((-kept["end"], kept["start"]))]
     levels = np.searchsorted(np.unique(kept["depth"]), kept["depth"])
     slices = tuple(
-        Slice(
+        TimelineSlice(
             int(each["start"]) - start,
             int(each["end"]) - start,
             int(level),

@@ -111,7 +111,7 @@ class ColumnLayout:
         return cls(obs_dim=int(stored["obs_dim"]), action=ActionSpec(**action))
 
 
-class Block(NamedTuple):
+class ColumnBlock(NamedTuple):
     """L steps of one GMI's N environments, environment first."""
 
     obs: NDArray[np.float32]
@@ -158,7 +158,7 @@ class Numbering:
         self._step = np.zeros(num_envs, dtype=np.int64)
         self._returns = np.zeros(num_envs)
 
-    def enter(self, block: Block) -> tuple[NDArray[np.int64], NDArray[np.int32], list[EndedEpisode]]:
+    def enter(self, block: ColumnBlock) -> tuple[NDArray[np.int64], NDArray[np.int32], list[EndedEpisode]]:
         """Episode and step of each row, (N, L), and the episodes that ended in the block."""
         num_envs, length = block.reward.shape
         episode = np.empty((num_envs, length), dtype=np.int64)
@@ -190,7 +190,7 @@ class Numbering:
 
 
 def record_batch(
-    block: Block,
+    block: ColumnBlock,
     schema: pa.Schema,
     *,
     episode: NDArray[np.int64],

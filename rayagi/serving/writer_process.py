@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi.run.errors import DiskError
-from rayagi.serving.column_layout import Block, ColumnLayout, Numbering, record_batch
+from rayagi.serving.column_layout import ColumnBlock, ColumnLayout, Numbering, record_batch
 from rayagi.serving.files import RotatingFiles
 from rayagi.serving.manifest import DatasetFolder
 from rayagi.serving.program import Recording
@@ -86,11 +86,11 @@ class Writer:
                 name, session=recording.session, gmi=job.gmi, statistics=statistics
             ),
         )
-        self._held: Block | None = None
+        self._held: ColumnBlock | None = None
         self.rows = 0
         """Rows written to files so far."""
 
-    def take(self, block: Block) -> None:
+    def take(self, block: ColumnBlock) -> None:
         """Write the previous block, and hold this one.
 
         Raises:
@@ -129,7 +129,7 @@ class Writer:
         self.rows += batch.num_rows
 
 
-def _check_finite(block: Block, envs: NDArray[np.int32]) -> None:
+def _check_finite(block: ColumnBlock, envs: NDArray[np.int32]) -> None:
     for what, values in (("an observation", block.obs), ("a reward", block.reward)):
         # A cheap sum finds any NaN or infinity. If finite values overflow it, the exact check below finds none.
         if not np.isfinite(values.sum(dtype=np.float64)):
@@ -140,14 +140,14 @@ def _check_finite(block: Block, envs: NDArray[np.int32]) -> None:
                 )
 
 
-def block_of(batch: Batch) -> Block:
+def block_of(batch: Batch) -> ColumnBlock:
     """Copy a batch to a block, so that its slot can be released."""
     length = int(batch["length"][0])
 
     def steps(name: str) -> Any:
         return np.array(batch[name].numpy()[:, :length])
 
-    return Block(
+    return ColumnBlock(
         obs=steps("obs"),
         action=steps("action"),
         log_prob=steps("log_prob"),

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from rayagi.serving.column_layout import Block, ColumnLayout
+from rayagi.serving.column_layout import ColumnBlock, ColumnLayout
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording
 from rayagi.serving.writer_process import Writer, WriterJob
@@ -28,7 +28,7 @@ def record_point(path, num_envs=8, num_steps=40, policy=teacher, edit=None, make
         obs = step.obs
     columns = [torch.stack(column, 1).numpy() for column in zip(*steps, strict=True)]
     obs_, action_, reward, terminated, truncated = columns
-    block = Block(
+    block = ColumnBlock(
         obs=obs_, action=action_, log_prob=np.zeros_like(reward), reward=reward, terminated=terminated,
         truncated=truncated, final_obs=final, last_obs=obs.numpy(), version=3,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 from collectives.compositions import compose
 from collectives.layout import Layout
-from collectives.profile import Profile, ProfilePoint, StepShape
+from collectives.profile import CostProfile, ProfilePoint, StepShape
 from rayagi.benchmark.bench import make_case
 from rayagi.benchmark.measure import (
     CompositionTiming,
@@ -163,8 +163,8 @@ def test_a_composition_that_reduces_wrongly_is_not_timed(wrong, said):
 
 def test_models_are_silent_about_what_was_timed_at_one_size_only():
     shape = StepShape("ip", "all_reduce", 4, 1)
-    assert fitted(Profile(machine="m", points=())) is None
-    assert fitted(Profile(machine="m", points=(ProfilePoint(shape, 1000, 1e-6),))) is None
+    assert fitted(CostProfile(machine="m", points=())) is None
+    assert fitted(CostProfile(machine="m", points=(ProfilePoint(shape, 1000, 1e-6),))) is None
     found = LayoutMeasurement(case=make_case(Layout.parse("2x2"), ("ip_only",), None))
     found.repeats["ip_only", 1000] = [2e-6]
     (row,) = rows_of([found], None)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from collectives.profile import Profile
+from collectives.profile import CostProfile
 from rayagi.cli import main
 
 
@@ -65,7 +65,7 @@ def test_it_prints_measurements_beside_both_models_and_writes_all_of_it(bench):
 def test_its_profile_is_what_comm_plan_reads(bench, capsys):
     _, folder = bench
     profile = folder / "machines" / "this.json"
-    assert {point.nbytes for point in Profile.load(profile).points} == {4000, 4096, 40_000}
+    assert {point.nbytes for point in CostProfile.load(profile).points} == {4000, 4096, 40_000}
     assert not (folder / "out" / "profile.json").exists()
     assert run_cli("plan", "--layout", "2x1", "--size", "40kB", "--profile", str(profile)) == 0
     assert "alpha-beta: measured on" in capsys.readouterr().out
@@ -90,7 +90,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
     limit.cancel()
     assert process.returncode == 130, error
     assert "stopped early by Ctrl-C" in error
-    assert Profile.load(tmp_path / "profile.json").points
+    assert CostProfile.load(tmp_path / "profile.json").points
     assert json.loads((tmp_path / "results.json").read_text())["rows"]
     assert is_gone(process.pid)
 

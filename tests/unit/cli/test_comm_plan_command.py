@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from collectives.profile import Profile, ProfilePoint, StepShape
+from collectives.profile import CostProfile, ProfilePoint, StepShape
 from rayagi.cli import main
 
 
@@ -56,7 +56,7 @@ def test_a_measured_profile_replaces_the_nominal_rates(capsys, tmp_path):
         ProfilePoint(StepShape("ip", "all_reduce", 4, 1), nbytes, 1e-9 * nbytes)
         for nbytes in (1_000, 1_000_000)
     )
-    Profile(machine="a bench", points=points).save(tmp_path / "p.json")
+    CostProfile(machine="a bench", points=points).save(tmp_path / "p.json")
     plan = planned(capsys, "--layout", "2x2", "--profile", str(tmp_path / "p.json"), "--size", "1kB")
     assert [candidate["composition"] for candidate in plan["candidates"]] == ["ip_only"]
     assert plan["candidates"][0]["alpha_beta_s"] == pytest.approx(1e-6)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from collectives.schedule import Schedule, Step
+from collectives.schedule import CollectiveSchedule, Step
 from collectives.transports.base import ReduceOp
 
 
-def execute(schedule: Schedule, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> None:
+def execute(schedule: CollectiveSchedule, tensors: Sequence[Tensor], op: ReduceOp = "sum") -> None:
     """All-reduce ``tensors``, one per rank, of equal shape and dtype, in place and step by step.
 
     Sums follow the order of the groups; bfloat16 is accumulated in float32 and rounded once per step; ``mean`` divides

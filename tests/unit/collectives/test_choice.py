@@ -12,7 +12,7 @@ from collectives.compositions import compose
 from collectives.errors import CompositionError
 from collectives.failure_detector import FailureDetector
 from collectives.layout import Layout
-from collectives.profile import Profile, ProfilePoint, StepShape, steps_to_measure
+from collectives.profile import CostProfile, ProfilePoint, StepShape, steps_to_measure
 from collectives.profile_cache import load_or_measure_profile
 from collectives.rendezvous import gather_members, this_member
 from collectives.transport_factory import GroupContext, GroupTransportFactory
@@ -120,7 +120,7 @@ POINTS = [
     )
     for nbytes in (4_096, 440_000)
 ]
-MEASURED = Profile(machine="made up", points=tuple(POINTS))
+MEASURED = CostProfile(machine="made up", points=tuple(POINTS))
 
 
 def profiles_of_all(usable=("ip", "rp"), layout=LAYOUT):
@@ -145,8 +145,8 @@ def test_a_machine_is_measured_once_for_each_layout_and_set_of_primitives(profil
     assert len(list(profiles.iterdir())) == 3
 
 
-NO_POINTS = Profile(machine="made up", points=()).to_json().encode()
-FEW_POINTS = Profile(machine="made up", points=MEASURED.points[:2]).to_json().encode()
+NO_POINTS = CostProfile(machine="made up", points=()).to_json().encode()
+FEW_POINTS = CostProfile(machine="made up", points=MEASURED.points[:2]).to_json().encode()
 
 
 @pytest.mark.parametrize(

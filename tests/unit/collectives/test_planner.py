@@ -13,7 +13,7 @@ from collectives.planner import TOLERANCE, plan_composition
 from collectives.profile import (
     RUNS,
     WARM_UP,
-    Profile,
+    CostProfile,
     ProfilePoint,
     StepShape,
     mean_s,
@@ -60,7 +60,7 @@ def test_a_fit_recovers_the_coefficients_of_the_points(factors, primitive):
         StepShape(primitive, "all_reduce", members, parallel) for members in (2, 3, 5) for parallel in (1, 2)
     ]
     points = [ProfilePoint(s, n, line.seconds(s, n)) for s in shapes for n in (4_096, 440_000, 6_000_000)]
-    model = AlphaBetaModel.fit(Profile(machine="exact", points=tuple(points)))
+    model = AlphaBetaModel.fit(CostProfile(machine="exact", points=tuple(points)))
     other = StepShape(primitive, "all_reduce", 4, 3)
     fitted = model.coefficients[primitive, "all_reduce"]
     assert fitted.seconds(other, 1_160_000) == pytest.approx(line.seconds(other, 1_160_000), rel=1e-4)
@@ -71,7 +71,7 @@ def test_no_fitted_factor_is_negative():
     # is their mean weighted with 1/t^2: (1/2 + 1/1) / (1/4 + 1/1) = 1.2.
     shape = StepShape("ip", "all_reduce", 2, 1)
     model = AlphaBetaModel.fit(
-        Profile(machine="odd", points=(ProfilePoint(shape, 1_000, 2.0), ProfilePoint(shape, 10_000, 1.0)))
+        CostProfile(machine="odd", points=(ProfilePoint(shape, 1_000, 2.0), ProfilePoint(shape, 10_000, 1.0)))
     )
     assert model.coefficients["ip", "all_reduce"].alpha == pytest.approx(1.2)
     assert model.coefficients["ip", "all_reduce"].beta == 0
@@ -87,10 +87,10 @@ def test_a_model_says_what_it_does_not_know():
     with pytest.raises(ProfileError, match="reduce by rp was not measured"):
         latencies(ip=1.0).step_s(rp_only(Layout.parse("2x2")).steps[0], Layout.parse("2x2"), 4)
     with pytest.raises(ProfileError, match="nothing was measured"):
-        AlphaBetaModel.fit(Profile(machine="idle", points=()))
+        AlphaBetaModel.fit(CostProfile(machine="idle", points=()))
     with pytest.raises(ProfileError, match="two sizes"):
         AlphaBetaModel.fit(
-            Profile(machine="hasty", points=(ProfilePoint(StepShape("ip", "all_reduce", 2, 1), 4, 1.0),))
+            CostProfile(machine="hasty", points=(ProfilePoint(StepShape("ip", "all_reduce", 2, 1), 4, 1.0),))
         )
 
 
@@ -101,7 +101,7 @@ def test_unit_costs_are_measured_at_this_size_or_fitted():
         ProfilePoint(shape, 2_000, 2.5),
         ProfilePoint(shape, 3_000, 3.0),
     )
-    model = AlphaBetaModel.fit(Profile(machine="uneven", points=points))
+    model = AlphaBetaModel.fit(CostProfile(machine="uneven", points=points))
     layout = Layout.parse("2x3")
     assert model.unit_costs(layout, 2_000)["ip"].seconds == 2.5
     assert model.unit_costs(layout, 2_500)["ip"].seconds == model.coefficients["ip", "all_reduce"].seconds(
@@ -149,11 +149,11 @@ def test_a_measured_profile_is_enough_to_plan_with():
 
 
 def test_a_profile_is_read_back_as_it_was(tmp_path):
-    profile = Profile(
+    profile = CostProfile(
         machine="a test", points=(ProfilePoint(StepShape("ip", "reduce", 3, 2), 4_096, 1.25e-4),)
     )
     profile.save(tmp_path / "p.json")
-    assert Profile.load(tmp_path / "p.json") == profile
+    assert CostProfile.load(tmp_path / "p.json") == profile
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_profile_is_read_back_as_it_was(tmp_path):
 def test_a_bad_profile_is_named_with_what_is_wrong(tmp_path, content, said):
     (tmp_path / "p.json").write_text(content)
     with pytest.raises(ProfileError, match=rf"p\.json: .*{said}"):
-        Profile.load(tmp_path / "p.json")
+        CostProfile.load(tmp_path / "p.json")
 
 
 @pytest.mark.parametrize(
@@ -195,12 +195,12 @@ def test_a_profile_of_impossible_measurements_is_refused(tmp_path, key, value):
     }
     (tmp_path / "p.json").write_text(json.dumps({"format": 1, "machine": "x", "points": [row]}))
     with pytest.raises(ProfileError, match=key):
-        Profile.load(tmp_path / "p.json")
+        CostProfile.load(tmp_path / "p.json")
 
 
 def test_a_missing_profile_is_said_to_be_missing(tmp_path):
     with pytest.raises(ProfileError, match="No such file"):
-        Profile.load(tmp_path / "none.json")
+        CostProfile.load(tmp_path / "none.json")
 
 
 # ---- the choice

@@ -5,7 +5,7 @@ import torch
 
 from collectives.errors import CompositionError
 from collectives.layout import Layout
-from collectives.schedule import Schedule, Step, ranks_text
+from collectives.schedule import CollectiveSchedule, Step, ranks_text
 from tests.unit.collectives.schedule_reference import execute
 
 TWO_BY_TWO = Layout.parse("2x2")
@@ -15,7 +15,7 @@ BACK = Step("broadcast", "ip", ((0, 1), (2, 3)))
 
 
 def schedule(*steps, layout=TWO_BY_TWO):
-    return Schedule("mine", layout, steps)
+    return CollectiveSchedule("mine", layout, steps)
 
 
 def test_a_right_schedule_is_built():

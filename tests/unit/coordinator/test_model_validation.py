@@ -9,7 +9,7 @@ import pytest
 from placement.types import Machine, Node
 from rayagi.coordinator import model_validation
 from rayagi.coordinator.model_validation import (
-    Validation,
+    ModelValidation,
     ValidationCase,
     load,
     may_compare,
@@ -57,7 +57,7 @@ def test_pairs_of_a_group_that_differ_by_more_than_5_percent_are_compared():
         validate([], date="", cpu="", cores=1, kinds=[])
 
 
-NINE = Validation(
+NINE = ModelValidation(
     date="d", cpu="A", cores=2, kinds=("ppo",), cases=5, pairs=10, right=9, median_error=0.1, p90_error=0.2
 )
 

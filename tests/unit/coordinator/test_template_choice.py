@@ -16,13 +16,13 @@ from rayagi.config.presets import preset
 from rayagi.config.rules import checked
 from rayagi.coordinator import model_validation, profiling, search_store, template_choice, template_probe
 from rayagi.coordinator.auto import resolve_auto
-from rayagi.coordinator.model_validation import Validation
+from rayagi.coordinator.model_validation import ModelValidation
 from rayagi.coordinator.template_probe import BUDGET_S, Comparison, by_turns, steps_per_s_of
 from rayagi.coordinator.throughput_model import ModelledPlan, PlanThroughput, RoleCost, UnitCosts
 from rayagi.planning import plan_of
 
 CPU2 = load_machine("tests/data/machines/cpu2.json")
-GOOD = Validation(
+GOOD = ModelValidation(
     date="2026-11-25",
     cpu="A",
     cores=2,

@@ -15,11 +15,11 @@ from rayagi.config.presets import preset
 from rayagi.config.rules import checked
 from rayagi.coordinator import search_store, unequal_choice
 from rayagi.coordinator.auto import resolve_auto
-from rayagi.coordinator.model_validation import Validation
+from rayagi.coordinator.model_validation import ModelValidation
 from tests.unit.coordinator.test_template_choice import COSTS, on_cores
 
 CPU16, CPU2 = (load_machine(f"tests/data/machines/cpu{cores}.json") for cores in (16, 2))
-GOOD = Validation(
+GOOD = ModelValidation(
     date="d",
     cpu="A",
     cores=16,

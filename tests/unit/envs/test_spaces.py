@@ -21,7 +21,7 @@ from rayagi.envs import make_env_factory
 from rayagi.envs.errors import UnsupportedSpaceError
 from rayagi.envs.gymnasium_adapter import action_spec, to_space
 from rayagi.rl_module import spaces as rllib_spaces
-from rayagi.serving.column_layout import Block, ColumnLayout, Numbering, record_batch
+from rayagi.serving.column_layout import ColumnBlock, ColumnLayout, Numbering, record_batch
 from rayagi.serving.dataset import spaces_of
 from tests.fakes.echo import ACTIONS, CHOICES, OBSERVATIONS
 
@@ -180,7 +180,7 @@ def test_gumbel_noise_samples_each_choice_by_its_own_probability():
 
 def test_several_choices_go_into_a_dataset_s_columns_and_its_spaces():
     layout = ColumnLayout(obs_dim=2, action=ActionSpec(kind="multi_discrete", dim=3, choices=CHOICES))
-    block = Block(
+    block = ColumnBlock(
         obs=np.zeros((1, 2, 2), np.float32), action=np.array([[[0, 1, 3], [2, 0, 1]]]),
         log_prob=np.zeros((1, 2), np.float32),
         reward=np.ones((1, 2), np.float32), terminated=np.zeros((1, 2), bool), truncated=np.zeros((1, 2), bool),

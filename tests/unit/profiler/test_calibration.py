@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rayagi.profiler import overlap
 from rayagi.profiler.calibration import (
     PROCESS,
-    Block,
     Calibration,
+    CalibrationBlock,
     CalibrationError,
     corrected,
     count_hooks,
@@ -113,12 +113,12 @@ def test_a_library_s_own_profiling_is_removed_within_its_calls():
 
 def test_the_cost_of_a_hook_is_the_difference_of_totals_by_its_count():
     blocks = [
-        Block(1000),
-        Block(1300, {"call": 100}),
-        Block(1550, {"call": 100, "annotation": 25}),
-        Block(1550, {"call": 100, "annotation": 25}),
-        Block(1100, {"call": 200}),
-        Block(1020),
+        CalibrationBlock(1000),
+        CalibrationBlock(1300, {"call": 100}),
+        CalibrationBlock(1550, {"call": 100, "annotation": 25}),
+        CalibrationBlock(1550, {"call": 100, "annotation": 25}),
+        CalibrationBlock(1100, {"call": 200}),
+        CalibrationBlock(1020),
     ]
     found = delta_calibration(blocks)
     # Plain: 1010 a block. Calls: (1300 + 1100 - 2020) / 300.
@@ -131,10 +131,16 @@ def test_the_cost_of_a_hook_is_the_difference_of_totals_by_its_count():
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ([Block(1000)], "at least 2 uninstrumented blocks, not 1"),
-        ([Block(1000), Block(1050)], "2 uninstrumented blocks spread over 3.4 %, more than 2.4 %"),
-        ([Block(0), Block(0)], "spread over inf %"),
-        ([Block(9), Block(9), Block(9, {"a": 1, "b": 1})], "costs of a and b cannot be told apart"),
+        ([CalibrationBlock(1000)], "at least 2 uninstrumented blocks, not 1"),
+        (
+            [CalibrationBlock(1000), CalibrationBlock(1050)],
+            "2 uninstrumented blocks spread over 3.4 %, more than 2.4 %",
+        ),
+        ([CalibrationBlock(0), CalibrationBlock(0)], "spread over inf %"),
+        (
+            [CalibrationBlock(9), CalibrationBlock(9), CalibrationBlock(9, {"a": 1, "b": 1})],
+            "costs of a and b cannot be told apart",
+        ),
     ],
 )
 def test_blocks_that_give_no_cost_are_refused(blocks, message):
@@ -143,7 +149,9 @@ def test_blocks_that_give_no_cost_are_refused(blocks, message):
 
 
 def test_a_cost_below_zero_is_noise():
-    assert delta_calibration([Block(1000), Block(1000), Block(990, {"call": 10})]).hooks == {"call": 0.0}
+    assert delta_calibration(
+        [CalibrationBlock(1000), CalibrationBlock(1000), CalibrationBlock(990, {"call": 10})]
+    ).hooks == {"call": 0.0}
 
 
 def test_difference_of_averages_by_hand():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.protocols import ActionSpec
-from rayagi.serving.column_layout import Block, ColumnLayout
+from rayagi.serving.column_layout import ColumnBlock, ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import DatasetError
 from rayagi.serving.manifest import DatasetFolder, Description
@@ -43,7 +43,7 @@ def block(terminated, truncated=None, *, obs=None, rewards=None, layout=CONTINUO
     ends = np.array(terminated, dtype=bool)
     envs, steps = ends.shape
     counted = np.arange(envs * steps, dtype=np.float32).reshape(envs, steps)
-    return Block(
+    return ColumnBlock(
         obs=np.stack([counted, -counted], axis=-1) if obs is None else obs,
         action=counted.astype(np.int64) % 3 if layout.action.is_discrete else counted[..., None] / 10,
         log_prob=-counted / 4,
@@ -153,7 +153,7 @@ def test_any_blocks_and_files_give_the_same_episodes_back(tmp_path_factory, data
     for steps in data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)):
         shape = (num_envs, steps)
         blocks.append(
-            Block(
+            ColumnBlock(
                 obs=generator.standard_normal((*shape, 2), dtype=np.float32),
                 action=generator.standard_normal((*shape, 1), dtype=np.float32),
                 log_prob=generator.standard_normal(shape, dtype=np.float32),

@@ -15,7 +15,7 @@ from test_dataset import DISCRETE, block, writer
 
 from rayagi.cli import main
 from rayagi.envs import env_info
-from rayagi.serving.column_layout import Block, ColumnLayout
+from rayagi.serving.column_layout import ColumnBlock, ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import ExportError
 from rayagi.serving.manifest import DatasetFolder, Description
@@ -134,7 +134,7 @@ def test_minari_has_the_types_and_bounds_of_the_environment_s_spaces(tmp_path, m
     zeros, flags = np.zeros(shape, np.float32), np.zeros(shape, bool)
     action = generator.uniform(-1, 1, (*shape, info.action.dim)).astype(np.float32)
     own.take(
-        Block(
+        ColumnBlock(
             obs=obs, action=action, log_prob=zeros, reward=zeros, terminated=flags, truncated=flags,
             final_obs=obs, last_obs=last, version=7,
         )
