@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 
 _BACKLOG = 4096
@@ -36,8 +37,8 @@ class DescriptorInbox:
         self._connections: list[socket.socket] = []
         """Accepted; their senders have sent nothing so far."""
 
-    def receive(self) -> list[int]:
-        """Descriptors that came since the last call; the caller closes them. Does not wait.
+    def receive(self) -> Iterator[int]:
+        """Descriptors that came since the last call; the caller closes them. Does not wait. After an error the rest comes later.
 
         Raises:
             OSError: this process has too many descriptors.
@@ -51,13 +52,12 @@ class DescriptorInbox:
                     continue
                 connection.setblocking(False)
                 self._connections.append(connection)
-        received: list[int] = []
         for connection in list(self._connections):
             with suppress(BlockingIOError):
-                received += _receive_from(connection)
+                received = _receive_from(connection)
                 self._connections.remove(connection)
                 connection.close()
-        return received
+                yield from received
 
     def close(self) -> None:
         """Drop what was not received. Safe to call twice."""
@@ -79,12 +79,14 @@ def send_descriptor(token: int, descriptor: int) -> None:
 
 
 def _receive_from(connection: socket.socket) -> list[int]:
-    """What one sender has sent: a descriptor; or none, if it was killed before."""
+    """What one sender has sent: a descriptor; or none, if it was killed. It waits until the connection is closed."""
     try:
-        _, descriptors, flags, _ = socket.recv_fds(connection, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        _, descriptors, flags, _ = socket.recv_fds(
+            connection, 1, 1, socket.MSG_CMSG_CLOEXEC | socket.MSG_PEEK
+        )
     except ConnectionResetError:
         return []
-    if flags & socket.MSG_CTRUNC:  # the kernel has dropped it
+    if flags & socket.MSG_CTRUNC:  # there was no room for it
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     return descriptors
 

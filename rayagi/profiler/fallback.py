@@ -7,6 +7,7 @@ import os
 import struct
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,15 +77,22 @@ class _Lane:
         return index
 
     def complete(self, index: int, end: int) -> None:
-        """Write the end of an open record."""
-        if index >= 0:
+        """Write the end of an open record, unless its thread has ended."""
+        if index >= 0 and not self.map.closed:
             at = HEADER.size + index * RECORD.size + END_AT
             self.map[at : at + 8] = end.to_bytes(8, "little")
 
-    def close(self) -> None:
+    def delete_if_empty(self) -> None:
         """Delete the file of a window that warmed up: it has no records."""
         if not self.used and not self.dropped:
             self.path.unlink(missing_ok=True)
+
+    def cut_off(self) -> None:
+        """Give back the space that no record took. Its thread has ended."""
+        self.map.close()
+        with suppress(OSError):
+            os.truncate(self.path, HEADER.size + self.used * RECORD.size)
+            self._recorder.reserve((self.used - self.room) * RECORD.size)
 
     def _grow(self) -> None:
         """Allocate disk space before it is mapped: a store to a page without space would end the process."""
@@ -119,7 +127,7 @@ class _Thread:
 
 
 class PythonRecorder:
-    """A Recorder. A thread that ended earlier counts until the end of the window."""
+    """Implements Recorder."""
 
     def __init__(self) -> None:
         self.folder, self.bytes_left, self.mode = "", 0, OFF
@@ -152,11 +160,13 @@ class PythonRecorder:
         was, self.mode, end = self.mode, OFF, time.monotonic_ns()
         if was == OFF:
             return
-        for lane in list(self._lanes):
-            lane.complete(0 if lane.used else -1, end)
-            lane.close()
-        if was == RECORDING and self._process is not None:
-            self._process[0].complete(self._process[1], end)
+        with self._lock:
+            for lane in self._lanes:
+                lane.complete(0 if lane.used else -1, end)
+                lane.delete_if_empty()
+            self._lanes.clear()
+            if was == RECORDING and self._process is not None:
+                self._process[0].complete(self._process[1], end)
 
     def begin(self, category: int, name: int, flags: int, /) -> None:
         """See Recorder."""
@@ -231,13 +241,34 @@ class PythonRecorder:
         thread.window, thread.lane = self._window, None
         with suppress(_FullError, OSError):
             lane = thread.lane = _Lane(self, time.monotonic_ns() if start is None else start)
-            self._lanes.append(lane)
+            with self._lock:
+                self._lanes.append(lane)
+            # The thread's local objects end with it.
+            weakref.finalize(thread, self._release, lane).atexit = False
             lane.put(lane.start, 0, 0, Category.THREAD, 0, 0)
             for depth, scope in enumerate(thread.scopes):
                 scope.index = lane.put(lane.start, 0, scope.name, scope.category, depth, scope.flags)
         return thread.lane
 
+    def _release(self, lane: _Lane) -> None:
+        """End the record of a thread that has ended, unless the window has, and forget its lane."""
+        end = time.monotonic_ns()
+        with self._lock:
+            if lane not in self._lanes:
+                return
+            lane.complete(0 if lane.used else -1, end)
+            lane.delete_if_empty()
+            self._lanes.remove(lane)
+            if (
+                self._process is None or self._process[0] is not lane
+            ):  # the process's record has no end so far
+                lane.cut_off()
+
     def _forget(self) -> None:
         """In a forked child: the mappings are the parent's files."""
-        self._lock, self._local, self._lanes = threading.RLock(), threading.local(), []
+        self._lock, self._lanes = (
+            threading.RLock(),
+            [],
+        )  # first: what the other threads had must not be released
+        self._local = threading.local()
         self.mode, self._process, self._window = OFF, None, self._window + 1

@@ -3,7 +3,9 @@
 import os
 
 import numpy as np
+import pytest
 
+from experiments.gains.cores import speeds, waiting_over_shared
 from experiments.gains.robot import Robot
 from experiments.gains.run import CASES, LAYOUTS, headline, ratios, spec_of
 
@@ -40,3 +42,21 @@ def test_the_robot_moves_by_a_tenth_of_the_action_and_is_paid_for_being_near_zer
     assert np.isclose(reward, -(at**2))
     assert not terminated
     assert not truncated
+
+
+@pytest.mark.parametrize("slow", [1.0, 2.0, 4.0])
+def test_gmis_wait_for_the_core_that_is_slower_throughout(slow):
+    """A piece takes 1 s on one core and ``slow`` on the other: GMIs do 2 / slow a second, threads 1 + 1 / slow."""
+    ends = [[float(n) for n in range(1, 101)], [slow * n for n in range(1, int(100 / slow) + 1)]]
+    assert waiting_over_shared(ends, 2.0) == pytest.approx((2 / slow) / (1 + 1 / slow))
+
+
+def test_gmis_wait_for_whichever_core_is_slow_unless_a_round_spans_both_speeds():
+    """Two cores take turns of 4 s: one does a piece a second, the other two. Threads always do three a second."""
+    fast, slow = [0.5] * 8, [1.0] * 4
+    ends = [list(np.cumsum((first + second) * 20)) for first, second in ((fast, slow), (slow, fast))]
+    assert waiting_over_shared(ends, 2 / 1.5) == pytest.approx(
+        2 / 3
+    )  # two pieces each, at the slower core's speed
+    assert waiting_over_shared(ends, 8.0) == pytest.approx(1)
+    assert list(speeds(ends[0], 4.0)[:2]) == [2.0, 1.0]

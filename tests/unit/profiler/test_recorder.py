@@ -348,9 +348,9 @@ def test_a_process_that_is_killed_while_it_warms_up_has_no_thread(tmp_path, whic
     assert threads(folder) == ()
 
 
-def test_threads_that_have_ended_give_back_the_space_that_they_did_not_use(tmp_path):
+def test_threads_that_have_ended_give_back_the_space_that_they_did_not_use(tmp_path, recorder):
     """A thread reserves 98,304 bytes; the limit has room for 10 of them."""
-    recorder, folder = compile_native(), make_profile(tmp_path)
+    folder = make_profile(tmp_path)
     recorder.setup(str(folder), MIB)
     recorder.start(RECORD, 9)
 

@@ -1,4 +1,4 @@
-"""A process that has no descriptor left is told so: what it cannot receive is not lost in silence."""
+"""A process that has no descriptor left gets an error, and what it could not receive once it has."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from collectives.experience.descriptors import DescriptorInbox, send_descriptor
 
 @pytest.fixture
 def full():
-    """Takes every descriptor of this process but ``free``; gives them back at the end."""
+    """Takes every descriptor of this process but ``free``; gives some back when asked to, and all at the end."""
     taken, limits = [], resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def fill(free):
@@ -20,6 +20,10 @@ def full():
         with suppress(OSError):
             while True:
                 taken.append(os.open("/dev/null", os.O_RDONLY))
+        give_back(free)
+        return give_back
+
+    def give_back(free):
         for _ in range(free):
             os.close(taken.pop())
 
@@ -30,13 +34,17 @@ def full():
 
 
 @pytest.mark.parametrize("free", [0, 1])  # for the connection none, or one, and none for what is sent
-def test_a_descriptor_that_does_not_fit_is_an_error(full, free):
+def test_a_descriptor_that_does_not_fit_is_an_error_and_comes_later(full, free):
     inbox = DescriptorInbox()
     with open("/dev/null") as file:
         send_descriptor(inbox.token, file.fileno())
-    full(free)
-    with pytest.raises(OSError, match="Too many open files"):
-        inbox.receive()
+        give_back = full(free)
+        with pytest.raises(OSError, match="Too many open files"):
+            list(inbox.receive())
+        give_back(2)
+        (received,) = inbox.receive()
+        assert os.path.sameopenfile(received, file.fileno())
+    os.close(received)
     inbox.close()
 
 
