@@ -38,10 +38,10 @@ class DescriptorInbox:
         """Accepted; their senders have sent nothing so far."""
 
     def receive(self) -> Iterator[int]:
-        """Descriptors that came since the last call; the caller closes them. Does not wait. After an error the rest comes later.
+        """Descriptors that came since the last call; the caller closes them. Does not wait.
 
         Raises:
-            OSError: this process has too many descriptors.
+            OSError: this process has too many descriptors. What was not received comes with a later call.
         """
         with suppress(BlockingIOError):
             while True:

@@ -78,6 +78,9 @@ class UnitCosts:
     """One gradient reduction between two GMIs of a host."""
     step_spread: float
     """Standard deviation of a simulation step, relative to its mean: the slowest of several simulators is waited for."""
+    rollout_spread: float
+    """The same of rollouts that several GMIs make at the same time. It is larger than independent steps would have it: cores
+    differ, and a neighbour of a virtual machine slows one of them for seconds."""
     state_bytes: float
     """S: one environment's observation."""
     action_bytes: float
@@ -217,9 +220,7 @@ def _rollouts(costs: UnitCosts, layout: ModelledPlan) -> dict[str, float]:
     if layout.template == "dp_only" and costs.simulate.device == costs.act.device:
         workers = layout.hosting("simulator")
         seconds = max(costs.rollout.seconds(worker.num_envs, worker) for worker in workers)
-        # Steps are independent, so the relative spread of a rollout is that of a step over the root of their number.
-        spread = costs.step_spread / math.sqrt(costs.num_steps)
-        return {"simulate": costs.num_steps * slowest(seconds, spread, len(workers))}
+        return {"simulate": costs.num_steps * slowest(seconds, costs.rollout_spread, len(workers))}
     steps = (_step(costs, agent, simulators, apart=apart) for agent, simulators, apart in _groups(layout))
     worst = max(steps, key=lambda parts: sum(parts.values()))
     parts = {name: costs.num_steps * seconds for name, seconds in worst.items()}

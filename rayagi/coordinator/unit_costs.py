@@ -7,6 +7,7 @@ inference. The GMIs also exchange steps without physics, and reduce gradients, w
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -49,6 +50,8 @@ class SizeReading:
     update_s: float
     step_spread: float
     """Standard deviation of a simulation step, relative to the mean."""
+    rollout_spread: float = 0.0
+    """Standard deviation of the rollouts of all GMIs at the same time, relative to their mean; 0 with one GMI."""
     complete_s: float = 0.0
     """What a collector adds to a rollout before it sends it."""
     exchange_s: float = 0.0
@@ -126,6 +129,7 @@ def unit_costs(
         # Scaled from n GMIs to two: 2 (n - 1) / n.
         reduce_s=_median(shared, "reduce_s") * last.num_gmis / (2 * others),
         step_spread=_median(shared, "small.step_spread"),
+        rollout_spread=_root_mean_square(shared, "small.rollout_spread", "large.rollout_spread"),
         gmi_bytes=max(0.0, single.memory_bytes[0] - small_envs * env_bytes),
         env_bytes=env_bytes,
         num_steps=num_steps,
@@ -171,6 +175,12 @@ def _line(num_envs: tuple[int, int], seconds: tuple[float, ...]) -> tuple[float,
 def _median(readings: Sequence[CostReadings], name: str) -> float:
     """Median of an attribute, as ``small.update_s``, over the rounds without the first."""
     return statistics.median(map(attrgetter(name), readings[1:] or readings))
+
+
+def _root_mean_square(readings: Sequence[CostReadings], *names: str) -> float:
+    """Of some attributes, over the rounds without the first: the mean of variances."""
+    squares = [attrgetter(name)(reading) ** 2 for reading in readings[1:] or readings for name in names]
+    return math.sqrt(statistics.fmean(squares))
 
 
 class CostProgram:
@@ -226,6 +236,7 @@ class CostProgram:
     def _measure_size(self, program: DpOnlyProgram, exchange: _StepExchange) -> SizeReading:
         self._context.communicator.barrier()
         metrics = program.iterate().metrics
+        rollout_s = metrics["simulate_s"] + metrics["act_s"]
         times, spread = CollectTimes(simulate_s=metrics["simulate_s"]), 0.0
         if not _on_device(program):  # else a rollout is one graph, which is not timed by phase
             stepwise = _TimedSteps(program.simulator)
@@ -235,14 +246,23 @@ class CostProgram:
             spread = (third - first) / (_QUARTILES * median)
         self._context.communicator.barrier()
         return SizeReading(
-            rollout_s=metrics["simulate_s"] + metrics["act_s"],
+            rollout_s=rollout_s,
             simulate_s=times.simulate_s,
             act_s=times.act_s,
             update_s=metrics["update_s"],
             step_spread=spread,
+            rollout_spread=self._rollout_spread(rollout_s),
             complete_s=_complete_s(program),
             exchange_s=exchange.seconds(),
         )
+
+    def _rollout_spread(self, rollout_s: float) -> float:
+        """Of rollouts that all GMIs have just made. Cores may differ, and change their speed for seconds."""
+        group = self._context.communicator
+        if group.world_size == 1:
+            return 0.0
+        seconds = group.all_gather(torch.tensor(rollout_s, dtype=torch.float64))
+        return float(seconds.std() / seconds.mean())
 
     def _reduce_s(self, parameters: Tensor) -> float:
         """Seconds of one reduction of a tensor like the gradients, between all GMIs."""

@@ -33,7 +33,7 @@ def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
 COSTS = UnitCosts(
     rollout=on_cores(0.0, 1.1e-3), simulate=on_cores(0.0, 1e-3), act=on_cores(0.01, 0.0), update=on_cores(0.3, 0.0),
     complete=on_cores(0.0, 0.0),
-    message_s=1e-4, bandwidth=1e9, reduce_s=1e-3, step_spread=0.0,
+    message_s=1e-4, bandwidth=1e9, reduce_s=1e-3, step_spread=0.0, rollout_spread=0.0,
     state_bytes=100.0, action_bytes=20.0, reward_bytes=6.0, model_bytes=1e6, gmi_bytes=1e9, env_bytes=1e6,
     num_steps=10, num_updates=10, num_envs=(100, 400),
 )  # fmt: skip

@@ -50,7 +50,7 @@ def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
 COSTS = UnitCosts(
     rollout=on_cores(0.0, 1e-4), simulate=on_cores(0.0, 1e-4), act=on_cores(1e-4, 0.0), update=on_cores(0.1, 1e-4),
     complete=on_cores(0.0, 0.0),
-    message_s=1e-4, bandwidth=1e9, reduce_s=1e-4, step_spread=0.1,
+    message_s=1e-4, bandwidth=1e9, reduce_s=1e-4, step_spread=0.1, rollout_spread=0.02,
     state_bytes=100.0, action_bytes=20.0, reward_bytes=6.0, model_bytes=1e6, gmi_bytes=1e9, env_bytes=1e6,
     num_steps=32, num_updates=16, num_envs=(32, 128),
 )  # fmt: skip

@@ -104,6 +104,17 @@ def test_the_first_round_warms_up_and_the_median_of_the_others_counts():
     assert fitted(shared=rounds).update.seconds(8, ONE_CORE) == pytest.approx(0.6)
 
 
+def test_the_spread_of_rollouts_is_the_root_of_the_mean_variance():
+    rounds = [
+        reading(size(rollout_spread=9.0), size(rollout_spread=9.0)),  # warms up
+        reading(size(rollout_spread=0.1), size(rollout_spread=0.1)),
+        reading(size(rollout_spread=0.3), size(rollout_spread=0.5)),
+    ]
+    assert fitted(shared=rounds).rollout_spread == pytest.approx(
+        0.3
+    )  # (0.01 + 0.01 + 0.09 + 0.25) / 4 = 0.3^2
+
+
 def test_noise_gives_no_negative_costs():
     backwards = reading(size(update_s=0.6, exchange_s=0.02), size(update_s=0.5, exchange_s=0.01))
     found = fitted(shared=(backwards,))
@@ -167,7 +178,7 @@ def test_a_real_profile_knows_the_sizes_and_times_the_phases(algorithm):
     # policy and value 3-8-2 and 3-8-1, two log standard deviations: 32 + 18 + 32 + 9 + 2 = 93
     assert found.model_bytes == 4 * 93
     assert found.num_envs == (8, 32)
-    assert min(found.message_s, found.reduce_s, found.bandwidth) > 0
+    assert min(found.message_s, found.reduce_s, found.bandwidth, found.rollout_spread) > 0
     for role in (found.rollout, found.simulate, found.act, found.update):
         assert role.seconds(8, ONE_CORE) > 0
 
