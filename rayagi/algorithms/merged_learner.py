@@ -51,16 +51,14 @@ class MergedLearner(ABC, Generic[SpecT]):
         self, moments: Moments, statistics: ObservationNormaliser | RewardScaler | None = None
     ) -> Moments:
         """Merge moments over all trainers, and add them to running statistics: all get the same result."""
-        started = time.perf_counter()
-        if self.communicator.world_size == 1:
-            merged = all_merge(moments, self.communicator)
-        else:
+        if self.communicator.world_size > 1:
+            started = time.perf_counter()
             with operation("reduce"), activity(Category.COMMUNICATION, "all_merge"):
-                merged = all_merge(moments, self.communicator)
-        self.sync_s += time.perf_counter() - started
+                moments = all_merge(moments, self.communicator)
+            self.sync_s += time.perf_counter() - started
         if statistics is not None:
-            statistics.update(merged)
-        return merged
+            statistics.update(moments)
+        return moments
 
     def _merge_observed(self, rollout: Rollout) -> None:
         """Add a rollout's observations to the running statistics, if they are normalised."""
