@@ -53,7 +53,8 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         with named_failures(self._env_id, self._where):
             obs, reward, terminated, truncated, _ = self.env.step(action)
             # Not its info: Gymnasium packs that of all into arrays of the first one's shapes, and nobody reads it.
-            return self._flat(obs), self._number(reward), terminated, truncated, {}
+            ended = self._flag("terminated", terminated), self._flag("truncated", truncated)
+            return self._flat(obs), self._number(reward), *ended, {}
 
     def _where(self) -> str:
         when = f"step {self._steps} of its episode" if self._steps else "reset"
@@ -64,7 +65,14 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         if problem:
             raise EnvironmentFailedError(self._env_id, self._where(), problem)
         # A copy: an environment may use the same array in its next episode, when the last one's end is not yet read.
-        return np.array(obs) if self._is_flat else spaces.flatten(self._space, obs)
+        return np.array(obs, self._space.dtype) if self._is_flat else spaces.flatten(self._space, obs)
+
+    def _flag(self, name: str, value: Any) -> bool:
+        values = np.asarray(value)
+        if values.size != 1 or values.dtype.kind not in "biu":
+            problem = f"{name} is {_described(value)}; it must be one bool"
+            raise EnvironmentFailedError(self._env_id, self._where(), problem)
+        return bool(values.item())
 
     def _number(self, reward: Any) -> Any:
         if isinstance(reward, Real):
@@ -77,7 +85,7 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
 
 
 def _shape_problem(space: spaces.Space[Any], obs: Any, name: str) -> str:
-    """How the shape of an observation differs from what its space says; empty if it does not."""
+    """How shape or kind of an observation differs from what its space says; empty if they do not."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, Mapping) or set(obs) != set(space.spaces):
             given = f"has the keys {', '.join(obs)}" if isinstance(obs, Mapping) else f"is {_described(obs)}"
@@ -88,9 +96,26 @@ def _shape_problem(space: spaces.Space[Any], obs: Any, name: str) -> str:
             return f"{name} is {_described(obs)}; observation_space is a tuple of {len(space.spaces)}"
         members = [(f"{name}[{i}]", *pair) for i, pair in enumerate(zip(space.spaces, obs, strict=True))]
     else:
-        fits = not isinstance(space, spaces.Box) or np.shape(obs) == space.shape
-        return "" if fits else f"{name} is {_described(obs)}; observation_space has the shape {space.shape}"
+        return _leaf_problem(space, obs, name)
     return next(filter(None, (_shape_problem(part, own, own_name) for own_name, part, own in members)), "")
+
+
+def _leaf_problem(space: spaces.Space[Any], obs: Any, name: str) -> str:
+    if isinstance(space, spaces.Discrete):
+        number = np.asarray(obs)
+        fits = number.size == 1 and number.dtype.kind in "iu"
+        fits = fits and space.start <= number.item() < space.start + space.n
+        return "" if fits else f"{name} is {obs!r}; observation_space is {space}"
+    if not isinstance(space, spaces.Box):
+        return ""
+    if np.shape(obs) != space.shape:
+        return f"{name} is {_described(obs)}; observation_space has the shape {space.shape}"
+    kind, wanted = np.asarray(obs).dtype.kind, space.dtype.kind
+    # Whole numbers may become reals; reals would be cut off.
+    fits = kind in "biuf" if wanted == "f" else kind in "biu"
+    return (
+        "" if fits else f"{name} has the dtype {np.asarray(obs).dtype}; observation_space has {space.dtype}"
+    )
 
 
 def _described(value: Any) -> str:

@@ -55,10 +55,9 @@ class SACUpdater(MaximumEntropyUpdater[SACSpec]):
         q = trace[-1].squeeze(-1)
         # dJ/dQ_i = (Q_i - y) / B.
         errors = q - y
-        grads = errors if batch.weights is None else batch.weights * errors
-        self.model.critics.backward(trace, (self.weight / len(y) * grads).unsqueeze(-1))
+        self.model.critics.backward(trace, (self.weight / len(y) * errors).unsqueeze(-1))
         norm = self.critics.step()
-        return 0.5 * (errors * grads).sum(0).mean(), q.mean(), norm
+        return 0.5 * errors.square().sum(0).mean(), q.mean(), norm
 
     def _step_policy(self, obs: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """J(pi) = E[alpha log pi(a|s) - min_i Q_i(s, a)], a ~ pi(s). Returns J, and the mean of log pi."""

@@ -67,10 +67,9 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
         q = trace[-1].squeeze(-1)
         # The derivative by Q_i is 2 (Q_i - y) / B.
         errors = q - y
-        grads = errors if batch.weights is None else batch.weights * errors
-        self.model.critics.backward(trace, (2 * self.weight / len(y) * grads).unsqueeze(-1))
+        self.model.critics.backward(trace, (2 * self.weight / len(y) * errors).unsqueeze(-1))
         norm = self.critics.step()
-        return (errors * grads).sum(0).mean(), q.mean(), norm
+        return errors.square().sum(0).mean(), q.mean(), norm
 
     def _step_policy(self, batch: Transitions) -> Tensor:
         """The deterministic policy gradient, of -E[Q_1(s, pi(s))] and, if asked for, a cloning term. Returns this loss."""

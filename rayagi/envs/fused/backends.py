@@ -114,7 +114,7 @@ class EnvConfig:
     @property
     def limit(self) -> int:
         """The time limit as a number."""
-        return NO_LIMIT if self.max_episode_steps is None else self.max_episode_steps
+        return NO_LIMIT if self.max_episode_steps is None else min(self.max_episode_steps, NO_LIMIT)
 
 
 class FusedBackend(Protocol):

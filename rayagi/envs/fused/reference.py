@@ -107,7 +107,9 @@ def advance(
         named(simulator, state.unbind(0)), clipped_actions(simulator, actions, state.dtype)
     )
     after = _stacked(result[0], shape, state)
-    rewards = _column(result[1], shape, state)
+    rewards = _column(
+        result[1], shape, state
+    ).clone()  # it may be a view of a state, which is about to change
     terminated = torch.as_tensor(result[2], dtype=torch.bool, device=state.device).expand(shape)
     # 2. Time limit.
     elapsed = elapsed + 1

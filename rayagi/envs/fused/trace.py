@@ -61,7 +61,7 @@ def trace(simulator: Simulator) -> Traced:
     """
     check_declaration(simulator)
     names = tuple(simulator.state)
-    reals = tuple(f"action{i}" for i in range(action_dim(simulator)))
+    reals = action_names(simulator)
     discrete = isinstance(simulator.actions, Discrete)
 
     def start(*draws: Expr) -> list[Any]:
@@ -107,6 +107,11 @@ def trace_function(
     return needed(graph, tuple(inputs), [output.index for output in outputs])
 
 
+def action_names(simulator: Simulator) -> tuple[str, ...]:
+    """Names of the reals of an action in programs."""
+    return tuple(f"action{i}" for i in range(action_dim(simulator)))
+
+
 def check_declaration(simulator: Simulator) -> None:
     """Raise SimulatorError if a simulator's declarations are invalid."""
     place = simulator.name
@@ -125,6 +130,10 @@ def check_declaration(simulator: Simulator) -> None:
     elif not actions.low or len(actions.low) != len(actions.high) or not _ordered(actions):
         raise SimulatorError(
             place, f"{actions} is invalid: low and high must be tuples of one size, low below high"
+        )
+    if taken := set(names) & set(action_names(simulator)):
+        raise SimulatorError(
+            place, f"{min(taken)!r} in state is what step's action is called; choose another name"
         )
     draws = getattr(simulator, "num_draws", None)
     if not isinstance(draws, int) or draws < 0:

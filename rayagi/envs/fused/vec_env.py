@@ -37,26 +37,25 @@ class BackendVecEnv:
         """Advance every environment.
 
         Raises:
-            SimulationError: an action is not finite.
+            SimulationError: an action is not finite, or what the simulator makes of it.
         """
-        continuous = self.info.action.kind == "continuous"
+        continuous, elapsed = self.info.action.kind == "continuous", self._backend.env_state.elapsed.clone()
         given = actions.detach().to("cpu", torch.float32 if continuous else torch.int64)
-        if continuous and not torch.isfinite(given.sum()):
-            bad = (~torch.isfinite(given)).nonzero()
-            if len(bad):
-                env = int(bad[0, 0])
-                step = int(self._backend.env_state.elapsed[env]) + 1
-                raise SimulationError(self._env_config.first_env_index + env, step, "the action")
+        if continuous:
+            self._check_finite("the action", given, elapsed)
         out = self._out
         self._backend.run(given.unsqueeze(0), out)
         ids = (out.terminated[0] | out.truncated[0]).nonzero().flatten()
+        obs = self._rows(out.obs[0])
+        self._check_finite("an observation", obs, elapsed)
+        self._check_finite("the reward", out.rewards[0], elapsed)
         return StepResult(
-            obs=self._rows(out.obs[0]),
+            obs=obs,
             rewards=out.rewards[0].clone(),
             terminated=out.terminated[0].clone(),
             truncated=out.truncated[0].clone(),
             final_ids=ids,
-            final_obs=out.final_obs[0][:, ids].t().contiguous(),
+            final_obs=self._rows(out.final_obs[0][:, ids]),
         )
 
     def state_dict(self) -> StateDict:
@@ -77,9 +76,18 @@ class BackendVecEnv:
     def close(self) -> None:
         """Nothing to release."""
 
+    def _check_finite(self, quantity: str, values: Tensor, elapsed: Tensor) -> None:
+        """Raise SimulationError at the first environment of which a value (N, ...) is not finite."""
+        if not torch.isfinite(values.sum()):  # one cheap sum detects any; finite values may overflow it
+            bad = (~torch.isfinite(values)).nonzero()
+            if len(bad):
+                env = int(bad[0, 0])
+                raise SimulationError(self._env_config.first_env_index + env, int(elapsed[env]) + 1, quantity)
+
     @staticmethod
     def _rows(columns: Tensor) -> Tensor:
-        return columns.t().contiguous()
+        """(N, D) of (D, N), in memory of its own: the transpose of a single environment would be a view."""
+        return columns.t().clone(memory_format=torch.contiguous_format)
 
 
 class FusedVecEnv(BackendVecEnv):

@@ -154,3 +154,9 @@ def test_gmis_on_several_hosts_are_refused(monkeypatch):
     (errors,) = caught.value.args
     assert "on 2 hosts, which share no memory: use GMIs of one host" in str(errors)
     assert ChannelError.__name__ in str(errors)
+
+
+def test_gradients_are_clipped():
+    program = build(replace(PLAIN, learning=replace(PLAIN.learning, max_grad_norm=1e-3)))
+    assert program.iterate().metrics["grad_norm"] > 1e-2  # before
+    assert float(program.learner.updater.flat.gradients.norm()) == pytest.approx(1e-3, rel=1e-3)

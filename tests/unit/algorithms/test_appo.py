@@ -268,3 +268,16 @@ def test_the_preset_balances_the_inverted_pendulum(algorithm):
         if program.trainer.iteration % 10 == 0:
             best = max(best, program.evaluate(5, seed=99).mean_return())
     assert best == 1000
+
+
+def test_later_epochs_weigh_by_the_present_policy():
+    program, _ = collected(spec("appo", **ONE_PASS))
+    training = program.learner
+    sent = elsewhere(program)
+    samples = training.prepare(sent)
+    with torch.no_grad():
+        training.updater.flat.parameters.mul_(1.2)
+    found, _ = training.estimate(sent, samples, first=False)
+    now = replace(samples, start=training._log_probs(samples.obs, samples.actions, None).detach())
+    assert not torch.allclose(now.start, samples.start)
+    torch.testing.assert_close(found.targets, training.estimate(sent, now, first=True)[0].targets)

@@ -337,3 +337,16 @@ def test_the_largest_priority_so_far_is_restored_with_the_replay(tmp_path):
     assert resumed.new_priority == run.new_priority
     resumed.load_state(run.shared_state(), None)  # the replay begins empty, and its priorities anew
     assert resumed.new_priority == 1.0
+
+
+def test_smaller_errors_leave_the_largest_priority_so_far():
+    spec = DQNSpec(
+        prioritized=True, learning_starts=8, batch_size=8, updates_per_step=0.125, learning_rate=1e-12
+    )
+    made = learner(spec)
+    made.learn(rollout(50.0), 0)
+    largest = made.new_priority
+    assert largest > 10
+    made.updater._errors = lambda batch, taken, rows: (taken.sum(1) * 0, torch.full((len(rows),), 0.5))
+    made.learn(rollout(0.0), 1)
+    assert made.new_priority == largest

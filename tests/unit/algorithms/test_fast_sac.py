@@ -248,3 +248,20 @@ def test_defaults_that_do_not_depend_on_task_or_machine_are_the_papers():
     assert (spec.num_atoms, spec.v_min, spec.v_max, spec.clipped_double) == (101, -20.0, 20.0, False)
     assert (spec.initial_alpha, spec.target_entropy, spec.weight_decay) == (0.001, 0.0, 0.001)
     assert (spec.normalize_obs, spec.layer_norm, spec.max_grad_norm) == (True, True, 0.0)
+
+
+def test_the_temperature_rises_while_the_entropy_is_below_its_target():
+    """dJ / d log alpha = -alpha (E[log pi] + target entropy): log pi 3 and the target 1 give -0.5 * 4."""
+    made = updater(**THREE, initial_alpha=0.5, target_entropy=1.0)
+    made._sample = lambda obs: (torch.zeros(len(obs), 2), torch.full((len(obs),), 3.0))
+    made.step(transitions([0.0], [0.9]))
+    assert float(made.alpha.flat.gradients[0]) == pytest.approx(-2.0)
+    assert made.temperature.log_alpha.exp() > 0.5
+
+
+def test_critics_decay_by_their_own_learning_rate():
+    made = updater(**THREE, learning_rate=1e-3, critic_learning_rate=0.5, weight_decay=0.1)
+    made.critics.flat.gradients.zero_()
+    before = made.critics.flat.parameters.detach().clone()
+    made._step_decayed(made.critics)
+    torch.testing.assert_close(made.critics.flat.parameters.detach(), before * (1 - 0.5 * 0.1))

@@ -211,3 +211,19 @@ def test_defaults_that_do_not_depend_on_task_or_machine_are_the_papers():
     assert (spec.noise_min, spec.noise_max) == (0.001, 0.4)
     assert (spec.target_noise, spec.target_noise_clip) == (0.001, 0.5)
     assert (spec.normalize_obs, spec.layer_norm, spec.max_grad_norm) == (True, False, 0.0)
+
+
+def test_targets_follow_the_critics_with_every_step_whatever_the_policy_s_delay():
+    made = updater(**THREE, policy_delay=2)
+    before = made.target.flat.parameters.clone()
+    made.step(transitions([1.0, 0.5], [0.9, 0.9]))
+    assert not torch.equal(before, made.target.flat.parameters)
+
+
+def test_target_noise_has_its_standard_deviation():
+    made = updater(**THREE, target_noise=0.1, target_noise_clip=9.0)
+    batch = transitions([0.0] * 500, [0.9] * 500)
+    with torch.no_grad():
+        actions, _ = made._next_actions(batch)
+        modes = made.model.head.mode(made.model.policy(batch.next_obs))
+    assert float((actions - modes).std()) == pytest.approx(0.1, rel=0.1)

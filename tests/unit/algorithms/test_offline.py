@@ -608,3 +608,59 @@ def test_a_resumed_td3_bc_run_continues_alike(dataset):
     resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
     assert resumed.iterate().metrics["value_loss"] == wanted
     load_policy(program.state_dict()["shared"], td3_bc(dataset), INFO)
+
+
+def test_iql_s_value_gradient_is_that_of_the_expectile_loss_alone(dataset):
+    learner = (program := build(iql(dataset, expectile=0.7))).learner
+    batch = program._prepared(program.data.batch(32, 0))
+    model = program.policy.model
+    value = [each for name, each in model.named_parameters() if name.startswith("value.")]
+    found = torch.autograd.grad(learner.losses(batch)[0].sum(), value)
+    # L(u) = |tau - (u < 0)| u^2 with u = min Q'(s, a) - V(s); the policy's weights exp(beta u) are constants.
+    shown = model.head.environment_actions(batch["action"])
+    u = learner.updater.target(batch["obs"], shown).amin(0) - model.values(batch["obs"])
+    expected = torch.autograd.grad((torch.where(u < 0, 0.3, 0.7) * u.square()).sum(), value)
+    torch.testing.assert_close(found, expected)
+
+
+def target_actions(learner, batch):
+    """What TD3+BC's target critics are asked about."""
+    seen, critic = [], learner.updater.target_critics.module
+
+    class Recorded(torch.nn.Module):
+        def forward(self, obs, actions):
+            seen.append(actions)
+            return critic(obs, actions)
+
+    learner.updater.target_critics.module = Recorded()
+    learner._targets(batch)
+    return seen[0]
+
+
+def test_td3_bc_s_target_noise_is_clipped(dataset):
+    learner = (program := build(td3_bc(dataset, target_noise=0.5, target_noise_clip=0.2))).learner
+    batch = program._prepared(program.data.batch(32, 0))
+    with torch.no_grad():
+        modes = learner.updater.target_policy.module(batch["next_obs"]).tanh()
+    noise = 0.5 * learner._noise(batch)
+    assert noise.abs().max() > 0.3
+    torch.testing.assert_close(target_actions(learner, batch), (modes + noise.clamp(-0.2, 0.2)).clamp(-1, 1))
+
+
+def test_td3_bc_s_target_actions_stay_within_the_bounds(dataset):
+    learner = (program := build(td3_bc(dataset, target_noise=0.5))).learner
+    with torch.no_grad():
+        learner.updater.target_policy.flat.parameters.mul_(1000.0)
+    batch = program._prepared(program.data.batch(32, 0))
+    assert float(target_actions(learner, batch).abs().max()) == 1.0
+
+
+def test_td3_bc_steps_policy_and_targets_with_every_third_step(dataset):
+    learner = (program := build(td3_bc(dataset, policy_delay=3))).learner
+    followed, moved = (learner.updater.policy, learner.updater.target_critics), []
+    for draw in range(6):
+        before = [each.flat.parameters.clone() for each in followed]
+        learner.step(program._prepared(program.data.batch(32, draw)))
+        pairs = zip(before, followed, strict=True)
+        moved.append(tuple(not torch.equal(old, each.flat.parameters) for old, each in pairs))
+    assert moved == [(False, False), (False, False), (True, True)] * 2

@@ -205,3 +205,22 @@ def test_weights_of_cloning_that_would_rise_are_refused():
     assert paths(cloning=0.2, cloning_end=0.2) == paths(cloning=0.0, cloning_end=0.2) == []
     assert paths(cloning=-1.0) == ["td3.cloning"]
     assert paths(cloning=0.4, cloning_end=0.0, cloning_steps=0) == ["td3.cloning_end", "td3.cloning_steps"]
+
+
+def test_target_actions_stay_within_the_bounds():
+    made = updater(replace(SETTINGS, target_noise=0.4, policy_delay=1))
+    seen, critic = [], made.target_critics.module
+
+    class Recorded(torch.nn.Module):
+        def forward(self, obs, actions):
+            seen.append(actions)
+            return critic(obs, actions)
+
+    made.target_critics.module = Recorded()
+    with torch.no_grad():
+        made.target_policy.flat.parameters.mul_(1000.0)  # actions of about -1 and 1
+    made.noise = torch.ones
+    batch = batch_of()
+    made.step(Transitions(*batch[:2], batch.actions.clamp(-1, 1), *batch[3:]))
+    assert float(seen[0].max()) == 1.0
+    assert float(seen[0].min()) > -0.9  # -1 and noise of 0.4 are not clamped

@@ -90,3 +90,21 @@ def test_rows_fit_the_replay(capacity):
     store = ReplayStore.create(transition_schema(INFO), capacity)
     store.insert({name: column[-capacity:].numpy() for name, column in rows.items()})
     assert len(store) == min(3, capacity)
+
+
+def test_a_later_episode_s_termination_does_not_end_a_window_that_a_time_limit_cut():
+    """Three steps from the first: its episode is cut after one, so what follows has no part in it."""
+    rows = TransitionAssembler(0.5, 3).rows(
+        rollout_of(0, [1.0, 2.0, 3.0, 4.0], truncated=[0], terminated=[1])
+    )
+    assert columns(rows)[0] == (0, 101, 1, 0.5)
+
+
+def test_final_observations_may_lie_in_the_rollout():
+    rollout = rollout_of(0, [1.0, 2.0, 3.0, 4.0], terminated=[1], truncated=[2])
+    rollout.final_obs = torch.full((4, 1, 1), -1.0)
+    for t, ids, obs in rollout.finals:
+        rollout.final_obs[t, ids] = obs
+    rollout.finals = []
+    rows = TransitionAssembler(0.5, 1).rows(rollout)
+    assert columns(rows) == [(0, 1, 1, 0.5), (1, 102, 2, 0), (2, 103, 3, 0.5), (3, 4, 4, 0.5)]

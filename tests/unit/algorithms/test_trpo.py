@@ -195,3 +195,22 @@ def test_what_makes_no_trust_region_is_refused(changes, message):
     spec = preset("HalfCheetah-v5", "trpo")
     with pytest.raises(ConfigError, match=message):
         checked(replace(spec, learning=replace(spec.learning, **changes)))
+
+
+def test_an_update_reports_the_divergence_from_the_old_policy_and_the_surrogate_of_its_ratios():
+    """With steps so long that KL(old || new) and KL(new || old) differ."""
+    learning = replace(SPEC.learning, max_kl=0.2, cg_iterations=50, learning_rate=1e-12)
+    program, batch = collected(replace(SPEC, learning=learning))
+    training, model = program.learner, program.learner.policy.model
+    with torch.no_grad():
+        std = model.head.log_std.clone().exp()
+        old = Independent(Normal(model.outputs(batch.obs), std), 1)
+    metrics = training.updater.update(batch, training._orders(program.rollout, 0), 1, 0)
+    with torch.no_grad():
+        outputs = model.outputs(batch.obs)
+        new = Independent(Normal(outputs, model.head.log_std.exp()), 1)
+        forward, backward = float(kl_divergence(old, new).mean()), float(kl_divergence(new, old).mean())
+        ratios = (model.head.log_prob(outputs, batch.actions) - batch.log_probs).exp()
+    assert abs(forward / backward - 1) > 0.01
+    assert metrics["approx_kl"] == pytest.approx(forward, rel=1e-3)
+    assert metrics["policy_loss"] == pytest.approx(-float((ratios * batch.advantages).mean()), rel=1e-4)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayagi.algorithms.returns import gae
-from rayagi.algorithms.vtrace import vtrace
+from rayagi.algorithms.vtrace import importance_metrics, vtrace
 
 
 def column(*values):
@@ -153,3 +153,8 @@ def test_ratios_that_overflow_are_truncated_and_not_infinite():
     advantages, targets = by_hand((1.0, 1.0), log_ratios=column(1e6, -1e6))
     assert targets == pytest.approx([11.0, 20.0])  # c0 = 1, but v1 - V1 = 0
     assert advantages == pytest.approx([1.0, -3.0])
+
+
+def test_on_policy_samples_are_not_truncated():
+    """Every ratio is exp(0) = 1, which is not above rho_bar = 1."""
+    assert importance_metrics(torch.zeros(4), 1.0) == {"importance_ratio": 1.0, "importance_truncated": 0.0}

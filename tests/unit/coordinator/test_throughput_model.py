@@ -249,3 +249,13 @@ def test_gmis_gain_until_the_gpu_is_full():
     speeds = [on_gpus("dp_only", SERVING_GMI, 1, cut, serving=True).steps_per_s for cut in (1, 2, 4, 10)]
     # 7 / 7; 2 in 6 + 1; 4 in 12 + 1; 10 in 30 + 1
     assert speeds == pytest.approx([1 / 7, 2 / 7, 4 / 13, 10 / 31])
+
+
+def test_trainers_of_separate_roles_divide_the_environments():
+    """Each of two has 20 of 40: 1 + 20 * 0.05 = 2 s."""
+    simulator, trainer = (
+        Worker(roles=("simulator",), cores=1, num_envs=20),
+        Worker(roles=("agent", "trainer"), cores=1),
+    )
+    apart = ModelledPlan(template="e_at", workers=(simulator, simulator, trainer, trainer), cores=4)
+    assert predict(COSTS, apart).parts_s["update"] == pytest.approx(2.0)

@@ -167,6 +167,61 @@ def test_an_action_that_is_no_number_is_named():
         env.step(actions)
 
 
+@pytest.fixture
+def runner(tmp_path, monkeypatch):
+    """A simulator that pays its state; and one whose state is named like its action."""
+    (tmp_path / "runner.py").write_text(
+        "from rayagi.envs.fused import Box, Simulator\n\n\n"
+        "class Runner(Simulator):\n"
+        '    state, actions, num_draws = ("x", "speed"), Box((-1.0,), (1.0,)), 0\n\n'
+        "    def start(self, draws):\n        return 0.0, 1.0\n\n"
+        "    def step(self, s, action):\n        return (s.x + s.speed, s.speed + 1.0), s.speed, False\n\n\n"
+        "class Named(Runner):\n"
+        '    state = ("action0", "speed")\n\n\n'
+        "class Divided(Runner):\n"
+        "    def step(self, s, action):\n        return (s.x, s.speed - 1.0), s.x / s.speed, False\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("runner", None)
+
+
+@pytest.mark.parametrize("engine", ["fused", "fused_torch"])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_results_are_those_of_their_step_and_stay(runner, engine, num_envs):
+    env = made("runner:Runner", num_envs, engine=engine)
+    found, obs = [], env.reset()
+    for _ in range(3):
+        result = env.step(torch.zeros(num_envs, 1))
+        found.append((obs[0].tolist(), result.rewards[0].item(), result.obs))
+        obs = result.obs
+    assert [(before, reward) for before, reward, _ in found] == [([0, 1], 1), ([1, 2], 2), ([3, 3], 3)]
+    assert [after[0].tolist() for *_, after in found] == [[1, 2], [3, 3], [6, 4]]
+
+
+@pytest.mark.parametrize("engine", ["fused", "fused_torch"])
+def test_a_state_that_is_not_finite_is_named(runner, engine):
+    env = made("runner:Divided", 2, engine=engine)
+    env.reset()
+    env.step(torch.zeros(2, 1))  # 0 / 1
+    with pytest.raises(
+        SimulationError, match=r"the reward.*environment 0 .*step 2|environment 0 .*step 2.*the reward"
+    ):
+        env.step(torch.zeros(2, 1))  # 0 / 0
+
+
+def test_a_state_named_like_the_action_is_refused(runner):
+    with pytest.raises(SimulatorError, match="'action0' in state is what step's action is called"):
+        envs.make_env_factory("runner:Named")
+
+
+@pytest.mark.parametrize("engine", ["fused", "fused_torch"])
+def test_a_time_limit_beyond_32_bits_is_none(engine):
+    env = made("fused/Acrobot-v1", engine=engine, max_episode_steps=3_000_000_000)
+    env.reset()
+    assert not env.step(torch.zeros(5, dtype=torch.int64)).truncated.any()
+
+
 def test_ppo_from_fused_rollouts_solves_cartpole():
     run = program_of(preset("fused/CartPole-v1"))
     for _ in range(150):

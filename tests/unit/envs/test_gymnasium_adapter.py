@@ -133,11 +133,28 @@ FAULTS = {
         "the reward is of type ndarray and shape (2,); it must be one number",
     ),
     "no reward": (np.zeros(2), None, "the reward is None; it must be one number"),
+    "text": (np.array(["a", "b"]), 0.0, "the observation has the dtype <U1; observation_space has float32"),
+    "reals": (
+        np.array([0.5, 1.5]),
+        0.0,
+        "the observation has the dtype float64; observation_space has int64",
+    ),
+    "a choice": (-1, 0.0, "the observation is -1; observation_space is Discrete(3)"),
+    "no flag": (np.zeros(2), 0.0, None, False, "terminated is None; it must be one bool"),
+    "a word": (np.zeros(2), 0.0, False, "no", "truncated is of type str and shape (); it must be one bool"),
+    "two flags": (
+        np.zeros(2),
+        0.0,
+        np.zeros(2, bool),
+        False,
+        "terminated is of type ndarray and shape (2,); it must be one bool",
+    ),
 }
+SPACES = {"reals": spaces.Box(-9, 9, (2,), np.int64), "a choice": spaces.Discrete(3)}
 
 
 class Faulty(Scripted):
-    """Returns ``fault`` in place of observation and reward from the third step on, or raises it."""
+    """Returns ``fault`` in place of observation, reward and flags from the third step on, or raises it."""
 
     def __init__(self, fault, observation_space):
         super().__init__(observation_space, REAL)
@@ -149,7 +166,7 @@ class Faulty(Scripted):
             return result
         if isinstance(self.fault, Exception):
             raise self.fault
-        return (*self.fault, *result[2:])
+        return (*self.fault, *result[max(2, len(self.fault)) :])
 
 
 @pytest.fixture
@@ -172,7 +189,7 @@ def failure_of(env):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_observation_or_reward_is_named_with_environment_step_and_both_shapes(faulty, name):
     *fault, complaint = FAULTS[name]
-    space = PAIR if "key" in complaint or "member" in name else REAL
+    space = SPACES.get(name, PAIR if "key" in complaint or "member" in name else REAL)
     expected = complaint.format(flat="observation_space has the shape (2,)")
     where = "Faulty-v0, environment 4, step 3 of its episode"
     assert failure_of(faulty(fault, space)) == f"{where}: {expected}"

@@ -343,3 +343,14 @@ def test_updates_are_those_of_torch(monkeypatch, choices):
     assert metrics == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     # Adam's first steps are of the step size whatever the gradient's: a few of the smallest gradients differ in sign.
     assert (parameters - expected).abs().mean() < 1e-6
+
+
+@pytest.mark.parametrize("kind", [{"action_dim": 3}, {"choices": 5}])
+def test_a_trainer_s_weight_scales_the_whole_gradient(kind):
+    learner = learner_of(entropy_coef=0.05, value_coef=0.7, **kind)
+    batch, order = batch_of(learner, 100), torch.arange(100)
+    one, _ = compiled(learner, batch, order)
+    learner.weight = 1.5
+    learner._compiled = learner._compile()
+    weighted, _ = compiled(learner, batch, order)
+    torch.testing.assert_close(weighted, 1.5 * one, rtol=1e-4, atol=1e-6)

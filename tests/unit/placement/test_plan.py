@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from placement.equal_slices import spread_over_nodes
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.plan import make_plan
@@ -260,3 +261,7 @@ def test_more_simulators_than_an_agent_can_step_are_refused(template, options, o
         PlanError, match=rf"{256 * agents + 1} simulators with {agents} agents?.* at most 256"
     ):
         make_plan(big, num_envs=1, num_gmis=most + 1, template=template, **options)
+
+
+def test_equal_nodes_get_the_remainder_from_the_first_on():
+    assert spread_over_nodes([4, 4], 3, 1) == [2, 1]

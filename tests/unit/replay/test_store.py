@@ -459,3 +459,12 @@ def test_a_living_writer_keeps_its_row_where_no_descriptor_is_free():
     assert reclaimed == 0
     row.commit(1)
     assert len(store) == 1
+
+
+def test_the_oldest_row_is_found_by_its_nanoseconds():
+    """Above 2^53 neighbouring timestamps are one float64."""
+    store = ReplayStore.create(ReplaySchema((Column(name="x", dtype=np.float32),)), 2, removal="oldest")
+    store.insert({"x": np.array([1, 2], np.float32)}, timestamps=np.array([2**60 + 1, 2**60]))
+    store.insert({"x": np.array([3], np.float32)}, timestamps=np.array([2**60 + 2]))
+    assert sorted(store.status()["timestamp"].tolist()) == [2**60 + 1, 2**60 + 2]
+    store.close()

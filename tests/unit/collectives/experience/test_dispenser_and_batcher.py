@@ -1,6 +1,7 @@
 """From dispensers to batchers within one process: every row once, with its version, its producer and its ragged rows."""
 
 import logging
+import time
 
 import pytest
 import torch
@@ -369,3 +370,24 @@ def test_a_driver_that_refuses_to_page_lock_is_reported_once_per_ring(monkeypatc
         ring.reserve().commit(version=0)
         consumer.take(LIMIT_S).release()
     assert caplog.text.count("is not page-locked (error 1)") == 1
+
+
+def test_batches_that_wait_are_in_the_order_of_their_commits():
+    ring = ProducerRing(OBS, rows=1, slots=3)
+    try:
+        for sequence in (9, 5):
+            ring.reserve(1, 1.0).commit(version=0, sequence=sequence)
+        assert ring.waiting() == [9, 5]
+    finally:
+        ring.close(timeout_s=0.0)
+
+
+def test_a_round_begins_with_the_smallest_version_of_several_producers_lives(pair):
+    """A producer that started anew counts its batches from 1: their numbers say nothing about earlier ones'."""
+    dispenser, batcher = pair(rows=2, wanted=9)
+    send(dispenser, 0, version=7)
+    send(dispenser, 2, version=4)
+    for _ in range(2):
+        assert batcher._receive(time.monotonic(), LIMIT_S)
+    with batcher.round([0], LIMIT_S) as experience:
+        assert experience.versions.tolist() == [4, 4]

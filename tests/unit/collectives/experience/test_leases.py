@@ -113,8 +113,12 @@ def test_a_lease_does_not_begin_anew_where_the_queue_has_come_round(monkeypatch)
     for number in (12, 13, 14):  # in the second slot
         put(ring, number)
         first.take(LIMIT_S).release()
-    now[0] = 10.0
+    now[0] = 9.9
     ring.attach(other.endpoint)
+    ring.update()
+    with pytest.raises(ChannelTimeoutError):
+        other.take(0.0)
+    now[0] = 10.0
     ring.update()
     with other.take(LIMIT_S) as batch:
         assert batch["number"].tolist() == [11]
