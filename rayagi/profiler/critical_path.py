@@ -20,12 +20,10 @@ from rayagi.profiler.overlap import (
     BLOCK_EVENTS,
     NO_ITERATION,
     NONE,
-    CellNumbers,
     ProcessEvents,
     ThreadEvents,
-    clock_offsets,
     iteration_numbers,
-    process_labels,
+    process_events,
 )
 from rayagi.profiler.trace import EVENT, Category, Profile
 
@@ -110,14 +108,7 @@ def critical_path(profile: Profile) -> CriticalPath | None:
     Raises:
         TraceError: times are years apart, or a file of events cannot be read any more.
     """
-    offsets, cells = clock_offsets(profile.processes), CellNumbers()
-    every = [
-        ProcessEvents(trace, label, offset, cells)
-        for trace, label, offset in zip(
-            profile.processes, process_labels(profile.processes), offsets, strict=True
-        )
-    ]
-    cells.freeze()
+    every, _ = process_events(profile)
     members = [member for member in map(_Member.of, every) if member is not None]
     members, iterations = _who_meets(members)
     if len(members) < 2 or not iterations:

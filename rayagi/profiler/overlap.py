@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -164,25 +165,43 @@ def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
     Raises:
         TraceError: times are years apart, or a file of events cannot be read any more.
     """
-    labels = process_labels(profile.processes)
-    cells = CellNumbers()
-    offsets = clock_offsets(profile.processes)
-    processes = [
-        ProcessEvents(trace, label, offset, cells)
-        for trace, label, offset in zip(profile.processes, labels, offsets, strict=True)
-    ]
-    cells.freeze()
+    processes, cells = process_events(profile)
     _check_span(profile.path, processes)
+    for _ in _ahead(attrgetter("windows"), processes):  # computed once, before threads read them
+        pass
     sums = _Sums(processes, overhead)
     # What an overhead says of a window depends on the windows before it.
-    threads = 1 if overhead is not None else min(_MOST_THREADS, len(os.sched_getaffinity(0)))
-    for found in _ahead(sums.measured, time_windows(processes), threads):
+    for found in _ahead(sums.measured, time_windows(processes), 1 if overhead is not None else None):
         sums.add(found)
     return sums.result(cells)
 
 
-def _ahead(function: Callable[[_In], _Out], items: Iterable[_In], threads: int) -> Iterator[_Out]:
+def process_events(profile: Profile) -> tuple[list[ProcessEvents], CellNumbers]:
+    """The annotations of all processes, on the first one's clock, and the numbers of their cells.
+
+    Raises:
+        TraceError: times are years apart, or a file of events cannot be read any more.
+    """
+    traces, cells = profile.processes, CellNumbers()
+    own = [
+        (each, offset)
+        for trace, offset in zip(traces, clock_offsets(traces), strict=True)
+        for each in trace.threads
+    ]
+    threads = _ahead(lambda given: ThreadEvents(*given), own)
+    processes = [
+        ProcessEvents(trace, label, list(islice(threads, len(trace.threads))), cells)
+        for trace, label in zip(traces, process_labels(traces), strict=True)
+    ]
+    cells.freeze()
+    return processes, cells
+
+
+def _ahead(
+    function: Callable[[_In], _Out], items: Iterable[_In], threads: int | None = None
+) -> Iterator[_Out]:
     """Results in the order of the items, computed by some threads: NumPy and the sweep release the interpreter's lock."""
+    threads = threads or min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     if threads == 1:
         yield from map(function, items)
         return
@@ -321,9 +340,10 @@ class ThreadEvents:
 class ProcessEvents:
     """One process: which operations are active when, and the intervals of each category within them."""
 
-    def __init__(self, trace: ProcessTrace, label: str, offset: int, cells: CellNumbers) -> None:
-        self.trace, self.label, self.cells = trace, label, cells
-        self.threads = [ThreadEvents(each, offset) for each in trace.threads]
+    def __init__(
+        self, trace: ProcessTrace, label: str, threads: Sequence[ThreadEvents], cells: CellNumbers
+    ) -> None:
+        self.trace, self.label, self.threads, self.cells = trace, label, threads, cells
         last = max((thread.last for thread in self.threads), default=0)
         for thread in self.threads:
             thread.close(last)
@@ -338,10 +358,9 @@ class ProcessEvents:
         ]
 
     def _names(self, scopes: NDArray[np.void]) -> Ints:
-        numbers = {
-            int(name): self.cells.name(self.trace.name_of(int(name))) for name in np.unique(scopes["name"])
-        }
-        return np.array([numbers[int(name)] for name in scopes["name"]], np.int64)
+        names, index = np.unique(scopes["name"], return_inverse=True)
+        numbers = [self.cells.name(self.trace.name_of(name)) for name in names.tolist()]
+        return np.array(numbers, np.int64)[index]
 
     def _outer(self) -> Steps:
         """Number of the phase and iteration over time. They are the process's: of several, the last to start counts."""
@@ -559,8 +578,6 @@ class _Sums:
     def __init__(self, processes: Sequence[ProcessEvents], overhead: Overhead | None) -> None:
         self.processes, self.overhead = processes, overhead
         self.sweep = sweep()
-        for process in processes:
-            _ = process.windows  # computed once, before threads read it
         self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in processes]
         self.totals: list[Counter[int]] = [Counter() for _ in processes]
         self.merged: Counter[tuple[int, int]] = Counter()

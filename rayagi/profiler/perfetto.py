@@ -16,10 +16,7 @@ from numpy.typing import NDArray
 from rayagi.profiler.chrome_trace import ForeignProcess
 from rayagi.profiler.intervals import Ints
 from rayagi.profiler.overlap import (
-    CellNumbers,
-    ProcessEvents,
-    clock_offsets,
-    process_labels,
+    process_events,
 )
 from rayagi.profiler.trace import EVENT, Category, Clock, Profile
 
@@ -52,14 +49,12 @@ def write_perfetto(profile: Profile, file: BinaryIO, others: Iterable[ForeignPro
         OSError: the file cannot be written.
     """
     tracks = _Tracks(file)
-    offsets, labels = clock_offsets(profile.processes), process_labels(profile.processes)
     if profile.processes:
         tracks.begin(profile.processes[0].clock)
-    numbers = CellNumbers()
     count = 0
-    for trace, label, offset in zip(profile.processes, labels, offsets, strict=True):
-        process = ProcessEvents(trace, label, offset, numbers)
-        parent = tracks.add_process(trace.pid, label)
+    for process in process_events(profile)[0]:
+        trace = process.trace
+        parent = tracks.add_process(trace.pid, process.label)
         gpu = [np.empty(0, EVENT)]
         for thread in process.threads:
             scopes = thread.scopes[np.isin(thread.scopes["category"], _SCOPES)]

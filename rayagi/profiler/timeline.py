@@ -12,11 +12,9 @@ from rayagi.profiler.overlap import (
     BITS,
     GPU,
     LABELS,
-    CellNumbers,
     ProcessEvents,
     ThreadActivity,
-    clock_offsets,
-    process_labels,
+    process_events,
     time_windows,
 )
 from rayagi.profiler.trace import Category, Profile
@@ -74,13 +72,8 @@ class Timeline:
 
 def timeline(profile: Profile, num_bins: int = NUM_BINS) -> Timeline:
     """Reduce a profile to lanes of ``num_bins`` bins."""
-    numbers = CellNumbers()
-    offsets, labels = clock_offsets(profile.processes), process_labels(profile.processes)
-    processes = [
-        ProcessEvents(*each, numbers) for each in zip(profile.processes, labels, offsets, strict=True)
-    ]
-    numbers.freeze()
-    processes = [each for each in processes if each.threads]
+    every, _ = process_events(profile)
+    processes = [each for each in every if each.threads]
     start = min((each.start for each in processes), default=0)
     end = max((each.end for each in processes), default=0)
     edges = np.linspace(start, max(end, start + 1), num_bins + 1).astype(np.int64)
