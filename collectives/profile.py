@@ -88,7 +88,7 @@ class CostProfile:
                 raise ProfileError(source, f"format {content['format']}, and this version reads {_FORMAT}")
             points = tuple(_point(row) for row in content["points"])
             return cls(machine=str(content["machine"]), points=points)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             if isinstance(error, ProfileError):
                 raise
             raise ProfileError(source, f"not a profile: {type(error).__name__}: {error}") from None

@@ -56,7 +56,7 @@ def load_machine(path: str | Path) -> Machine:
         raise InventoryError(
             source, f"cannot be read ({error.strerror})", "Give the path of a machine file"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InventoryError(source, f"is not JSON ({error})", REWRITE_HINT) from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
 from rayagi.benchmark.results import ResultRow
+from rayagi.monitoring.plots import save_figure
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 _TOLERANCE = 0.2
@@ -22,6 +22,7 @@ def save_plot(rows: Sequence[ResultRow], path: Path) -> None:
 
     Raises:
         ValueError: there are no rows.
+        DiskError: it cannot be written; the old content stays.
     """
     if not rows:
         raise ValueError("a plot needs at least one measurement")
@@ -35,7 +36,7 @@ def save_plot(rows: Sequence[ResultRow], path: Path) -> None:
         panel.set_title(layout)
     _draw_errors(last, rows, colours)
     figure.legend(handles=_legend(last, colours), loc="outside right upper", fontsize=8)
-    figure.savefig(path, dpi=120, metadata={"Software": f"matplotlib {matplotlib.__version__}"})
+    save_figure(figure, path)
 
 
 def _draw_layout(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) -> None:

@@ -61,7 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
         start = on_cluster(arguments.ray)
     folder = arguments.out or Path("runs") / f"comm-{datetime.now():%Y%m%d-%H%M%S}"
     profile_at = arguments.profile_out or folder / "profile.json"
-    for path in (folder, profile_at.parent):  # fail before measuring
+    is_new = not folder.exists()
+    for path in (profile_at, folder / "results.json", folder / "cost_model.png"):  # fail before measuring
+        if path.is_dir():
+            raise UsageError(
+                f"{path} is a folder, and a file is written there; name another --out or --profile-out"
+            )
+    for path in (folder, profile_at.parent):
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
     try:
@@ -69,8 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         if any(measurement.points for measurement in found):
             _report(found, folder, profile_at, machine)
     finally:
-        with suppress(OSError):
-            folder.rmdir()  # only if it is empty
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()  # only if it is empty
     if not stopped_by:
         return 0
     complain(f"rayagi: stopped early by {stopped_by}; the measurements so far are kept")
@@ -169,23 +176,25 @@ def _plain(write: Callable[[str], object], clock: Callable[[], float] = time.mon
 
 
 def _report(found: Sequence[LayoutMeasurement], folder: Path, profile_at: Path, machine: Machine) -> None:
-    """Print the table; write results.json, cost_model.png and the profile."""
+    """Print the table; write results.json, the profile and cost_model.png."""
     profile = profile_of(found, f"{cpu_model()}, {machine.num_cores} cores")
     model = fitted(profile)
     rows = rows_of(found, model)
     say(f"\n{table(found, rows, machine.num_cores)}")
-    written = [profile_at]
+    written = []
+    if rows:
+        header = {"origin": collect_versions(), "model": model.origin if model else None}
+        written.append(folder / "results.json")
+        replace_json(written[-1], to_dict(found, rows, header))
+    written.append(profile_at)
     with disk_errors(profile_at):
         profile.save(profile_at)
     if rows:
         # Imported here: matplotlib loads slowly, and is needed only at the end.
         from rayagi.benchmark.plots import save_plot
 
-        header = {"origin": collect_versions(), "model": model.origin if model else None}
-        written += [folder / "results.json", folder / "cost_model.png"]
-        replace_json(written[1], to_dict(found, rows, header))
-        with disk_errors(written[2]):
-            save_plot(rows, written[2])
+        written.append(folder / "cost_model.png")
+        save_plot(rows, written[-1])
     layout = found[-1].case.layout
     say(
         f"\nalpha-beta: {model.origin if model else 'too few measurements'}\nwritten: {', '.join(map(str, written))}\n"

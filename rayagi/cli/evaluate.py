@@ -103,6 +103,8 @@ def _written(path: Path) -> Iterator[None]:
 def _check_video(path: Path) -> None:
     if path.suffix.lower() not in _VIDEO_SUFFIXES:
         raise UsageError(f"--video {path}: write one of {', '.join(_VIDEO_SUFFIXES)}, e.g. out.mp4")
+    if path.is_dir():
+        raise UsageError(f"--video {path}: it is a folder; name a file, e.g. {path / 'out.mp4'}")
     if not path.parent.is_dir():
         raise UsageError(f"--video {path}: there is no folder {path.parent}")
     if not os.access(path.parent, os.W_OK):

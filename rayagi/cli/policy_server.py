@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
+from rayagi.run.versions import usable_cores
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback, new_token
 
@@ -16,6 +17,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until interrupted; returns the exit code."""
     if arguments.port is None and arguments.unix is None:
         raise UsageError("where should it listen? Give --port P, --unix PATH, or both")
+    if arguments.threads > usable_cores():
+        raise UsageError(
+            f"--threads {arguments.threads}: this process may use {usable_cores()} cores; give fewer"
+        )
     given = None if arguments.token_file is None else _read_token(arguments.token_file)
     policy = ServedPolicy(arguments.run, arguments.checkpoint, trust_modules=arguments.trust_modules)
     for reason in policy.saved.damaged:
@@ -66,4 +71,6 @@ def _read_token(path: Path) -> str:
     token = lines[0].strip() if lines else ""
     if len(token) < 16:
         raise UsageError(f"--token-file {path}: its first line is the token, of 16 characters at least")
+    if not (token.isascii() and token.isprintable()):
+        raise UsageError(f"--token-file {path}: the token is not printable ASCII, and clients cannot send it")
     return token

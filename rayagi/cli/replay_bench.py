@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from actors.replay import Column, Gatherer, ReplaySchema, ReplayStore, Subscription, SubSequences, select
+from rayagi.cli.failures import UsageError
 from rayagi.cli.replay_progress import loaded
 
 _ROWS = 100_000
@@ -69,6 +70,9 @@ def _synthetic(selector: SubSequences) -> ReplayStore:
 
 def _measured(store: ReplayStore, selector: SubSequences, arguments: argparse.Namespace) -> dict[str, Any]:
     """Rates by turns, so that what else the machine does strikes both alike."""
+    longest = int(store.status()["length"].max())
+    if arguments.length > longest:
+        raise UsageError(f"--length {arguments.length}: the longest trajectory has {longest} steps")
     windows = [
         Subscription(column=column.name, length=arguments.length + column.extra)
         for column in store.schema.columns

@@ -98,7 +98,9 @@ def _add_export(commands: Any) -> None:
         commands, "export", "write a dataset or a saved replay in another format", _EXPORT_EXAMPLES
     )
     _add_path(parser)
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to create; for d4rl and torch a file")
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="folder to create; for d4rl a file .hdf5, for torch .pt"
+    )
     parser.add_argument(
         "--to",
         required=True,

@@ -47,7 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     selector = _MADE[arguments.select](arguments.length)
     with loaded(arguments, (selector,)) as store:
-        found = _sampled(store, selector, arguments)
+        try:
+            found = _sampled(store, selector, arguments)
+        except MemoryError as error:
+            reason = f"--batch {arguments.batch}: no memory for so many rows of --length {arguments.length}"
+            raise UsageError(reason) from error
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(_described(found, arguments.rows)))
     return 0
 
@@ -97,7 +101,7 @@ def _described(found: dict[str, Any], most: int) -> list[str]:
             f"{row['of']:,}",
             f"{row['probability']:.3g}",
             f"{row['weight']:.3g}",
-            _brief(row["first"]["action"]),
+            _brief(row["first"].get("action", "")),
             _brief(row["first"].get("reward", "")),
         )
         for row in found["rows"][:most]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from rayagi.run.atomic import replace_bytes
 from rayagi.run.csv_log import Row
 
 _TIME_PARTS = (
@@ -18,6 +20,7 @@ _TIME_PARTS = (
     ("update_s", "update", "#228833"),
     ("sync_s", "synchronise", "#ee6677"),
     ("wait_s", "wait for experience", "#ccbb44"),
+    ("exchange_s", "exchange steps", "#aa3377"),
     ("other_s", "other", "#bbbbbb"),
 )
 _ONE_CALL = (("simulate_s", "simulate and act, in one call", "#4477aa"), *_TIME_PARTS[2:])
@@ -31,8 +34,11 @@ def column(rows: Sequence[Row], name: str) -> np.ndarray:
 
 
 def time_parts(rows: Sequence[Row]) -> tuple[tuple[str, str, str], ...]:
-    """Parts of the iterations' wall time: column, label, colour."""
-    return _TIME_PARTS if any(row.get("act_s") for row in rows) else _ONE_CALL
+    """Parts of the iterations' wall time: column, label, colour; ``exchange_s`` only if GMIs exchange steps."""
+    named = _TIME_PARTS if any(row.get("act_s") for row in rows) else _ONE_CALL
+    return tuple(
+        part for part in named if part[0] != "exchange_s" or any("exchange_s" in row for row in rows)
+    )
 
 
 def time_shares(rows: Sequence[Row]) -> dict[str, float]:
@@ -58,6 +64,7 @@ def save_plots(progress: Sequence[Row], evaluations: Sequence[Row], folder: Path
 
     Raises:
         ValueError: there are no rows.
+        DiskError: a plot cannot be written; its old content stays.
     """
     if not progress:
         raise ValueError("a plot needs at least one iteration")
@@ -72,9 +79,21 @@ def save_plots(progress: Sequence[Row], evaluations: Sequence[Row], folder: Path
         figure = Figure(figsize=(10, 3.8), layout="constrained")
         draw(figure)
         path = folder / name
-        figure.savefig(path, dpi=120, metadata={"Software": f"matplotlib {matplotlib.__version__}"})
+        save_figure(figure, path)
         paths.append(path)
     return paths
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG, atomically.
+
+    Raises:
+        DiskError: it cannot be written; the old content stays.
+    """
+    content = io.BytesIO()
+    software = {"Software": f"matplotlib {matplotlib.__version__}"}
+    figure.savefig(content, format="png", dpi=120, metadata=software)
+    replace_bytes(path, content.getvalue())
 
 
 def draw_learning_curve(figure: Figure, rows: Sequence[Row], evaluations: Sequence[Row], title: str) -> None:

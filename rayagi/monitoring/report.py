@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from rayagi.monitoring.progress import return_text
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import Row, read_rows
-from rayagi.run.errors import RunFolderError, disk_errors
+from rayagi.run.errors import RunFolderError
 from rayagi.run.folder import RunFolder
 from rayagi.run.limits import WINDOW
 from rayagi.run.prediction import load_prediction, no_prediction_text, parts_range
@@ -47,8 +47,7 @@ def write_report(folder: RunFolder) -> Path:
     progress, evaluations = read_rows(folder.progress_csv), read_rows(folder.evaluations_csv)
     if not progress:
         raise RunFolderError(str(folder.path), "has no finished iteration to report on")
-    with disk_errors(folder.path):
-        save_plots(progress, evaluations, folder.path, folder.record.task)
+    save_plots(progress, evaluations, folder.path, folder.record.task)
     path = folder.path / "report.html"
     replace_text(path, _page(folder, progress, evaluations))
     return path
@@ -95,6 +94,8 @@ def summary(
     experience = experience_record.load(folder.path)
     if experience is not None:
         facts += experience_record.facts(experience)
+    elif (folder.path / experience_record.FILE).exists():
+        facts.append(("experience", f"{experience_record.FILE} is damaged"))
     prediction = load_prediction(folder.path)
     if env_steps:
         predicted = no_prediction_text(folder.record.task) if prediction is None else prediction.text()
@@ -219,9 +220,21 @@ def _ages(folder: RunFolder) -> list[str]:
 
 
 def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else "not written"
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return "not written"
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{path.name} cannot be read ({error})"
 
 
 def _versions(path: Path) -> list[tuple[str, str]]:
-    stored: Mapping[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        stored: Any = json.loads(path.read_text())
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        return [(path.name, f"cannot be read ({error})")]
+    if not isinstance(stored, dict):
+        return [(path.name, "is damaged: not a JSON object")]
     return [(key.replace("_", " "), str(value)) for key, value in stored.items() if value is not None]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from placement.search import SATURATION, Trial, TrialMeasurement, project_memory
+from rayagi.monitoring.plots import save_figure
 
 _LOWEST, _HIGHEST = -2.0, 10.0
 """Values of Sat at the ends of its axis: it is infinite where memory did not grow."""
@@ -24,13 +24,16 @@ def save_search_plots(trials: Sequence[Trial], memory_bytes: int, folder: Path, 
         memory_bytes: of one device, which its GMIs share
         folder: an existing folder
         title: what was searched
+
+    Raises:
+        DiskError: a plot cannot be written; its old content stays.
     """
     paths = []
     for name, draw in (("saturation.png", _draw_saturation), ("memory.png", _draw_memory)):
         figure = Figure(figsize=(8, 4.2), layout="constrained")
         figure.suptitle(title)
         draw(figure, _by_gmis(trials), memory_bytes)
-        figure.savefig(folder / name, dpi=120, metadata={"Software": f"matplotlib {matplotlib.__version__}"})
+        save_figure(figure, folder / name)
         paths.append(folder / name)
     return paths
 

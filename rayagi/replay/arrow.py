@@ -52,6 +52,8 @@ def as_array(column: pa.Array, shape: tuple[int, ...] | None = None) -> NDArray[
         sizes.append(len(inner) // max(1, len(column)))
         if len(inner) != sizes[-1] * len(column) or not _has_equal_lists(column):
             raise ValueError("its lists have different lengths")
+        if inner.null_count:
+            raise ValueError(f"{inner.null_count} of its lists' values are null")
         column = inner
     if not (
         pa.types.is_integer(column.type)

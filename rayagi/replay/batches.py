@@ -48,10 +48,12 @@ class ShuffledWindows(IterableDataset[dict[str, Tensor]]):
             length, stride: sub-sequences of so many steps, from steps 0, stride, 2 stride, ...
 
         Raises:
-            ReplayError: no trajectory is so long, or a number is not positive.
+            ReplayError: no trajectory is so long, a number is not positive, or the seed is negative.
         """
         if min(batch, length, stride) < 1:
             raise ReplayError(f"batch {batch}, length {length} and stride {stride}: use positive numbers")
+        if seed < 0:
+            raise ReplayError(f"seed {seed}: use 0 or a positive number")
         self._store, self._subscriptions, self._batch = store, tuple(subscriptions), batch
         self._seed, self._epoch, self._stride = seed, 0, stride
         status = store.status()

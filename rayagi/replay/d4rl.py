@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rayagi.replay.flat import D4RL_NAMES, flat_source
+from rayagi.replay.flat import OUR_NAMES, by_our_names, flat_source
 from rayagi.replay.trajectories import Source
 from rayagi.serving.errors import DatasetError
-
-_OURS = {theirs: ours for ours, theirs in D4RL_NAMES.items()}
 
 
 def open_d4rl(path: Path, columns: Sequence[str]) -> Source:
@@ -21,7 +19,7 @@ def open_d4rl(path: Path, columns: Sequence[str]) -> Source:
         DatasetError: h5py is not installed, or as of ``flat_source``.
     """
     h5py = import_h5py(path)
-    arrays = _arrays(h5py.File(path, "r"), h5py)
+    arrays = _arrays(path, h5py.File(path, "r"), h5py)
     return flat_source(path, "d4rl", arrays, columns)
 
 
@@ -38,13 +36,18 @@ def import_h5py(path: Path) -> Any:
     return h5py
 
 
-def _arrays(file: Any, h5py: Any) -> dict[str, Any]:
-    """Arrays by our names; ``metadata`` is about the file."""
-    found: dict[str, Any] = {}
+def _arrays(path: Path, file: Any, h5py: Any) -> dict[str, Any]:
+    """Arrays by our names; ``metadata`` is about the file. If a name is taken, an info keeps its own: ``infos/NAME``."""
+    entries: dict[str, Any] = {}
 
     def add(name: str, entry: Any) -> None:
         if isinstance(entry, h5py.Dataset) and not name.startswith("metadata/") and entry.shape:
-            found[_OURS.get(name, name.removeprefix("infos/"))] = entry
+            entries[name] = entry
 
     file.visititems(add)
+    infos = [name for name in entries if name.startswith("infos/") and name not in OUR_NAMES]
+    found = by_our_names(path, {name: entry for name, entry in entries.items() if name not in infos})
+    for name in infos:
+        short = name.removeprefix("infos/")
+        found[name if short in found else short] = entries[name]
     return found

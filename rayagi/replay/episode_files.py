@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from actors.replay import Column
-from rayagi.replay.trajectories import FLAGS, Source, Trajectory, is_obs
+from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept, is_obs
 from rayagi.serving.dataset import Episode
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
@@ -60,9 +61,17 @@ def write_minari(
                 infos={name: _info(steps[name]) for name in infos},
             )
 
+    # Versions that can store images as JPEG do so unless told not to.
+    lossless = (
+        {"jpeg_encoding": False} if "jpeg_encoding" in inspect.signature(new_storage).parameters else {}
+    )
     with finished_folder(out) as unfinished:
         storage = new_storage(
-            unfinished / "data", observation_space=obs, action_space=action, data_format=data_format
+            unfinished / "data",
+            observation_space=obs,
+            action_space=action,
+            data_format=data_format,
+            **lossless,
         )
         storage.update_metadata({"dataset_id": minari_name(out), "minari_version": minari.__version__})
         storage.update_episodes(buffers())
@@ -72,9 +81,10 @@ def write_rllib(source: Source, out: Path, trajectories: Iterator[Trajectory]) -
     """Write episodes as ``rayagi export --to rllib`` does. Arguments as of ``write_minari``.
 
     Raises:
-        ExportError: the folder exists, there are no rewards, or observations have several parts.
+        ExportError: the folder exists, there are no rewards, observations have several parts, or there are further columns.
         DiskError: it cannot be written; nothing of it is left.
     """
+    check_kept(source, "rllib")
     names = [column.name for column in source.schema.columns]
     if "obs" not in names or "reward" not in names:
         raise ExportError(

@@ -4,10 +4,11 @@
     timeouts                                        (N,)         where there are some
     next_observations                               (N, ...)     where there are some
     infos/NAME                                      (N, ...)     further columns; infos/action_log_probs is log_prob
+    infos/trajectory_number                         (N,)         in rayagi's exports
 
-A trajectory ends with a terminal or a timeout, and where ``next_observations`` is not the next row's observation: by a
-timeout if the file has no ``timeouts``, else by the end of a recording. ``trajectories.closed`` says what is done without
-``next_observations``.
+A trajectory ends with a terminal or a timeout, where its number changes, and where ``next_observations`` is not the next
+row's observation: by a timeout if the file has no ``timeouts``, else by the end of a recording. ``trajectories.closed`` says
+what is done without ``next_observations``.
 """
 
 from __future__ import annotations
@@ -40,11 +41,29 @@ D4RL_NAMES = {
     "log_prob": "infos/action_log_probs",
 }
 """D4RL's name of each of our columns."""
-_SCALARS = ("reward", *FLAGS)
+OUR_NAMES = {theirs: ours for ours, theirs in D4RL_NAMES.items()}
+TRAJECTORY = "trajectory_number"
+"""Column with the number of each step's trajectory, in rayagi's exports."""
+_SCALARS = ("reward", *FLAGS, TRAJECTORY)
 _ROWS = 4096
 """That are compared at a time."""
 _BLOCK_BYTES = 8 * 2**20
 """Of one column that are read at a time."""
+
+
+def by_our_names(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays by our names, of arrays by ours or D4RL's.
+
+    Raises:
+        DatasetError: two are one column.
+    """
+    for theirs, ours in OUR_NAMES.items():
+        if theirs in arrays and ours in arrays:
+            raise DatasetError(
+                str(path),
+                f"has {theirs!r} and {ours!r}, two names of one column: rename or remove one of them",
+            )
+    return {OUR_NAMES.get(name, name): array for name, array in arrays.items()}
 
 
 def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequence[str]) -> Source:
@@ -59,7 +78,8 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
         DatasetError: a column is missing, has another number of rows, or is not of numbers; or there is no whole step.
     """
     known = dict.fromkeys([*arrays, *FLAGS])  # flags that are missing are False
-    known.pop("next_obs", None)
+    for name in ("next_obs", TRAJECTORY):
+        known.pop(name, None)
     names, left_out = chosen_columns(path, known, wanted)
     _check_rows(path, arrays)
     flags = {name: _flags(path, name, arrays) for name in FLAGS}
@@ -119,7 +139,9 @@ def _kind(name: str, arrays: Mapping[str, Any]) -> tuple[Any, tuple[int, ...]]:
     """Type and shape of one step."""
     if name in FLAGS:
         return bool, ()
-    return arrays[name].dtype, () if name in _SCALARS else arrays[name].shape[1:]
+    shape = arrays[name].shape[1:]
+    is_scalar = name in _SCALARS or (name in ("log_prob", "policy_version") and shape == (1,))
+    return arrays[name].dtype, () if is_scalar else shape
 
 
 def _flags(path: Path, name: str, arrays: Mapping[str, Any]) -> NDArray[np.bool_]:
@@ -135,6 +157,8 @@ def _ends(arrays: Mapping[str, Any], flags: Mapping[str, NDArray[np.bool_]]) -> 
     """Row after each trajectory's last."""
     is_last = flags["terminated"] | flags["truncated"]
     is_last[-1] = True
+    if TRAJECTORY in arrays:
+        is_last[:-1] |= np.diff(np.asarray(arrays[TRAJECTORY][:]).reshape(-1)) != 0
     if "next_obs" in arrays:
         obs, after = (_Ahead(arrays[name], arrays["obs"].shape[1:]) for name in ("obs", "next_obs"))
         count = len(is_last)

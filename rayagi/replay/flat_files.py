@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.replay.d4rl import import_h5py
-from rayagi.replay.flat import D4RL_NAMES
+from rayagi.replay.flat import D4RL_NAMES, OUR_NAMES, TRAJECTORY
 from rayagi.replay.trajectories import Source, Trajectory
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_file
 
-_ROWS = 8192
-"""That are written at a time, and a chunk of HDF5."""
+_ROWS, _BYTES = 8192, 2**20
+"""That are written at a time, and a chunk of HDF5: so many rows, or bytes of a column."""
 
 
 def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
-    """Write D4RL's HDF5, with ``next_observations``; further columns are in ``infos``.
+    """Write D4RL's HDF5, with ``next_observations``; further columns, and trajectories' numbers, are in ``infos``.
 
     Args:
         source: for its schema
@@ -29,7 +30,7 @@ def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) ->
         trajectories: of the source
 
     Raises:
-        ExportError: the file exists, observations have several parts, or h5py is not installed.
+        ExportError: the file exists, observations have several parts, a name is taken, or h5py is not installed.
         DiskError: it cannot be written; nothing of it is left.
     """
     h5py = import_h5py(out)
@@ -37,18 +38,21 @@ def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) ->
     with finished_file(out) as unfinished, h5py.File(unfinished, "w") as file:
         for name, (dtype, shape) in kinds.items():
             theirs = D4RL_NAMES.get(name, f"infos/{name}")
-            file.create_dataset(theirs, (0, *shape), dtype, maxshape=(None, *shape), chunks=(_ROWS, *shape))
+            chunks = (_rows(dtype, shape), *shape)
+            file.create_dataset(theirs, (0, *shape), dtype, maxshape=(None, *shape), chunks=chunks)
 
         def append(name: str, values: NDArray[Any]) -> None:
             dataset = file[D4RL_NAMES.get(name, f"infos/{name}")]
             dataset.resize(dataset.shape[0] + len(values), 0)
             dataset[-len(values) :] = values
 
-        _write_rows(trajectories, append)
+        _write_rows(trajectories, append, kinds)
 
 
 def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
-    """Write a dict of tensors by our names, with ``next_obs``, by ``torch.save``. Arguments and errors as of ``write_d4rl``.
+    """Write a dict of tensors by our names, with ``next_obs`` and trajectories' numbers, by ``torch.save``.
+
+    Arguments and errors as of ``write_d4rl``.
 
     The tensors are put together in unnamed files beside it, not in memory.
     """
@@ -66,7 +70,7 @@ def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory])
             at[name] = begin + len(values)
             arrays[name][begin : at[name]] = values
 
-        _write_rows(trajectories, append)
+        _write_rows(trajectories, append, kinds)
         torch.save({name: torch.from_numpy(array[: at[name]]) for name, array in arrays.items()}, unfinished)
 
 
@@ -79,11 +83,27 @@ def _kinds(source: Source) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
     kinds = {column.name: (column.dtype, column.shape) for column in source.schema.columns}
     if "obs" not in kinds:
         raise ExportError(str(source.path), "has observations of several parts: export it to minari")
-    return {**kinds, "next_obs": kinds["obs"]}
+    added = {"next_obs": kinds["obs"], TRAJECTORY: (np.dtype(np.int64), ())}
+    if taken := [name for name in kinds if name in added or {name, f"infos/{name}"} & OUR_NAMES.keys()]:
+        raise ExportError(
+            str(source.path),
+            f"has the columns {', '.join(taken)}, names that d4rl and torch files have for others: export it to minari",
+        )
+    return {**kinds, **added}
 
 
-def _write_rows(trajectories: Iterator[Trajectory], append: Callable[[str, NDArray[Any]], None]) -> None:
-    """Call ``append`` for each column with a few thousand rows at a time."""
+def _rows(dtype: Any, shape: tuple[int, ...]) -> int:
+    """Rows of a column that are written at a time."""
+    return max(1, min(_ROWS, _BYTES // max(1, math.prod(shape) * np.dtype(dtype).itemsize)))
+
+
+def _write_rows(
+    trajectories: Iterator[Trajectory],
+    append: Callable[[str, NDArray[Any]], None],
+    kinds: Mapping[str, tuple[Any, tuple[int, ...]]],
+) -> None:
+    """Call ``append`` for each column with a few thousand rows at a time, or fewer if they are large."""
+    most = min(_rows(dtype, shape) for dtype, shape in kinds.values())
     waiting: list[Trajectory] = []
 
     def flush() -> None:
@@ -92,11 +112,12 @@ def _write_rows(trajectories: Iterator[Trajectory], append: Callable[[str, NDArr
         waiting.clear()
 
     rows = 0
-    for trajectory in trajectories:
+    for number, trajectory in enumerate(trajectories):
         obs = trajectory["obs"]
-        waiting.append({**trajectory, "obs": obs[:-1], "next_obs": obs[1:]})
-        rows += len(obs) - 1
-        if rows >= _ROWS:
+        numbers = np.full(len(obs) - 1, number)
+        waiting.append({**trajectory, "obs": obs[:-1], "next_obs": obs[1:], TRAJECTORY: numbers})
+        rows += len(numbers)
+        if rows >= most:
             flush()
             rows = 0
     flush()

@@ -19,7 +19,7 @@ from rayagi.replay.saved import open_saved, restore, saved_folder
 from rayagi.replay.served import open_served
 from rayagi.replay.tables import open_lerobot, open_steps, parquet_files
 from rayagi.replay.tensors import open_tensors
-from rayagi.replay.trajectories import Progress, Source, cut, reading
+from rayagi.replay.trajectories import Progress, Source, cut, reading, steps_of
 from rayagi.serving.errors import DatasetError
 
 _READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {
@@ -121,7 +121,7 @@ def load(
     """
     path = Path(path)
     if max_length is None and num_shards == 1 and kind_of(path) == "replay":
-        return restore(path, selectors=selectors, memory_bytes=memory_bytes, folder=folder)
+        return restore(path, columns, selectors=selectors, memory_bytes=memory_bytes, folder=folder)
     source = open_source(path, columns=columns)
     schema = ReplaySchema(
         source.schema.columns, source.schema.max_length if max_length is None else max_length
@@ -155,13 +155,13 @@ def fill(store: ReplayStore, source: Source, progress: Progress | None = None) -
     end = store.base + store.capacity
     for trajectory in source.read():
         for rows in cut(trajectory, store.schema):
-            numbers = np.arange(row, row + len(rows["action"]))
+            numbers = np.arange(row, row + len(next(iter(rows.values()))))
             row += len(numbers)
             own = slice(*np.searchsorted(numbers, (store.base, end)))
             if numbers[own].size:
                 own_rows = {name: values[own] for name, values in rows.items()}
                 store.insert(own_rows, timestamps=numbers[own])
-        steps += len(trajectory["action"])
+        steps += steps_of(trajectory, source.schema)
         if progress is not None:
             progress(steps, source.num_steps)
         if row >= end:

@@ -13,7 +13,7 @@ from ray.data.block import Block, BlockAccessor, BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.replay import ReplayStore, kernel
+from actors.replay import ReplayError, ReplayStore, kernel
 from rayagi.replay.stored import copied_rows
 from rayagi.replay.trajectories import Trajectory, is_obs
 
@@ -26,8 +26,19 @@ class ReplayDatasource(Datasource):
     """
 
     def __init__(self, store: ReplayStore) -> None:
-        """Note the rows that the store has now."""
+        """Note the rows that the store has now.
+
+        Raises:
+            ReplayError: the store has a column of a name that is added.
+        """
         super().__init__()
+        names = [column.name for column in store.schema.columns]
+        added = {"row", "step", *(f"next_{name}" for name in names if is_obs(name))}
+        if taken := [name for name in names if name in added]:
+            reason = (
+                f"the store has the columns {', '.join(taken)}, names of columns that are added: rename them"
+            )
+            raise ReplayError(reason)
         status = store.status()
         self._endpoint, self._schema = store.endpoint, store.schema
         self._rows = np.sort(status[status["state"] == kernel.COMMITTED], order="sequence")
@@ -72,6 +83,9 @@ def read_replay(store: ReplayStore, *, override_num_blocks: int | None = None) -
     Args:
         store: open in this process until the dataset has been read
         override_num_blocks: as of ``ray.data.read_datasource``
+
+    Raises:
+        ReplayError: as of ``ReplayDatasource``.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return ray.data.read_datasource(

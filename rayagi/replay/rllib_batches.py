@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.replay.arrow import unpacked
-from rayagi.replay.tables import RLLIB_NAMES
+from rayagi.replay.tables import RLLIB_NAMES, by_numbers
 from rayagi.replay.trajectories import (
     FLAGS,
     Source,
@@ -32,8 +32,8 @@ _INDEX = ("type", "eps_id", "agent_index", "unroll_id", "t", "dones")
 
 
 def batch_files(path: Path) -> list[Path]:
-    """RLlib's JSON files of a folder, in the order of their names; or the file itself."""
-    return sorted(path.glob("output-*.json")) if path.is_dir() else [path]
+    """RLlib's JSON files of a folder, in the order of ``by_numbers``; or the file itself."""
+    return sorted(path.glob("output-*.json"), key=by_numbers) if path.is_dir() else [path]
 
 
 def open_batches(path: Path, columns: Sequence[str]) -> Source:

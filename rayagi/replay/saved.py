@@ -16,6 +16,7 @@ from actors.replay.schema import ReplaySchema
 from placement.inventory import limits
 from rayagi.replay.stored import store_source
 from rayagi.replay.trajectories import Source
+from rayagi.run.errors import disk_errors
 from rayagi.serving.errors import DatasetError, ExportError
 
 
@@ -32,32 +33,46 @@ def save(store: ReplayStore, out: Path) -> int:
 
     Raises:
         ExportError: the folder exists.
+        DiskError: the folder above it cannot be made.
         ReplayCheckpointError: it cannot be written; nothing of it is left.
     """
     if out.exists():
         raise ExportError(str(out), "exists already; choose another folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(out, "choose another folder"):
+        out.parent.mkdir(parents=True, exist_ok=True)
     return ReplayCheckpointer(store).write(out.absolute()).written_bytes
 
 
 def restore(
     path: Path,
+    columns: Sequence[str] = (),
     *,
     selectors: Sequence[Any] = (),
     memory_bytes: int | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> ReplayStore:
-    """The store that was saved, with its rows, priorities and counters. Arguments as of ``ReplayStore.create``.
+    """The store that was saved, with its rows, priorities and counters.
+
+    Args:
+        path: of the saved replay
+        columns: that it must have
+        selectors, memory_bytes, folder: as of ``ReplayStore.create``
 
     Raises:
+        DatasetError: it lacks a column.
         ReplayCheckpointError: it is missing or damaged, or had a removal function.
         ReplayError: the store does not fit.
     """
     found = saved_folder(path)
     assert found is not None  # as ``loading.kind_of`` has found
     manifest = Manifest.read(found)
+    schema = ReplaySchema.from_json(manifest.schema)
+    known = [column.name for column in schema.columns]
+    for name in columns:
+        if name not in known:
+            raise DatasetError(str(path), f"has no column {name!r}: its columns are {', '.join(known)}")
     store = ReplayStore.create(
-        ReplaySchema.from_json(manifest.schema),
+        schema,
         manifest.capacity,
         selectors=selectors,
         removal=manifest.removal,
@@ -82,9 +97,7 @@ def open_saved(path: Path, columns: Sequence[str]) -> Source:
         DatasetError: it has no rows, or lacks a column.
         ReplayCheckpointError, ReplayError: as of ``restore``.
     """
-    store = restore(path, memory_bytes=limits.memory_bytes() // 2, folder=tempfile.gettempdir())
-    for name in columns:
-        store.schema.position(name)
+    store = restore(path, columns, memory_bytes=limits.memory_bytes() // 2, folder=tempfile.gettempdir())
     source = replace(store_source(store, path), kind="replay")
     if not len(source.lengths):
         raise DatasetError(str(path), "is empty: it has no rows")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayagi.replay.trajectories import Progress, Source
+from rayagi.replay.trajectories import Progress, Source, steps_of
 
 
 def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any
     not_finite = dict.fromkeys((column.name for column in source.schema.columns), 0)
     done = 0
     for steps in source.read():
-        lengths.append(len(steps["action"]))
+        lengths.append(steps_of(steps, source.schema))
         if "reward" in steps:
             returns.append(float(steps["reward"].sum(dtype=np.float64)))
         end = next((name for name in ("terminated", "truncated") if name in steps and steps[name][-1]), "cut")

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from actors.protocols import ActionSpec
-from rayagi.replay.tables import LEROBOT_NAMES
-from rayagi.replay.trajectories import FLAGS, Source, Trajectory
+from rayagi.replay.tables import LEROBOT_INDEX, LEROBOT_NAMES
+from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept
 from rayagi.serving.column_layout import ColumnLayout, EndedEpisode
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import RotatingFiles, finished_folder
@@ -44,7 +44,7 @@ def write_served(
         file_format: of its files
 
     Raises:
-        ExportError: the folder exists, or observations, actions or rewards are not those of such a dataset.
+        ExportError: the folder exists, or columns are not those of such a dataset.
         DiskError: it cannot be written; nothing of it is left.
     """
     layout = _layout(source)
@@ -67,7 +67,7 @@ def write_served(
                 if is_ended
                 else []
             )
-            files.write(_served_rows(trajectory, number, layout), ended)
+            files.write(_served_rows(source.path, trajectory, number, layout), ended)
         files.close()
         folder.write_statistics()
 
@@ -75,6 +75,7 @@ def write_served(
 def _layout(source: Source) -> ColumnLayout:
     columns = {column.name: column for column in source.schema.columns}
     path = str(source.path)
+    check_kept(source, "a dataset of rayagi serve")
     if "reward" not in columns:
         raise ExportError(path, "has no rewards, which a dataset of rayagi serve has: export it to lerobot")
     if "obs" not in columns or len(columns["obs"].shape) != 1 or columns["obs"].dtype.kind != "f":
@@ -93,21 +94,26 @@ def _layout(source: Source) -> ColumnLayout:
     return ColumnLayout(obs_dim=columns["obs"].shape[0], action=spec)
 
 
-def _served_rows(trajectory: Trajectory, number: int, layout: ColumnLayout) -> pa.RecordBatch:
+def _served_rows(path: Path, trajectory: Trajectory, number: int, layout: ColumnLayout) -> pa.RecordBatch:
     steps, schema = len(trajectory["reward"]), layout.arrow({})
     obs = trajectory["obs"].astype(np.float32)
     action = trajectory["action"].astype(np.int64 if layout.action.is_discrete else np.float32)
+    versions = trajectory.get("policy_version", np.zeros(steps, int))
+    if not (np.isfinite(versions) & (versions == np.floor(versions))).all():
+        raise ExportError(str(path), "has policy_version other than whole numbers: export it to lerobot")
     found = {
         "episode": np.full(steps, number),
         "step": np.arange(steps),
         **dict.fromkeys(("env", "gmi", "session"), np.zeros(steps, int)),
-        "policy_version": trajectory.get("policy_version", np.zeros(steps, int)),
+        "policy_version": versions.astype(np.int64),
         "obs": _lists(obs[:-1]),
         "action": _lists(action),
-        "reward": trajectory["reward"],
+        "reward": trajectory["reward"].astype(np.float32),
         "terminated": trajectory["terminated"],
         "truncated": trajectory["truncated"],
-        "log_prob": trajectory.get("log_prob", pa.nulls(steps, pa.float32())),
+        "log_prob": trajectory["log_prob"].astype(np.float32)
+        if "log_prob" in trajectory
+        else pa.nulls(steps, pa.float32()),
         "final_obs": pa.concat_arrays(
             [pa.nulls(steps - 1, _FINAL), pa.ListArray.from_arrays([0, obs.shape[1]], pa.array(obs[-1]))]
         ),
@@ -148,6 +154,12 @@ def write_lerobot(source: Source, out: Path, trajectories: Iterator[Trajectory])
 
 
 def _features(source: Source) -> dict[str, Any]:
+    theirs_only = {*LEROBOT_NAMES.values(), "next_obs", *LEROBOT_INDEX} - {"action"}
+    if taken := [column.name for column in source.schema.columns if column.name in theirs_only]:
+        reason = (
+            f"has the columns {', '.join(taken)}, names that LeRobot has for its own: export it to minari"
+        )
+        raise ExportError(str(source.path), reason)
     found: dict[str, Any] = {}
     for column in source.schema.columns:
         if len(column.shape) > 1 or column.name.startswith("obs."):
@@ -157,7 +169,7 @@ def _features(source: Source) -> dict[str, Any]:
         theirs = LEROBOT_NAMES.get(column.name, column.name)
         found[theirs] = {"dtype": column.dtype.name, "shape": list(column.shape or (1,)), "names": None}
     found[LEROBOT_NAMES["next_obs"]] = dict(found[LEROBOT_NAMES["obs"]])
-    for name in ("timestamp", "frame_index", "episode_index", "index", "task_index"):
+    for name in LEROBOT_INDEX:
         found[name] = {"dtype": "float32" if name == "timestamp" else "int64", "shape": [1], "names": None}
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,18 @@ _BATCH_ROWS = 8192
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """Parquet files of a folder and its folders, in the order of their names, without hidden ones."""
+    """Parquet files of a folder and its folders, without hidden ones, in the order of ``by_numbers``."""
     found = list[Path]()
     for folder, folders, names in os.walk(path):  # passes over folders that vanish or cannot be read
         folders[:] = [name for name in folders if name[0] not in "._"]
         found += [Path(folder, name) for name in names if name.endswith(".parquet") and name[0] not in "._"]
-    return sorted(found)
+    return sorted(found, key=by_numbers)
+
+
+def by_numbers(path: Path) -> tuple[Any, ...]:
+    """Key to sort names with their numbers as numbers: part-2 before part-10."""
+    parts = [re.split(r"(\d+)", part) for part in path.parts]
+    return [[int(text) if at % 2 else text for at, text in enumerate(part)] for part in parts], str(path)
 
 
 def open_lerobot(path: Path, columns: Sequence[str]) -> Source:

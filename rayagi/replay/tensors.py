@@ -7,11 +7,9 @@ from pathlib import Path
 
 import torch
 
-from rayagi.replay.flat import D4RL_NAMES, flat_source
+from rayagi.replay.flat import by_our_names, flat_source
 from rayagi.replay.trajectories import Source
 from rayagi.serving.errors import DatasetError
-
-_OURS = {theirs: ours for ours, theirs in D4RL_NAMES.items()}
 
 
 def open_tensors(path: Path, columns: Sequence[str]) -> Source:
@@ -36,5 +34,5 @@ def open_tensors(path: Path, columns: Sequence[str]) -> Source:
         raise DatasetError(
             str(path), f"column {half!r} has type {found[half].dtype}, which NumPy does not have"
         )
-    arrays = {_OURS.get(str(name), str(name)): one.detach().numpy() for name, one in found.items()}
+    arrays = by_our_names(path, {str(name): one.detach().numpy() for name, one in found.items()})
     return flat_source(path, "torch", arrays, columns)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from actors.replay import Column, ReplaySchema
 from actors.replay.errors import ReplayError
-from rayagi.serving.errors import DatasetError
+from rayagi.serving.errors import DatasetError, ExportError
 
 Trajectory = dict[str, NDArray[Any]]
 """By column, (L + extra, *shape)."""
@@ -40,6 +40,8 @@ _DAMAGE = (
     ValueError,
     LookupError,
     TypeError,
+    AttributeError,
+    EOFError,
     RuntimeError,
     pickle.UnpicklingError,
     pa.ArrowException,
@@ -84,7 +86,7 @@ class Source:
                 yield trajectory
 
     def _check(self, number: int, trajectory: Trajectory) -> None:
-        steps = len(trajectory["action"])
+        steps = steps_of(trajectory, self.schema)
         if not 0 < steps <= self.schema.max_length:
             announced = f"{self.schema.max_length:,} are the most that its index has"
             raise DatasetError(
@@ -113,9 +115,40 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise DatasetError(str(path), reason) from error
 
 
+def steps_of(trajectory: Trajectory, schema: ReplaySchema) -> int:
+    """Steps of a trajectory with any columns."""
+    first = schema.columns[0]
+    return len(trajectory[first.name]) - first.extra
+
+
 def is_obs(name: str) -> bool:
     """Whether a column is the observation or a part of it."""
     return name == "obs" or name.startswith("obs.")
+
+
+def check_kept(source: Source, to: str) -> None:
+    """Refuse what datasets of rayagi serve and RLlib's episodes do not have.
+
+    Args:
+        source: to be written
+        to: what error messages call the format
+
+    Raises:
+        ExportError: there are further columns, or several numbers a step in ``log_prob`` or ``policy_version``.
+    """
+    others = "export it to lerobot, minari, d4rl or torch"
+    further = [
+        column.name
+        for column in source.schema.columns
+        if column.name not in _USUAL and not is_obs(column.name)
+    ]
+    if further:
+        reason = f"has the columns {', '.join(further)}, which {to} does not keep: {others}"
+        raise ExportError(str(source.path), reason)
+    for column in source.schema.columns:
+        if column.name in ("log_prob", "policy_version") and column.shape:
+            reason = f"has {column}, where {to} has one number a step: {others}"
+            raise ExportError(str(source.path), reason)
 
 
 def make_schema(
@@ -202,7 +235,7 @@ def closed_lengths(lengths: NDArray[np.int64], is_known: NDArray[np.bool_]) -> N
 def cut(trajectory: Trajectory, schema: ReplaySchema) -> Iterator[Trajectory]:
     """Rows of a store, (n, steps + extra, *shape) each: all whole pieces of ``max_length`` steps, then the rest."""
     size = schema.max_length
-    whole, rest = divmod(len(trajectory["action"]), size)
+    whole, rest = divmod(steps_of(trajectory, schema), size)
     if whole:
         yield {
             column.name: _pieces(trajectory[column.name], size, size + column.extra, whole)

@@ -70,7 +70,7 @@ class CheckpointStore:
         """Content of ``best.json`` or ``last.json``; None if it is missing or unreadable."""
         try:
             read = json.loads((self._folder / f"{which}.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return read if isinstance(read, dict) and "checkpoint" in read else None
 
@@ -251,7 +251,7 @@ def _manifest(folder: Path) -> tuple[dict[str, dict[str, Any]], list[int]]:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         return dict(manifest["files"]), [int(gmi) for gmi in manifest.get("replays", [])]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(str(folder), "manifest.json is missing or unreadable") from error
 
 

@@ -21,12 +21,14 @@ _DISK_ERRNOS = frozenset(
         errno.EFBIG,
         errno.EIO,
         errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
         errno.ENAMETOOLONG,
         errno.EEXIST,
         errno.ENOENT,
     }
 )
-"""errno values of a file that cannot be written: no space, read-only, no permission, missing folder."""
+"""errno values of a file that cannot be written: no space, read-only, no permission, no folder, a folder in its place."""
 
 WRITABLE = "free space there, or make it writable"
 

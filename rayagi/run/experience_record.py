@@ -9,7 +9,7 @@ from typing import Any
 
 from rayagi.run.atomic import replace_json
 
-_FILE = "experience.json"
+FILE = "experience.json"
 _WIDTH = 40
 
 
@@ -20,16 +20,18 @@ def save(run: Path, experience: Mapping[str, Any]) -> None:
     Raises:
         DiskError: the file cannot be written.
     """
-    replace_json(run / _FILE, dict(experience))
+    replace_json(run / FILE, dict(experience))
 
 
 def load(run: Path) -> Mapping[str, Any] | None:
     """Content of experience.json; None if it is missing or damaged."""
     try:
-        stored = json.loads((run / _FILE).read_text())
-    except (OSError, ValueError):
+        stored: Mapping[str, Any] = json.loads((run / FILE).read_text())
+        facts(stored)  # all that is shown of it is there
+        histogram(stored)
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None
-    return stored if {"rows", "lags", "restarts"} <= set(stored) else None
+    return stored
 
 
 def facts(experience: Mapping[str, Any]) -> list[tuple[str, str]]:

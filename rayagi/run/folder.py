@@ -213,7 +213,7 @@ def open_run(path: Path) -> RunFolder:
         stored = json.loads((path / "run.json").read_text())
     except FileNotFoundError:
         raise RunFolderError(str(path), f"not a run folder: it has no run.json{_runs_nearby(path)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(str(path), f"run.json cannot be read ({error})") from error
     found = stored.get("schema_version", "none") if isinstance(stored, dict) else "none"
     if found != SCHEMA_VERSION:

@@ -106,9 +106,11 @@ def load_prediction(run: Path) -> Prediction | None:
         del stored["error"]
         if stored["measured_parts"] is not None:
             stored["measured_parts"] = tuple(stored["measured_parts"])
-        return Prediction(**stored)
-    except (OSError, ValueError, KeyError, TypeError):
+        found = Prediction(**stored)
+        found.text()  # all that is shown of it is there
+    except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None
+    return found
 
 
 PART_S = 4.0

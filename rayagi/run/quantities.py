@@ -55,7 +55,7 @@ def parse_count(text: str) -> int:
     if match is None:
         raise QuantityError(text, wanted)
     value = float(match[1].replace("_", "")) * _COUNT[match[2]]
-    if value < 1 or abs(value - round(value)) > 1e-6:
+    if not 1 <= value < math.inf or abs(value - round(value)) > 1e-6:
         raise QuantityError(text, wanted)
     return round(value)
 

@@ -27,6 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 from rayagi.serving.policy_server.frames import HEADER, FrameError, Kind, frame, header
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_TRY_AGAIN = (502, 503, 504)
+"""HTTP statuses of a server that is overloaded, or that a proxy does not reach."""
 
 
 class PolicyRefusedError(ValueError):
@@ -45,11 +47,11 @@ class PolicyClient:
 
         Args:
             address: ``http://HOST:PORT``, or ``unix:PATH`` of the local socket
-            token: access token of the server, over HTTP
+            token: access token of the server, over HTTP; white space around it is left out
             timeout_s: for one answer, reconnecting included
 
         Raises:
-            ValueError: the address has neither form.
+            ValueError: the address has neither form, or the token is not printable ASCII.
         """
         self.address, self._timeout_s = address, timeout_s
         self._states: NDArray[np.float32] | None = None
@@ -57,13 +59,10 @@ class PolicyClient:
         self._state_dim: int | None = None
         """Of the policy's states; None: not asked yet on this connection."""
         self._transport: _Connection
-        parts = urlsplit(address)
-        if parts.scheme == "unix" and parts.path:
-            self._transport = _SocketConnection(parts.path)
-        elif parts.scheme == "http" and parts.hostname:
-            self._transport = _HttpConnection(parts.hostname, parts.port or 80, token)
+        if address.startswith("unix:"):
+            self._transport = _SocketConnection(_socket_path(address))
         else:
-            raise ValueError(f"address {address!r}: expected http://HOST:PORT or unix:PATH")
+            self._transport = _HttpConnection(*_host_and_port(address), _checked_token(token))
 
     def act(self, obs: ArrayLike) -> NDArray[Any]:
         """Actions for observations.
@@ -86,17 +85,15 @@ class PolicyClient:
             raise PolicyRefusedError(
                 f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
             )
-        answers = self._with_retry(
-            lambda timeout_s: self._transport.act(self._with_states(rows, timeout_s), timeout_s)
-        )
+        answers = self._with_retry(lambda until: self._transport.act(self._with_states(rows, until), until))
         if self._state_dim:
             self._states, answers = answers["states"].copy(), answers["actions"]
         return answers if values.ndim == 2 else answers[0]
 
-    def _with_states(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[np.float32]:
+    def _with_states(self, rows: NDArray[np.float32], until: float) -> NDArray[np.float32]:
         """The rows, each followed by its state if the policy is recurrent."""
         if self._state_dim is None:
-            self._state_dim = int(self._transport.info(timeout_s).get("state_dim", 0))
+            self._state_dim = int(self._transport.info(until).get("state_dim", 0))
         if not self._state_dim:
             return rows
         if self._states is None or self._states.shape != (len(rows), self._state_dim):
@@ -116,6 +113,8 @@ class PolicyClient:
         Raises:
             PolicyRefusedError, PolicyUnreachableError: as ``act``.
         """
+        if isinstance(self._transport, _SocketConnection):
+            self.close()  # the server tells it only when a client connects
         found: dict[str, Any] = self._with_retry(self._transport.info)
         return found
 
@@ -129,7 +128,7 @@ class PolicyClient:
         until, pause_s = time.monotonic() + self._timeout_s, _FIRST_PAUSE_S
         while True:
             try:
-                return ask(max(0.01, until - time.monotonic()))
+                return ask(until)
             except PolicyRefusedError:
                 self._state_dim = None  # the server may have another policy now
                 raise
@@ -150,13 +149,38 @@ class PolicyClient:
 
 
 class _Connection(Protocol):
-    """A connection to the server."""
+    """A connection to the server. ``until`` is the end of the time limit, on the monotonic clock."""
 
-    def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]: ...
+    def act(self, rows: NDArray[np.float32], until: float) -> NDArray[Any]: ...
 
-    def info(self, timeout_s: float) -> dict[str, Any]: ...
+    def info(self, until: float) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
+
+
+class _TimedSocket(socket.socket):
+    """A stream socket whose operations all end at ``until``, however slowly the bytes come."""
+
+    until: float
+
+    def _limit(self) -> None:
+        self.settimeout(_remaining_s(self.until))
+
+    def connect(self, address: Any, /) -> None:
+        self._limit()
+        super().connect(address)
+
+    def sendall(self, data: Any, flags: int = 0, /) -> None:
+        self._limit()
+        super().sendall(data, flags)
+
+    def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
+        self._limit()
+        return super().recv(bufsize, flags)
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        self._limit()
+        return super().recv_into(buffer, nbytes, flags)
 
 
 class _HttpConnection:
@@ -168,42 +192,60 @@ class _HttpConnection:
         self._connection: Any = None
         """An HTTPConnection, whose socket is None until it connects; its type does not say so."""
 
-    def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
+    def act(self, rows: NDArray[np.float32], until: float) -> NDArray[Any]:
         body = io.BytesIO()
         np.save(body, rows, allow_pickle=False)
-        answer = self._ask("POST", "/act", timeout_s, body.getvalue(), "application/x-npy")
-        found: NDArray[Any] = np.load(io.BytesIO(answer), allow_pickle=False)
+        answer = self._ask("POST", "/act", until, body.getvalue(), "application/x-npy")
+        try:
+            found: NDArray[Any] = np.lib.format.read_array(io.BytesIO(answer), allow_pickle=False)
+        except ValueError as error:
+            raise self._no_policy_server("/act", answer) from error
         return found
 
-    def info(self, timeout_s: float) -> dict[str, Any]:
-        return dict(json.loads(self._ask("GET", "/info", timeout_s)))
+    def info(self, until: float) -> dict[str, Any]:
+        answer = self._ask("GET", "/info", until)
+        try:
+            found = json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise self._no_policy_server("/info", answer) from error
+        if not isinstance(found, dict) or "obs_dim" not in found:
+            raise self._no_policy_server("/info", answer)
+        return found
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _ask(
-        self, method: str, path: str, timeout_s: float, body: bytes | None = None, kind: str = ""
-    ) -> bytes:
+    def _ask(self, method: str, path: str, until: float, body: bytes | None = None, kind: str = "") -> bytes:
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+            self._connection = http.client.HTTPConnection(self._host, self._port)
         connection = self._connection
         is_new = connection.sock is None  # new, or closed by the server with its last answer
         if is_new:
+            connection.timeout = _remaining_s(until)
             connection.connect()
+            connection.sock = _TimedSocket(fileno=connection.sock.detach())
             # Header and body are two small packets: without this the second waits for the first one's acknowledgement.
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sock.settimeout(timeout_s)
+        connection.sock.until = until
         headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
         connection.request(method, path, body, headers)
         response = connection.getresponse()
         content = response.read()
-        if response.status >= 500:
-            raise ConnectionError(f"{response.status}: {content.decode(errors='replace')[:500]}")
+        if response.status in _TRY_AGAIN:
+            raise ConnectionError(f"{response.status}: {_reason(content)}")
         if response.status >= 400:
-            raise PolicyRefusedError(_reason(content))
+            raise PolicyRefusedError(_reason(content) or f"HTTP status {response.status}")
+        if response.status != http.HTTPStatus.OK:
+            raise self._no_policy_server(path, content)
         return content
+
+    def _no_policy_server(self, path: str, content: bytes) -> PolicyRefusedError:
+        return PolicyRefusedError(
+            f"http://{self._host}:{self._port} is no policy server: it answered {path} with {content[:60]!r}; "
+            "give the address that `rayagi policy-server` prints"
+        )
 
 
 class _SocketConnection:
@@ -211,12 +253,12 @@ class _SocketConnection:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._socket: socket.socket | None = None
+        self._socket: _TimedSocket | None = None
         self._info: dict[str, Any] = {}
         self._request = 0
 
-    def act(self, rows: NDArray[np.float32], timeout_s: float) -> NDArray[Any]:
-        connection = self._connected(timeout_s)
+    def act(self, rows: NDArray[np.float32], until: float) -> NDArray[Any]:
+        connection = self._connected(until)
         # A frame has no shape: a wrong width could pass as another number of rows.
         obs_dim, max_rows = self._info["obs_dim"] + self._info.get("state_dim", 0), self._info["max_rows"]
         if rows.shape[1] != obs_dim or not 1 <= len(rows) <= max_rows:
@@ -233,8 +275,8 @@ class _SocketConnection:
             raise FrameError(f"{kind.name} of request {request} came where {self._request} was asked")
         return decoded_answers(body, self._info, len(rows))
 
-    def info(self, timeout_s: float) -> dict[str, Any]:
-        self._connected(timeout_s)
+    def info(self, until: float) -> dict[str, Any]:
+        self._connected(until)
         return self._info
 
     def close(self) -> None:
@@ -242,10 +284,10 @@ class _SocketConnection:
             self._socket.close()
             self._socket = None
 
-    def _connected(self, timeout_s: float) -> socket.socket:
+    def _connected(self, until: float) -> _TimedSocket:
         if self._socket is None:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(timeout_s)
+            connection = _TimedSocket(socket.AF_UNIX)
+            connection.until = until
             try:
                 connection.connect(self._path)
                 _, _, body = self._read(connection)
@@ -253,7 +295,7 @@ class _SocketConnection:
                 connection.close()
                 raise
             self._socket, self._info = connection, dict(json.loads(body))
-        self._socket.settimeout(timeout_s)
+        self._socket.until = until
         return self._socket
 
     def _read(self, connection: socket.socket) -> tuple[Kind, int, bytes]:
@@ -271,10 +313,55 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(content)
 
 
+def _remaining_s(until: float) -> float:
+    """Time until then.
+
+    Raises:
+        TimeoutError: none is left.
+    """
+    remaining_s = until - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError("timed out")
+    return remaining_s
+
+
+def _address_error(address: str) -> ValueError:
+    return ValueError(f"address {address!r}: expected http://HOST:PORT or unix:PATH")
+
+
+def _socket_path(address: str) -> str:
+    path = address.removeprefix("unix:")
+    names_host = path.startswith("//") and not path.startswith("///")
+    if not path or "\0" in path or names_host:
+        raise _address_error(address)
+    return path
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, 80 if parts.port is None else parts.port
+    except ValueError as error:
+        raise _address_error(address) from error
+    more = parts.path.rstrip("/") or parts.query or parts.fragment or "@" in parts.netloc
+    if parts.scheme != "http" or not host or not port or more:
+        raise _address_error(address)
+    return host, port
+
+
+def _checked_token(token: str | None) -> str | None:
+    stripped = None if token is None else token.strip()
+    if stripped is not None and not (stripped and stripped.isascii() and stripped.isprintable()):
+        raise ValueError(
+            "the token is not printable ASCII: give the one that the policy server was started with"
+        )
+    return stripped
+
+
 def _reason(content: bytes) -> str:
     try:
         return str(json.loads(content)["error"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return content.decode(errors="replace")[:500]
 
 
@@ -287,10 +374,10 @@ def decoded_answers(body: bytes, info: Mapping[str, Any], num_rows: int) -> NDAr
         info: of the server
         num_rows: of the request
     """
-    action = info["action"]
+    action, writable = info["action"], bytearray(body)
     number = "<f4" if action["kind"] == "continuous" else "<i8"
     shape = () if action["kind"] == "discrete" else (action["dim"],)
     if info.get("state_dim", 0):
         fields = [("actions", number, shape), ("states", "<f4", (info["state_dim"],))]
-        return np.frombuffer(body, dtype=fields)
-    return np.frombuffer(body, dtype=number).reshape(num_rows, *shape)
+        return np.frombuffer(writable, dtype=fields)
+    return np.frombuffer(writable, dtype=number).reshape(num_rows, *shape)

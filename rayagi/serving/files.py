@@ -113,6 +113,7 @@ def finished_folder(out: Path) -> Iterator[Path]:
         raise ExportError(str(out), "exists already; choose another folder")
     unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
     with disk_errors(out, "free space there, or choose another folder"):
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process with this number that was killed
         try:
             unfinished.mkdir(parents=True)
             yield unfinished

@@ -11,7 +11,8 @@ BC needs no next observations, and can read a dataset as it is. RLlib then makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import gymnasium
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.parquet as pq
 
 from rayagi.serving.dataset import Dataset, Episode, open_dataset, spaces_of
 from rayagi.serving.errors import ExportError
@@ -35,7 +37,7 @@ _NAMES = {
     "t": "step",
 }
 """RLlib's name of each of our columns."""
-_EPISODES_PER_FILE, _EPISODES_PER_GROUP = 256, 16
+_GROUPS_PER_FILE, _EPISODES_PER_GROUP = 16, 16
 _SAMPLED_STEPS = 256
 """Steps of a usual train batch."""
 
@@ -118,27 +120,20 @@ def write_episodes(
     """Write episodes of these observation and action spaces. Returns, and raises, as ``export_rllib``."""
     packed = _packing()
     schema = pa.schema({"item": pa.binary(), "steps": pa.int32()})
+    rows = (
+        {"item": packed(_rllib_episode(episode, *spaces)), "steps": len(episode.rewards)}
+        for episode in episodes
+    )
+    groups = enumerate(iter(lambda: list(islice(rows, _EPISODES_PER_GROUP)), []))
     written = 0
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal written
-        for episode in episodes:
-            written += 1
-            item = packed(_rllib_episode(episode, *spaces))
-            columns = [pa.array([item], pa.binary()), pa.array([len(episode.rewards)], pa.int32())]
-            yield pa.record_batch(columns, schema=schema)
-
     with finished_folder(out) as folder:
-        pyarrow.dataset.write_dataset(
-            batches(),
-            folder,
-            schema=schema,
-            format="parquet",
-            preserve_order=True,  # else threads write batches as they come
-            max_rows_per_file=_EPISODES_PER_FILE,
-            max_rows_per_group=_EPISODES_PER_GROUP,
-            min_rows_per_group=_EPISODES_PER_GROUP,
-        )
+        for file, own in groupby(groups, lambda group: group[0] // _GROUPS_PER_FILE):
+            with pq.ParquetWriter(folder / f"part-{file:05d}.parquet", schema) as writer:
+                for _, group in own:
+                    writer.write_table(pa.Table.from_pylist(group, schema))
+                    written += len(group)
+        if not written:
+            pq.write_table(schema.empty_table(), folder / "part-00000.parquet")
     return written
 
 

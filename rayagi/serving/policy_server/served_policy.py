@@ -58,7 +58,7 @@ class ServedPolicy:
             RunError, ConfigError, EnvError: as ``saved_policy``.
         """
         self._run, self._which, self._trust_modules = run, which, trust_modules
-        self.current = GreedyPolicy(self.read())
+        self.current = GreedyPolicy(self._load(which))
 
     @property
     def saved(self) -> SavedPolicy:
@@ -91,20 +91,36 @@ class ServedPolicy:
         }
 
     def newest(self) -> str | None:
-        """Name of the checkpoint that ``read`` would load; None if there is none. Cheap: opens no checkpoint."""
+        """Name of the checkpoint that ``read`` loads; None: the run names none. Cheap: opens no checkpoint."""
         store = CheckpointStore(self._run / "checkpoints")
         if self._which in ("best", "last"):
             pointer = store.pointer(self._which)
             return None if pointer is None else str(pointer["checkpoint"])
         return self._which
 
+    def written(self, checkpoint: str) -> int:
+        """Time at which a checkpoint's files were last written, in ns; it changes when a damaged one is written anew.
+
+        Raises:
+            OSError: the checkpoint is not there.
+        """
+        files = (self._run / "checkpoints" / checkpoint).iterdir()
+        return max((file.stat().st_mtime_ns for file in files), default=0)
+
     def read(self) -> SavedPolicy:
-        """Load the current checkpoint. Slow; may run in another thread beside ``act``.
+        """Load the newest checkpoint, and no other one in its place. Slow; may run in another thread beside ``act``.
 
         Raises:
             RunError, ConfigError, EnvError: as ``saved_policy``; the current policy stays.
+            ValueError: it is damaged.
         """
-        return saved_policy(self._run, self._which, trust_modules=self._trust_modules)
+        saved = self._load(self.newest() or self._which)
+        if saved.damaged:
+            raise ValueError("; ".join(saved.damaged))
+        return saved
+
+    def _load(self, which: str) -> SavedPolicy:
+        return saved_policy(self._run, which, trust_modules=self._trust_modules)
 
     def exchange(self, saved: SavedPolicy) -> None:
         """Use another policy from now on.

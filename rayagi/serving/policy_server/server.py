@@ -126,13 +126,30 @@ class PolicyServer:
                 self._log(f"now {saved.checkpoint} ({saved.env_steps:,} environment steps)")
 
     async def _follow(self) -> None:
-        loaded = self._policy.saved.checkpoint
+        """Reload when the run names another checkpoint, or writes the same one anew."""
+        seen, failure = await asyncio.to_thread(self._state, self._policy.saved.checkpoint), ""
         while True:
             await asyncio.sleep(POLL_S)
-            newest = await asyncio.to_thread(self._policy.newest)
-            if newest not in (None, loaded):
-                loaded = str(newest)
+            try:
+                newest = await asyncio.to_thread(self._policy.newest)
+                state = None if newest is None else await asyncio.to_thread(self._state, newest)
+            except Exception as error:  # the folder may hold anything; look again later
+                reason = str(error) or type(error).__name__
+                if reason != failure:
+                    self._log(f"cannot look for a newer checkpoint, and will try again: {reason}")
+                failure = reason
+                continue
+            failure = ""
+            if state not in (None, seen):
+                seen = state
                 await self.reload()
+
+    def _state(self, checkpoint: str) -> tuple[str, int]:
+        """The checkpoint's name, and when it was written; 0 if it is not there."""
+        try:
+            return checkpoint, self._policy.written(checkpoint)
+        except OSError:
+            return checkpoint, 0
 
     async def _open_http(self) -> web.AppRunner | None:
         settings = self._settings

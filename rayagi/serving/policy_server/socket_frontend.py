@@ -55,9 +55,8 @@ class SocketFrontend:
             self._server = await asyncio.start_unix_server(self._enter, str(self._path))
             self._inode = _inode(self._path)
         except OSError as error:
-            raise ListenError(
-                str(self._path), os.strerror(error.errno or 0), "choose another --unix path"
-            ) from error
+            reason = error.strerror or str(error)
+            raise ListenError(str(self._path), reason, "choose another --unix path") from error
         finally:
             os.umask(before)
 

@@ -8,6 +8,7 @@ import torch
 from collectives.compositions import compose
 from collectives.layout import Layout
 from collectives.profile import CostProfile, ProfilePoint, StepShape
+from placement.inventory import local_machine
 from rayagi.benchmark.bench import make_case
 from rayagi.benchmark.measure import (
     CompositionTiming,
@@ -21,6 +22,8 @@ from rayagi.benchmark.measure import (
 from rayagi.benchmark.member import BenchMember, CheckResult
 from rayagi.benchmark.plots import save_plot
 from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
+from rayagi.cli import comm_bench
+from rayagi.run.errors import DiskError
 
 
 class PerfectMembers:
@@ -147,6 +150,13 @@ def test_what_was_measured_before_a_stop_stands(tmp_path):
     assert len(rows) == 4
     save_plot(rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_results_are_there_although_the_profile_cannot_be_written(tmp_path):
+    (tmp_path / "profile.json").mkdir()
+    with pytest.raises(DiskError, match=r"profile\.json: Is a directory"):
+        comm_bench._report([measured()], tmp_path, tmp_path / "profile.json", local_machine())
+    assert json.loads((tmp_path / "results.json").read_text())["rows"]
 
 
 @pytest.mark.parametrize(

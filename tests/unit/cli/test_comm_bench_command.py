@@ -12,7 +12,7 @@ import time
 import pytest
 
 from collectives.profile import CostProfile
-from rayagi.cli import main
+from rayagi.cli import comm_bench, main
 
 
 def is_gone(group, limit_s=20.0):
@@ -109,6 +109,7 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
         (("--sizes", "much"), "'much' is not a positive number of bytes"),
         (("--time", "0s"), "not a positive duration"),
         (("--out", "/proc/none"), "cannot write /proc/none"),
+        (("--layouts", "2x1", "--profile-out", "/"), "/ is a folder, and a file is written there"),
     ],
 )
 def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys, tmp_path, monkeypatch):
@@ -118,6 +119,14 @@ def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys, tmp
     assert said in error
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_folder_that_it_made_is_removed_if_nothing_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(comm_bench, "_measured", lambda *given: ([], "Ctrl-C"))
+    (tmp_path / "own").mkdir()
+    for name in ("own", "new"):
+        assert run_cli("bench", "--layouts", "2x1", "--out", str(tmp_path / name)) == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_help_teaches_what_is_measured(capsys):

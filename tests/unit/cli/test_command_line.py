@@ -153,6 +153,10 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
             "python=/no/python is no executable here",
         ),
         (("policy-server", "runs/x", "--port", "0", "--token-file", "no.txt"), "no.txt: No such file"),
+        (
+            ("policy-server", "runs/x", "--port", "0", "--threads", "99999999999"),
+            "--threads 99999999999: this process may",
+        ),
         (("plan", "isaacgym/Ant"), "has no package 'isaacgym'"),
     ],
 )

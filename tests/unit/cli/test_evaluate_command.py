@@ -99,6 +99,13 @@ def test_a_checkpoint_that_is_not_there_says_which_are(tmp_path, monkeypatch, ca
     assert "usable ones: iteration_000004" in capsys.readouterr().err
 
 
+def test_a_folder_is_no_video_and_that_is_said_before_any_episode(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out.mp4").mkdir()
+    assert main(["evaluate", "runs/a", "--video", "out.mp4"]) == 2
+    assert "--video out.mp4: it is a folder; name a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 def test_a_video_is_requested_on_the_command_line(suffix, tmp_path, monkeypatch, capsys):
     import imageio.v3 as imageio

@@ -2,11 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
+from actors.replay import Column, ReplaySchema, ReplayStore
 from rayagi.cli import main
 from rayagi.replay import load
+from rayagi.replay.saved import save
 
 
 @pytest.fixture
@@ -58,6 +61,7 @@ def test_export_to_another_format_and_back(dataset, capsys):
     assert "3 trajectories of 9 steps as lerobot" in capsys.readouterr().out
     assert main(["replay", "export", "out", "--to", "torch", "again.pt"]) == 0
     first, again = torch.load("d.pt"), torch.load("again.pt")
+    assert again.pop("trajectory_number").tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 2]
     for name, values in again.items():
         assert values.equal(first[name])
 
@@ -106,6 +110,13 @@ def test_a_bench_compares_with_memcpy(dataset, capsys):
         (["export", "d.pt", "d.pt", "--to", "torch"], "d.pt: exists already"),
         (["sample", "d.pt", "--select", "fifo"], "there are 3"),
         (["sample", "d.pt", "--length", "9"], "--length 9: the longest trajectory has 4 steps"),
+        (["bench", "d.pt", "--length", "9"], "--length 9: the longest trajectory has 4 steps"),
+        (["sample", "d.pt", "--batch", str(10**15)], f"--batch {10**15}: no memory for so many rows"),
+        (["export", "d.pt", "x", "--to", "torch"], "torch is read from files .pt or .pth: name it x.pt"),
+        (
+            ["export", "d.pt", "x", "--to", "rllib", "--columns", "goal"],
+            "the columns goal, which rllib does not keep",
+        ),
     ],
 )
 def test_bad_input_is_one_sentence(dataset, capsys, arguments, message):
@@ -114,6 +125,21 @@ def test_bad_input_is_one_sentence(dataset, capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_an_import_below_a_file(dataset, capsys):
+    assert main(["replay", "import", "d.pt", "d.pt/x"]) == 1
+    assert "cannot write d.pt: File exists" in capsys.readouterr().err
+
+
+def test_a_sample_of_a_store_without_actions(dataset, capsys):
+    store = ReplayStore.create(ReplaySchema((Column(name="x", dtype="float32"),), 2), 1)
+    store.insert({"x": np.array([[7, 8]], np.float32)})
+    save(store, dataset / "own")
+    assert main(["replay", "sample", "own"]) == 0
+    assert "x " in capsys.readouterr().out
+    assert main(["replay", "info", "own"]) == 0
+    assert "1 trajectories, 2 steps; 1 cut" in capsys.readouterr().out
 
 
 def test_a_damaged_saved_replay(dataset, capsys):

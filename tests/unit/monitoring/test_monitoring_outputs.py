@@ -62,6 +62,41 @@ def test_time_shares_add_up_and_name_the_rest():
     )
 
 
+def test_the_time_of_exchanging_steps_has_its_name():
+    shares = time_shares([row(1, exchange_s=0.05), row(2)])
+    assert shares["exchange steps"] == pytest.approx(0.05)  # 0.05 s of 1 s
+    assert shares["other"] == pytest.approx(0.05)
+
+
+def test_a_plot_replaces_a_link_and_not_the_file_it_names(tmp_path):
+    others = tmp_path / "other.png"
+    others.write_text("another's")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/throughput.png").symlink_to(others)
+    save_plots([row(1)], [], tmp_path / "run", "Ant-v5")
+    assert others.read_text() == "another's"
+    assert (tmp_path / "run/throughput.png").read_bytes().startswith(PNG)
+    assert not (tmp_path / "run/throughput.png").is_symlink()
+
+
+@pytest.mark.parametrize("content", [b"\xff", b'{"torch"', b"[]", b"null", b"[" * 100_000, None])
+def test_a_report_names_the_files_that_cannot_be_read(tmp_path, content):
+    run = create_run(tmp_path, "Ant-v5", seed=1, rayagi_version="0", name="a")
+    run.progress_csv.write_text(f"{','.join(row(1))}\n{','.join(map(str, row(1).values()))}\n")
+    for name in ("versions.json", "experience.json", "prediction.json"):
+        if content is None:
+            (run.path / name).mkdir()
+        else:
+            (run.path / name).write_bytes(content)
+    (run.path / "plan.txt").mkdir()
+    (run.path / "config.yaml").write_bytes(b"\xff")
+    page = write_report(run).read_text()
+    assert "<th>versions.json</th><td>" in page
+    assert "<th>experience</th><td>experience.json is damaged</td>" in page
+    assert "plan.txt cannot be read (" in page
+    assert "config.yaml cannot be read (" in page
+
+
 def test_acting_inside_the_simulators_call_is_said_and_not_shown_as_none(tmp_path):
     shares = time_shares([row(1, act_s=0.0), row(2, act_s=0.0)])
     assert shares == pytest.approx(

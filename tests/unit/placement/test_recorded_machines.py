@@ -147,6 +147,7 @@ GPU = {"index": 0, "uuid": "GPU-1", "name": "fake", "memory_total_bytes": 1}
     ("content", "problem"),
     [
         ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("[1]", "has schema list, this version reads 1"),
         ("{}", "has schema None"),
         ('{"schema": 99, "nodes": []}', "has schema 99, this version reads 1"),

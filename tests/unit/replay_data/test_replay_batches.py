@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from actors.replay import Column, ReplayError, ReplaySchema, ReplayStore, Subscription
 from rayagi.replay.batches import ShuffledWindows
+from rayagi.replay.ray_data import ReplayDatasource
 
 WINDOWS = (
     Subscription(column="step", length=3),
@@ -89,3 +90,14 @@ def test_bad_settings(store):
         ShuffledWindows(store, WINDOWS, batch=3, seed=0, length=7)
     with pytest.raises(ReplayError, match="use positive numbers"):
         ShuffledWindows(store, WINDOWS, batch=0, seed=0)
+    with pytest.raises(ReplayError, match="seed -1: use 0 or a positive number"):
+        ShuffledWindows(store, WINDOWS, batch=3, seed=-1)
+
+
+@pytest.mark.parametrize("name", ["row", "step", "next_obs"])
+def test_ray_data_s_own_columns_are_refused(name):
+    columns = (Column(name=name, dtype="int64"), Column(name="obs", dtype="float32", extra=1))
+    with pytest.raises(
+        ReplayError, match=f"the store has the columns {name}, names of columns that are added"
+    ):
+        ReplayDatasource(ReplayStore.create(ReplaySchema(columns, 1), 1))

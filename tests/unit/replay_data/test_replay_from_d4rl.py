@@ -144,3 +144,20 @@ def test_flags_as_floats_and_scalars_with_an_axis(tmp_path):
         (only,) = content(store)
     assert only["reward"].tolist() == [0, 1, 2]
     assert only["terminated"].tolist() == [False, False, True]
+
+
+def test_an_info_of_a_taken_name_keeps_its_own(tmp_path):
+    path = write(
+        tmp_path / "a.hdf5", columns([0, 0, 1], **{"infos/action": np.ones(3), "infos/goal": np.ones(3)})
+    )
+    assert open_source(path).left_out == ("infos/action", "goal")
+    with load(path, columns=["infos/action"]) as store:
+        (found,) = content(store)
+    assert found["action"][:, 0].tolist() == [0, 1, 2]
+    assert found["infos/action"].tolist() == [1, 1, 1]
+
+
+def test_two_names_of_one_column(tmp_path):
+    path = write(tmp_path / "a.hdf5", columns([0, 0, 1], action=np.ones(3)))
+    with pytest.raises(DatasetError, match="has 'actions' and 'action', two names of one column"):
+        open_source(path)

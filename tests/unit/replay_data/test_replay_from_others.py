@@ -21,6 +21,7 @@ from ray.rllib.utils.compression import pack
 from trajectories_by_hand import assert_equal, content, trajectories
 
 from rayagi.replay import load, open_source
+from rayagi.replay.arrow import as_array
 from rayagi.replay.tables import parquet_files
 from rayagi.serving.errors import DatasetError
 
@@ -366,3 +367,37 @@ def test_a_folder_that_cannot_be_listed_is_passed_over(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", scandir)
     assert parquet_files(tmp_path) == [tmp_path / "a" / "0.parquet"]
+
+
+def test_files_are_in_the_order_of_their_numbers(tmp_path):
+    names = ["part-2.parquet", "part-10.parquet", "x/1_000009.parquet", "x/10_000000.parquet"]
+    (tmp_path / "x").mkdir()
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    assert parquet_files(tmp_path) == [tmp_path / name for name in names]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.float32()), pa.list_(pa.float32(), 2)])
+def test_a_null_in_a_vector_is_an_error(kind):
+    with pytest.raises(ValueError, match="1 of its lists' values are null"):
+        as_array(pa.array([[1, None], [2, 3]], kind))
+
+
+def test_damaged_json_is_one_sentence(tmp_path):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("[]")
+    with pytest.raises(DatasetError, match="cannot be read as lerobot"):
+        open_source(tmp_path)
+    empty = base64.b64encode(lz4.frame.compress(b"")).decode()
+    batch = {"type": "SampleBatch", "eps_id": [0], "obs": empty, "actions": [0], "terminateds": [True]}
+    (tmp_path / "a.json").write_text(json.dumps(batch))
+    with pytest.raises(DatasetError, match="cannot be read as rllib batches"):
+        open_source(tmp_path / "a.json")
+
+
+def test_two_names_of_one_tensor(tmp_path):
+    torch.save(
+        {"obs": torch.zeros(2, 1), "action": torch.zeros(2), "actions": torch.ones(2)}, tmp_path / "a.pt"
+    )
+    with pytest.raises(DatasetError, match="has 'actions' and 'action', two names of one column"):
+        open_source(tmp_path / "a.pt")

@@ -1,5 +1,8 @@
 """What is exported to a format and read again is the same, whatever wrote it first."""
 
+import signal
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from trajectories_by_hand import assert_equal, content, trajectories
@@ -8,7 +11,10 @@ from actors.replay import Column, ReplaySchema, ReplayStore
 from placement.inventory import limits
 from rayagi.replay import export, load, open_source, saved
 from rayagi.replay.stored import store_source
-from rayagi.serving.errors import ExportError
+from rayagi.replay.summary import summarize
+from rayagi.replay.tables import parquet_files
+from rayagi.replay.trajectories import FLAGS
+from rayagi.serving.errors import DatasetError, ExportError
 
 SUFFIX = {"d4rl": ".hdf5", "torch": ".pt"}
 FORMATS = ["rayagi", "rayagi-arrow", "minari", "minari-hdf5", "lerobot", "rllib", "d4rl", "torch"]
@@ -61,10 +67,14 @@ def test_export_then_import_is_equal(tmp_path, kind, action):
 
 def test_many_episodes_keep_their_order(tmp_path):
     short = trajectories(ends="tut")[1]
-    rows = [{**short, "reward": np.full_like(short["reward"], number)} for number in range(200)]
+    rows = [{**short, "reward": np.full_like(short["reward"], number)} for number in range(300)]
     export(store_source(store_of(rows), tmp_path), tmp_path / "out", "rllib")
+    assert [path.name for path in parquet_files(tmp_path / "out")] == [
+        "part-00000.parquet",
+        "part-00001.parquet",
+    ]
     with load(tmp_path / "out") as store:
-        assert [int(each["reward"][0]) for each in content(store)] == [*range(200)]
+        assert [int(each["reward"][0]) for each in content(store)] == [*range(300)]
 
 
 @pytest.mark.parametrize("kind", ["rllib", "minari"])
@@ -134,3 +144,136 @@ def test_a_saved_replay_takes_half_of_what_its_process_may_use(tmp_path, monkeyp
     monkeypatch.setattr(ReplayStore, "create", creating)
     assert open_source(tmp_path / "replay").kind == "replay"
     assert given == [2**19]
+
+
+def test_a_saved_replay_without_a_column_is_not_restored(tmp_path, monkeypatch):
+    saved.save(store_of(trajectories()), tmp_path / "replay")
+    monkeypatch.delattr(ReplayStore, "create")
+    for opened in (load, open_source):
+        with pytest.raises(DatasetError, match="has no column 'nope': its columns are obs, action"):
+            opened(tmp_path / "replay", columns=["nope"])
+
+
+def test_ctrl_c_ends_an_export_to_rllib(tmp_path):
+    calls = []
+
+    def progress(done, total):
+        calls.append(done)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        export(store_source(store_of(trajectories()), tmp_path), tmp_path / "out", "rllib", progress)
+    assert calls == [3]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["minari", "minari-hdf5"])
+def test_images_are_the_same_in_minari(tmp_path, kind):
+    needs(kind)
+    wanted = trajectories(ends="tut")
+    for each in wanted:
+        each["obs"] = np.random.default_rng(0).integers(0, 256, (len(each["obs"]), 32, 32, 3), np.uint8)
+    export(store_source(store_of(wanted), tmp_path), tmp_path / "out-v0", kind)
+    with load(tmp_path / "out-v0") as store:
+        assert_equal(content(store), wanted)
+
+
+def test_large_steps_have_small_chunks(tmp_path):
+    h5py = pytest.importorskip("h5py", reason="the extra 'hdf5' is not installed")
+    rows = trajectories(lengths=(4,), ends="t")
+    rows[0]["obs"] = np.ones((5, 256, 256, 3), np.uint8)
+    export(store_source(store_of(rows), tmp_path), tmp_path / "out.hdf5", "d4rl")
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        assert file["observations"].chunks == (5, 256, 256, 3)  # of 196,608 bytes: 5 are less than 1 MiB
+        assert file["rewards"].chunks == (8192,)
+    assert (tmp_path / "out.hdf5").stat().st_size < 4 * 2**20
+
+
+@pytest.mark.parametrize("kind", ["d4rl", "torch"])
+def test_cut_trajectories_that_fit_together_stay_apart(tmp_path, kind):
+    needs(kind)
+    wanted = trajectories(ends="ccc")
+    for before, after in pairwise(wanted):
+        after["obs"][0] = before["obs"][-1]
+    out = tmp_path / f"out{SUFFIX[kind]}"
+    export(store_source(store_of(wanted), tmp_path), out, kind)
+    with load(out) as store:
+        assert_equal(content(store), wanted)
+    assert open_source(out).left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("goal", kind) for kind in ("rayagi", "rayagi-arrow", "rllib")),
+        *((name, "lerobot") for name in ("timestamp", "index", "next_obs", "next.reward")),
+        *((name, "torch") for name in ("next_obs", "trajectory_number", "actions")),
+    ],
+)
+def test_further_columns_that_a_format_would_lose(tmp_path, name, kind):
+    rows = [{**each, name: each["reward"]} for each in trajectories()]
+    with pytest.raises(ExportError, match=f"has the columns {name}, .*export it to .*minari"):
+        export(store_source(store_of(rows), tmp_path), tmp_path / f"out{SUFFIX.get(kind, '')}", kind)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_store_with_other_columns_than_trajectories(tmp_path, kind):
+    """Of a user: ``info``, ``load`` and saving work, exports say what is missing."""
+    columns = (Column(name="obs", dtype="float32"), Column(name="terminated", dtype="int8", shape=(1,)))
+    store = ReplayStore.create(ReplaySchema(columns, 3), 2)
+    for length in (3, 2):
+        store.insert(
+            {"obs": np.ones((1, length), np.float32), "terminated": np.zeros((1, length, 1), np.int8)}
+        )
+    saved.save(store, tmp_path / "replay")
+    source = open_source(tmp_path / "replay")
+    assert summarize(source)["lengths"] == {"min": 2, "mean": 2.5, "max": 3}
+    with load(tmp_path / "replay", max_length=2) as cut:
+        assert cut.status()["length"].tolist() == [2, 1, 2]
+    flag = "" if kind in ("lerobot", "d4rl", "torch") else f"{kind} needs a column truncated; "
+    message = (
+        f"cannot be exported: {kind} needs a column action; {flag}obs has extra=0 where 1 is needed; "
+        r"terminated has shape \[1\] where one number a step is needed; terminated is of int8 where bool is needed"
+    )
+    with pytest.raises(ExportError, match=message):
+        export(source, tmp_path / f"out{SUFFIX.get(kind, '')}", kind)
+
+
+def test_numbers_of_other_types_in_rayagi_s_own_format(tmp_path):
+    wanted = trajectories(lengths=(2,), ends="t")[0]
+    wanted |= {"reward": np.array([2**24 + 1, 3]), "policy_version": np.array([4.0, 5.0])}
+    export(store_source(store_of([wanted]), tmp_path), tmp_path / "out", "rayagi")
+    with load(tmp_path / "out") as store:
+        (found,) = content(store)
+    assert found["reward"].tolist() == [2**24, 3]  # float32 has 24 bits
+    assert found["policy_version"].tolist() == [4, 5]
+    for bad in (0.5, np.nan, np.inf):
+        rows = [{**wanted, "policy_version": np.array([1.0, bad])}]
+        with pytest.raises(ExportError, match="policy_version other than whole numbers"):
+            export(store_source(store_of(rows), tmp_path), tmp_path / "bad", "rayagi")
+    rows = [{**wanted, "log_prob": np.zeros((2, 1), np.float32)}]
+    for kind in ("rayagi", "rllib"):
+        with pytest.raises(ExportError, match=r"has log_prob: float32\[1\], where .* has one number a step"):
+            export(store_source(store_of(rows), tmp_path), tmp_path / "bad", kind)
+    export(store_source(store_of(rows), tmp_path), tmp_path / "out.pt", "torch")
+    assert [
+        column.shape
+        for column in open_source(tmp_path / "out.pt").schema.columns
+        if column.name == "log_prob"
+    ] == [()]
+
+
+@pytest.mark.parametrize("kind", ["lerobot", "d4rl", "torch"])
+def test_transitions_without_flags(tmp_path, kind):
+    """As DQN's and SAC's replays have them."""
+    needs(kind)
+    wanted = [{k: v for k, v in each.items() if k not in FLAGS} for each in trajectories()]
+    for each in wanted:
+        each["discount"] = np.full(len(each["reward"]), 0.5, np.float32)
+    out = tmp_path / f"out{SUFFIX.get(kind, '')}"
+    export(store_source(store_of(wanted), tmp_path), out, kind)
+    with load(out, columns=["discount"]) as store:
+        found = content(store)
+    assert not any(each["terminated"].any() for each in found)
+    assert_equal([{name: each[name] for name in wanted[0]} for each in found], wanted)

@@ -51,6 +51,16 @@ def test_the_best_and_the_last_two_are_kept(store):
     assert store.pointer("last") == {"checkpoint": "iteration_000006"}
 
 
+def test_json_that_is_nested_too_deeply_is_damaged(store, tmp_path):
+    save(store, 1)
+    save(store, 2, best=1.0)
+    folder = tmp_path / "run" / "checkpoints"
+    for path in (folder / "best.json", folder / "iteration_000002" / "manifest.json"):
+        path.write_text("[" * 100_000)
+    assert store.pointer("best") is None
+    assert store.load().name == "iteration_000001"
+
+
 def test_a_policy_is_read_without_the_environments(store):
     save(store, 1)
     assert set(store.load("best", with_local=False).state) == {"shared", "num_gmis"}

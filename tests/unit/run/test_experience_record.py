@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from rayagi.run import experience_record
 
 STORED = {
@@ -34,6 +38,24 @@ def test_rows_that_do_not_add_up_are_reported_as_missing():
     assert experience_record.histogram(broken) == ""
 
 
-def test_a_damaged_file_is_ignored(tmp_path):
-    (tmp_path / "experience.json").write_text("{")
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"\xff",
+        b"[]",
+        b"null",
+        b"3",
+        b"[" * 100_000,
+        json.dumps({**STORED, "rows": 3}).encode(),
+        json.dumps({**STORED, "lags": {"few": 8}}).encode(),
+    ],
+)
+def test_a_damaged_file_is_ignored(tmp_path, content):
+    (tmp_path / "experience.json").write_bytes(content)
+    assert experience_record.load(tmp_path) is None
+
+
+def test_a_folder_in_its_place_is_ignored(tmp_path):
+    (tmp_path / "experience.json").mkdir()
     assert experience_record.load(tmp_path) is None

@@ -48,7 +48,7 @@ def test_a_run_of_another_layout_is_refused_with_both_versions(tmp_path):
         open_run(folder.path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 1}', "null"])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 1}', "null", "[" * 100_000])
 def test_a_damaged_run_json_is_an_error_that_names_it(tmp_path, content):
     folder = make(tmp_path)
     (folder.path / "run.json").write_text(content)

@@ -1,5 +1,6 @@
 """Datasets for other tools: episodes of RLlib and of Minari."""
 
+import os
 from pathlib import Path
 
 import gymnasium
@@ -18,6 +19,7 @@ from rayagi.envs import env_info
 from rayagi.serving.column_layout import ColumnBlock, ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import ExportError
+from rayagi.serving.files import finished_folder
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.rllib import episode_settings, offline_settings
 
@@ -149,3 +151,13 @@ def test_minari_has_the_types_and_bounds_of_the_environment_s_spaces(tmp_path, m
     (episode,) = found.iterate_episodes()
     assert (episode.observations.dtype, episode.actions.dtype) == kinds
     assert episode.observations[:-1].astype(np.float32).tolist() == obs[0].tolist()
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_no_obstacle(tmp_path):
+    left = tmp_path / f".out.{os.getpid()}.unfinished"
+    left.mkdir()
+    (left / "old").touch()
+    with finished_folder(tmp_path / "out") as folder:
+        (folder / "new").touch()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+    assert not left.exists()

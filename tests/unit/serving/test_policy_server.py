@@ -98,7 +98,9 @@ def test_every_transport_returns_the_policys_actions(run, tmp_path):
         for address in (url, f"unix:{tmp_path / 's'}"):
             with PolicyClient(address) as client:
                 assert client.act(OBS) == pytest.approx(expected, abs=1e-6)
-                assert client.act(OBS[2]) == pytest.approx(expected[2], abs=1e-6)
+                actions = client.act(OBS[2])
+                assert actions == pytest.approx(expected[2], abs=1e-6)
+                assert actions.flags.writeable
                 info = client.info()
                 assert (info["task"], info["obs_dim"], info["policy_version"]) == (
                     "InvertedPendulum-v5",
@@ -376,7 +378,37 @@ def test_without_the_token_only_health_is_answered(run):
         assert asked(f"{url}/health")[0] == 200
         with pytest.raises(PolicyRefusedError, match="the token is missing or wrong"):
             PolicyClient(url).act(OBS)
-        assert PolicyClient(url, token="a-token-that-is-long").act(OBS).shape == (5, 1)
+        assert PolicyClient(url, token="a-token-that-is-long\n").act(OBS).shape == (5, 1)
+
+
+def test_a_request_that_the_policy_fails_on_is_refused_at_once_with_its_reason(run, tmp_path):
+    with serving(run, port=0, unix=tmp_path / "s") as (server, url, _):
+
+        def fail(obs):
+            raise ArithmeticError("no mode here")
+
+        server._policy.current.act = fail
+        for address in (url, f"unix:{tmp_path / 's'}"):
+            with (
+                PolicyClient(address, timeout_s=60) as client,
+                pytest.raises(PolicyRefusedError, match=r"^the policy failed: no mode here$"),
+            ):
+                client.act(OBS)
+        assert server.statistics.refused == 2  # one request each: none was repeated
+
+
+@pytest.mark.parametrize("transport", ["http", "unix"])
+def test_info_is_that_of_the_policy_in_use(tmp_path, transport):
+    run = saved_run(tmp_path / "runs", iterations=(1,))
+    folder = open_run(run)
+    with serving(run, port=0, unix=tmp_path / "a#b?c") as (server, url, _):
+        address = url if transport == "http" else f"unix:{tmp_path / 'a#b?c'}"
+        with PolicyClient(address) as client:
+            assert client.info()["policy_version"] == 1
+            save(folder, run_spec_from_dict(folder.read_config()), 2)
+            server._policy.exchange(server._policy.read())
+            assert client.info()["policy_version"] == 2
+            assert client.act(OBS).shape == (5, 1)
 
 
 def test_clients_reconnect_after_a_server_restart(run, tmp_path):
@@ -438,6 +470,57 @@ def test_a_checkpoint_that_cannot_be_loaded_does_not_end_the_following(tmp_path,
         until(lambda: client.info()["policy_version"] == 3)
 
 
+def test_a_damaged_newer_checkpoint_is_not_replaced_by_another_one(tmp_path):
+    run = saved_run(tmp_path, iterations=(2,))
+    folder = open_run(run)
+    spec, messages = run_spec_from_dict(folder.read_config()), []
+    policy = ServedPolicy(run, "best")
+    server = PolicyServer(policy, ServerSettings(), messages.append)
+    save(folder, spec, 3)
+    save(folder, spec, 4)
+    (run / "checkpoints/best.json").write_text('{"checkpoint": "iteration_000003"}')
+    weights = run / "checkpoints/iteration_000003/shared.pt"
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-1])
+    asyncio.run(server.reload())
+    assert policy.saved.checkpoint == "iteration_000002"
+    assert "kept iteration_000002: " in messages[0]
+    assert f"shared.pt has {len(intact) - 1} bytes where {len(intact)} were written" in messages[0]
+    assert (
+        ServedPolicy(run, "best").saved.checkpoint == "iteration_000004"
+    )  # at start-up there is no current one
+    weights.write_bytes(intact)
+    asyncio.run(server.reload())
+    assert policy.saved.checkpoint == "iteration_000003"
+
+
+def test_following_goes_on_after_damaged_checkpoints_and_pointers(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "POLL_S", 0.02)
+    run = saved_run(tmp_path, iterations=(1,))
+    folder = open_run(run)
+    spec = run_spec_from_dict(folder.read_config())
+    with serving(run, port=0, follow=True) as (server, _, messages):
+        newest, pointer = server._policy.newest, run / "checkpoints/best.json"
+
+        def fail():
+            raise ValueError("no list of names")
+
+        server._policy.newest = fail
+        until(lambda: len(messages) == 2)
+        assert messages[1] == "cannot look for a newer checkpoint, and will try again: no list of names"
+        server._policy.newest = newest
+        pointer.write_text("[" * 100_000)
+        save(folder, spec, 2)
+        weights = run / "checkpoints/iteration_000002/shared.pt"
+        until(lambda: server._policy.saved.version == 2)
+        intact = weights.read_bytes()
+        weights.write_bytes(intact[:-1])
+        until(lambda: any("kept iteration_000002: " in text for text in messages))
+        repaired = messages.count("now iteration_000002 (2,000 environment steps)")
+        weights.write_bytes(intact)
+        until(lambda: messages.count("now iteration_000002 (2,000 environment steps)") > repaired)
+
+
 def test_an_address_in_use_is_an_error(run, tmp_path):
     async def listen(**settings):
         await PolicyServer(ServedPolicy(run, "best"), ServerSettings(**settings), print).run(signals=False)
@@ -449,6 +532,8 @@ def test_an_address_in_use_is_an_error(run, tmp_path):
             asyncio.run(listen(port=server.port))
         with pytest.raises(ListenError, match="another server listens there; end it"):
             asyncio.run(listen(unix=tmp_path / "s"))
+    with pytest.raises(ListenError, match="AF_UNIX path too long; choose another --unix path"):
+        asyncio.run(listen(unix=tmp_path / ("s" * 200)))
     (tmp_path / "notes").write_text("keep me")
     with pytest.raises(ListenError, match="the path exists and is no socket"):
         asyncio.run(listen(unix=tmp_path / "notes"))
@@ -609,6 +694,7 @@ def test_a_recurrent_policys_states_stay_with_each_client_over_every_transport(t
                 client.reset([1])
                 assert client.act(OBS) == pytest.approx(after_reset, abs=1e-6)
                 assert other.act(OBS) == pytest.approx(expected[0], abs=1e-6)
+                assert other.act(OBS).flags.writeable
                 client.reset()
                 assert client.act(OBS) == pytest.approx(expected[0], abs=1e-6)
                 assert client.act(OBS[2]) == pytest.approx(expected[0][2], abs=1e-6)  # another number of rows

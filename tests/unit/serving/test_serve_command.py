@@ -176,6 +176,9 @@ def test_options_that_make_no_sense(serve, capsys):
     Path("token").write_text("short\n")
     assert main(["policy-server", "runs/a", "--port", "0", "--token-file", "token"]) == 2
     assert "of 16 characters at least" in capsys.readouterr().err
+    Path("token").write_text("cl\u00e9-tr\u00e8s-secr\u00e8te-1234\n", encoding="utf-8")
+    assert main(["policy-server", "runs/a", "--port", "0", "--token-file", "token"]) == 2
+    assert "the token is not printable ASCII" in capsys.readouterr().err
     for options in (
         ["--template", "mp_mp"],
         ["--greedy", "--explore"],
