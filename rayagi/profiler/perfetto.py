@@ -49,10 +49,11 @@ def write_perfetto(profile: Profile, file: BinaryIO, others: Iterable[ForeignPro
         OSError: the file cannot be written.
     """
     tracks = _Tracks(file)
-    if profile.processes:
-        tracks.begin(profile.processes[0].clock)
+    processes, _ = process_events(profile)
+    if processes:
+        tracks.begin(processes[0].trace.clock)
     count = 0
-    for process in process_events(profile)[0]:
+    for process in processes:
         trace = process.trace
         parent = tracks.add_process(trace.pid, process.label)
         gpu = [np.empty(0, EVENT)]

@@ -1,6 +1,7 @@
 """Barriers among threads: futexes work alike within and between processes."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -58,17 +59,26 @@ def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):
     segment.close()
 
 
+def sleeps_on(thread, address):
+    """Whether a thread is in a system call about an address: the futex that it sleeps on."""
+    return hex(address) in Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+
+
 def test_a_leaving_member_wakes_those_that_wait_for_it(monkeypatch):
     monkeypatch.setattr(waiting, "_SLEEP_S", 10 * LIMIT_S)
     segment, made = barriers(2)
-    asleep = 1 * waiting.STRIDE + waiting.ASLEEP
+    waits = []
 
     def leave():
-        while not segment.words[asleep]:
+        while not (waits and sleeps_on(waits[0], segment.address)):
             pass
         made[0].leave()
 
-    _, error = in_threads([leave, lambda: made[1].arrive(BARRIER)])
+    def wait():
+        waits.append(threading.get_native_id())
+        made[1].arrive(BARRIER)
+
+    _, error = in_threads([leave, wait])
     assert isinstance(error, CommunicatorError)
     assert "it left the group" in str(error)
     assert error.rank == 1
