@@ -140,6 +140,9 @@ class PolicyClient:
                     ) from error
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            except BaseException:
+                self.close()  # it was interrupted: its answer is still to come, and must not be the next request's
+                raise
 
     def __enter__(self) -> Self:
         return self

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError, _TimedSocket
-from rayagi.serving.policy_server.frames import HEADER, MAGIC, Kind
+from rayagi.serving.policy_server.frames import HEADER, MAGIC, Kind, frame
 
 INFO = b'{"obs_dim": 2, "action": {"kind": "continuous", "dim": 1}}'
 
@@ -194,3 +194,26 @@ def test_actions_of_a_policy_server_are_returned_as_they_are():
 
     with service(answer) as address, PolicyClient(address) as client:
         assert client.act([1.0, 2.0]).tolist() == [0.5]
+
+
+def test_an_interrupted_request_s_answer_is_not_the_next_one_s(tmp_path, monkeypatch):
+    """The first connection refuses, but the client is interrupted before it reads that."""
+
+    def answer(connection, number):
+        connection.sendall(frame(Kind.HELLO, 0, INFO.replace(b"{", b'{"max_rows": 8, ', 1)))
+        connection.recv(65536)
+        ones = np.float32([1]).tobytes()
+        connection.sendall(frame(Kind.ACTIONS, 2, ones) if number else frame(Kind.ERROR, 1, b"refused"))
+        connection.recv(65536)
+
+    with service(answer, tmp_path / "s") as address, PolicyClient(address, timeout_s=30) as client:
+        assert client.info()["obs_dim"] == 2
+        with monkeypatch.context() as patch:
+            patch.setattr(client._transport, "_read", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                client.act([1.0, 2.0])
+        assert client.act([1.0, 2.0]).tolist() == [1.0]
+
+
+def interrupted(connection):
+    raise KeyboardInterrupt
