@@ -154,6 +154,7 @@ def test_a_saved_replay_without_a_column_is_not_restored(tmp_path, monkeypatch):
             opened(tmp_path / "replay", columns=["nope"])
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_ctrl_c_ends_an_export_to_rllib(tmp_path):
     calls = []
 
