@@ -61,7 +61,7 @@ def write_minari(
                 infos={name: _info(steps[name]) for name in infos},
             )
 
-    # Versions that can store images as JPEG do so unless told not to.
+    # Versions that can store images as JPEG do so by default.
     lossless = (
         {"jpeg_encoding": False} if "jpeg_encoding" in inspect.signature(new_storage).parameters else {}
     )
