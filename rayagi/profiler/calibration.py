@@ -19,7 +19,7 @@ from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.intervals import Ints, union
 from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, FROM_PYTHON
 from rayagi.profiler.overlap import BLOCK_EVENTS, PROFILER, Breakdown, Row, ThreadEvents, breakdown
-from rayagi.profiler.trace import Category, Profile
+from rayagi.profiler.trace import Category, Events, Profile, select
 
 PROCESS = "process"
 """The profiler's start in a process, beside the kinds of hook: it is no event, and lies before or at imports."""
@@ -79,7 +79,7 @@ def count_hooks(profile: Profile) -> dict[str, int]:
     return dict(+counts)
 
 
-def kinds_of(events: NDArray[np.void]) -> dict[str, NDArray[np.bool_]]:
+def kinds_of(events: Events) -> dict[str, NDArray[np.bool_]]:
     """Which of some events were recorded by each kind of hook. Shape of each (n,)"""
     is_call = np.isin(events["category"], _CALLS)
     is_from_python = events["flags"] == FROM_PYTHON
@@ -219,9 +219,7 @@ class _HookCosts:
             for thread in process.threads
         }
 
-    def intervals(
-        self, thread: ThreadEvents, events: NDArray[np.void], start: int, end: int
-    ) -> tuple[Ints, Ints]:
+    def intervals(self, thread: ThreadEvents, events: Events, start: int, end: int) -> tuple[Ints, Ints]:
         """When a thread ran the profiler in a window of time, disjoint and ascending.
 
         A hook's cost begins where its event was recorded. If the next hook comes before the cost is over, costs queue up:
@@ -241,21 +239,21 @@ class _HookCosts:
         return union(np.minimum(begin, end), np.minimum(finish, end))
 
     def _arrivals(
-        self, thread: ThreadEvents, events: NDArray[np.void], start: int, end: int
+        self, thread: ThreadEvents, events: Events, start: int, end: int
     ) -> tuple[Ints, NDArray[np.float64]]:
         """Times at which costs begin, and how much."""
         hooks = self.calibration.hooks
         # A call's hook runs after the call, in the caller's time; one of length 0 may lie on the window's start.
         ends = events["end"]
         ended = (ends <= end) & ((ends > start) | (events["start"] == ends))
-        calls = events[ended & np.isin(events["category"], _CALLS)]
+        calls = select(events, ended & np.isin(events["category"], _CALLS))
         from_python, intercepted = hooks.get(ACTIVITY, 0.0), hooks.get(CALL, 0.0)
         # An annotation's runs half after its opening and half after its closing.
-        scopes = thread.scopes[np.isin(thread.scopes["category"], _ANNOTATIONS)]
+        scopes = select(thread.scopes, np.isin(thread.scopes["category"], _ANNOTATIONS))
         turns = np.concatenate([scopes["start"], scopes["end"]])
         annotations = turns[(turns >= start) & (turns < end)]
         # A library's own profiling runs within the call.
-        within = events[(events["start"] >= start) & (events["start"] < end)]
+        within = select(events, (events["start"] >= start) & (events["start"] < end))
         functions = self.functions[id(thread.trace)]
         inside = np.array([functions.get(name, 0.0) for name in within["name"].tolist()] if functions else [])
         times = np.concatenate([calls["end"], annotations, within["start"][: len(inside)]])

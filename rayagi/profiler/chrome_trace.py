@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rayagi.profiler.trace import EVENT, Category, TraceError
+from rayagi.profiler.trace import EVENT, Category, Events, TraceError
 
 _CATEGORIES = {
     "kernel": Category.GPU_KERNEL,
@@ -44,7 +43,7 @@ class ForeignProcess:
 
     label: str
     pid: int
-    threads: tuple[tuple[str, NDArray[np.void]], ...]
+    threads: tuple[tuple[str, Events], ...]
     texts: tuple[str, ...]
 
     def name_of(self, number: int) -> str:

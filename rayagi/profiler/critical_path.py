@@ -25,7 +25,7 @@ from rayagi.profiler.overlap import (
     iteration_numbers,
     process_events,
 )
-from rayagi.profiler.trace import EVENT, Category, Profile
+from rayagi.profiler.trace import Category, Events, Profile, join, select
 
 COLLECTIVES = frozenset(("all_reduce", "all_merge", "all_gather"))
 """Names of communication that ends when all processes have called it."""
@@ -137,16 +137,14 @@ class _Member:
         for place, thread in enumerate(process.on_cpu):
             own[thread.trace.thread_id].append(place)
         found = {
-            thread: np.concatenate([_events(process.on_cpu[place], list(names)) for place in places])
+            thread: join(_events(process.on_cpu[place], list(names)) for place in places)
             for thread, places in own.items()
         }
         who = max(found, key=lambda thread: len(found[thread]), default=None)
-        scopes = np.concatenate(
-            [np.empty(0, EVENT), *(each.scopes_of(Category.ITERATION) for each in process.threads)]
-        )
+        scopes = join(each.scopes_of(Category.ITERATION) for each in process.threads)
         if who is None or not len(found[who]) or not len(scopes):
             return None
-        events = found[who][np.argsort(found[who]["start"], kind="stable")]
+        events = select(found[who], np.argsort(found[who]["start"], kind="stable"))
         # Iterations in others, or of other threads, have the same number and do not count.
         spans: dict[int, tuple[int, int]] = {}
         starts_ends = zip(scopes["start"].tolist(), scopes["end"].tolist(), strict=True)
@@ -168,16 +166,17 @@ class _Member:
         return cls(process, recordings, spans, dict(visits))
 
 
-def _events(thread: ThreadEvents, names: Sequence[int]) -> np.ndarray:
+def _events(thread: ThreadEvents, names: Sequence[int]) -> Events:
     """Communication of these names, ascending."""
-    found = [np.empty(0, EVENT)]
+    found = []
     for first in range(0, thread.trace.num_events, BLOCK_EVENTS):
         block = thread.trace.read(first, min(first + BLOCK_EVENTS, thread.trace.num_events))
-        found.append(block[(block["category"] == Category.COMMUNICATION) & np.isin(block["name"], names)])
-    events = np.concatenate(found)
+        own = (block["category"] == Category.COMMUNICATION) & np.isin(block["name"], names)
+        found.append(select(block, own))
+    events = join(found)
     events["start"] += thread.offset
     events["end"] += thread.offset
-    return events[np.argsort(events["start"], kind="stable")]
+    return select(events, np.argsort(events["start"], kind="stable"))
 
 
 def _who_meets(members: Sequence[_Member]) -> tuple[list[_Member], list[int]]:

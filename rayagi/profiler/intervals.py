@@ -283,6 +283,13 @@ def overlap_times(parts: Sequence[Part]) -> Times:
     return Times(_overlap(parts), total)
 
 
+def overlap_by_process(processes: Sequence[Sequence[Part]]) -> list[Times]:
+    """``overlap_times`` of the parts of each process, and then of all parts together."""
+    each = [overlap_times(parts) for parts in processes]
+    every = [part for parts in processes for part in parts]
+    return [*each, each[0] if len(each) == 1 else overlap_times(every)]
+
+
 def _overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
     """Time of every set of categories in every cell: (cell, mask) -> ns, exact, without the empty set.
 
@@ -291,7 +298,7 @@ def _overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
     parts = [part for part in parts if len(part.starts)]
     if not parts:
         return {}
-    cells = np.unique(np.concatenate([distinct(part.cells) for part in parts]))
+    cells = np.unique(np.concatenate([ranks(part.cells)[0] for part in parts]))
     if len(parts) == 1:
         return _sums(parts[0], cells)
     start = min(int(part.starts.min()) for part in parts)
@@ -318,11 +325,11 @@ def _sums(part: Part, cells: Ints) -> dict[tuple[int, int], int]:
     }
 
 
-def distinct(cells: Ints) -> Ints:
-    """Distinct values, ascending; most neighbours are equal."""
-    changes = np.ones(len(cells), bool)
-    changes[1:] = cells[1:] != cells[:-1]
-    return np.unique(cells[changes])
+def ranks(cells: Ints) -> tuple[Ints, Ints]:
+    """Distinct values, ascending, and which of them each value is. Of equal neighbours only the first is searched for."""
+    first = np.concatenate([[True], cells[1:] != cells[:-1]])[: len(cells)]
+    values, index = np.unique(cells[first], return_inverse=True)
+    return values, index[np.cumsum(first) - 1]
 
 
 def _in_own_range(parts: Iterable[Part], cells: Ints, start: int, span: int) -> dict[int, tuple[Ints, Ints]]:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayagi.profiler.intervals import (
     Ints,
@@ -42,7 +41,16 @@ from rayagi.profiler.intervals import (
     zip_steps,
 )
 from rayagi.profiler.sweep import sweep
-from rayagi.profiler.trace import EVENT, Category, ProcessTrace, Profile, ThreadTrace, TraceError
+from rayagi.profiler.trace import (
+    Category,
+    Events,
+    ProcessTrace,
+    Profile,
+    ThreadTrace,
+    TraceError,
+    join,
+    select,
+)
 
 PYTHON = "python"
 NONE = ""
@@ -287,17 +295,17 @@ class ThreadEvents:
 
     def __init__(self, trace: ThreadTrace, offset: int) -> None:
         self.trace, self.offset = trace, offset
-        scopes, self.low, self.high, self.has_cpu = [np.empty(0, EVENT)], [], [], trace.num_events == 0
+        scopes, self.low, self.high, self.has_cpu = [], [], [], trace.num_events == 0
         for first in range(0, trace.num_events, BLOCK_EVENTS):
             block = trace.read(first, min(first + BLOCK_EVENTS, trace.num_events))
             _check_times(trace.path, block)
             native = block["category"] >= _FIRST_NATIVE
-            scopes.append(np.array(block[~native]))
+            scopes.append(select(block, ~native))
             starts, ends = block["start"][native], block["end"][native]
             self.low.append(int(starts.min(initial=_MAX - max(offset, 0))) + offset)
             self.high.append(int(np.maximum(starts, ends).max(initial=_MIN - min(offset, 0))) + offset)
             self.has_cpu |= not _IS_GPU[BITS[block["category"][native]]].all()
-        self.scopes = np.concatenate(scopes)
+        self.scopes = join(scopes)
         self.scopes["start"] += offset
         self.scopes["end"][self.scopes["end"] != 0] += offset
         # A file of nothing but a GPU's events is no thread; one without events is a thread that ran only Python.
@@ -306,35 +314,35 @@ class ThreadEvents:
 
     def close(self, last: int) -> None:
         """Give open annotations an end: that of the thread, or ``last`` if the process died."""
-        own = self.scopes[self.scopes["category"] == Category.THREAD]
+        own = self.scopes_of(Category.THREAD)
         own_ends = [last if end == 0 else end for end in own["end"].tolist()]
-        within = self.scopes[self.scopes["category"] != Category.PROCESS]
+        within = select(self.scopes, self.scopes["category"] != Category.PROCESS)
         self.start = min([*self.low, int(within["start"].min(initial=last))])
         self.end = max([*own_ends, *self.high]) if own_ends else self.last
         scopes = self.scopes
         ends = np.where(scopes["end"] == 0, self.end, scopes["end"])
         scopes["end"] = np.maximum(ends, scopes["start"])
 
-    def scopes_of(self, category: Category) -> NDArray[np.void]:
+    def scopes_of(self, category: Category) -> Events:
         """Annotations of one category."""
-        return self.scopes[self.scopes["category"] == category]
+        return select(self.scopes, self.scopes["category"] == category)
 
-    def natives(self, start: int, end: int) -> NDArray[np.void]:
+    def natives(self, start: int, end: int) -> Events:
         """Events of categories other than annotations that are active in a window of time, or of length 0 in it."""
-        found = [np.empty(0, EVENT)]
+        found = []
         near = (np.array(self.low, np.int64) < end) & (np.array(self.high, np.int64) >= start)
         for number in np.flatnonzero(near).tolist():
             first = number * BLOCK_EVENTS
             block = self.trace.read(first, min(first + BLOCK_EVENTS, self.trace.num_events))
             native = block["category"] >= _FIRST_NATIVE
-            found.append(block if native.all() else block[native])
-        events = np.concatenate(found)
+            found.append(block if native.all() else select(block, native))
+        events = join(found)
         if self.offset:
             events["start"] += self.offset
             events["end"] += self.offset
         np.maximum(events["end"], events["start"], out=events["end"])
         inside = (events["start"] < end) & ((events["end"] > start) | (events["start"] >= start))
-        return events if inside.all() else events[inside]
+        return events if inside.all() else select(events, inside)
 
 
 class ProcessEvents:
@@ -357,7 +365,7 @@ class ProcessEvents:
             for thread in self.on_cpu
         ]
 
-    def _names(self, scopes: NDArray[np.void]) -> Ints:
+    def _names(self, scopes: Events) -> Ints:
         names, index = np.unique(scopes["name"], return_inverse=True)
         numbers = [self.cells.name(self.trace.name_of(name)) for name in names.tolist()]
         return np.array(numbers, np.int64)[index]
@@ -365,12 +373,8 @@ class ProcessEvents:
     def _outer(self) -> Steps:
         """Number of the phase and iteration over time. They are the process's: of several, the last to start counts."""
         phases = [each.scopes_of(Category.PHASE) for each in self.threads]
-        phase = self._steps(
-            self.threads, Category.PHASE, self._names(np.concatenate([np.empty(0, EVENT), *phases]))
-        )
-        iterations = np.concatenate(
-            [np.empty(0, EVENT), *(each.scopes_of(Category.ITERATION) for each in self.threads)]
-        )
+        phase = self._steps(self.threads, Category.PHASE, self._names(join(phases)))
+        iterations = join(each.scopes_of(Category.ITERATION) for each in self.threads)
         iteration = self._steps(self.threads, Category.ITERATION, iteration_numbers(iterations), NO_ITERATION)
         times, *values = zip_steps(phase, iteration)
         outers = self.cells.outers(*values)
@@ -379,7 +383,7 @@ class ProcessEvents:
     def _steps(
         self, threads: Sequence[ThreadEvents], category: Category, values: Ints, outside: int = 0
     ) -> Steps:
-        scopes = np.concatenate([np.empty(0, EVENT), *(thread.scopes_of(category) for thread in threads)])
+        scopes = join(thread.scopes_of(category) for thread in threads)
         return innermost(scopes["start"], scopes["end"], scopes["depth"].astype(np.int64), values, outside)[0]
 
     @cached_property
@@ -414,9 +418,7 @@ class ProcessEvents:
 
     def summary(self) -> ProcessSummary:
         """Its length, and what of it was not recorded."""
-        life = np.concatenate(
-            [np.empty(0, EVENT), *(each.scopes_of(Category.PROCESS) for each in self.threads)]
-        )
+        life = join(each.scopes_of(Category.PROCESS) for each in self.threads)
         start, end = min([*life["start"], self.start]), max([*life["end"], self.end])
         starts = np.array([each.start for each in self.on_cpu], np.int64)
         ends = np.array([each.end for each in self.on_cpu], np.int64)
@@ -445,11 +447,11 @@ class ProcessEvents:
             bits = BITS[events["category"]]
             on_gpu = _IS_GPU[bits]
             for bit in np.unique(bits[on_gpu]).tolist():
-                some = events[bits == bit]
+                some = select(events, bits == bit)
                 gpu.setdefault(bit, []).append((some["start"], some["end"]))
             if thread.has_cpu:
                 steps = next(on_cpu)
-                events = events[~on_gpu] if on_gpu.any() else events
+                events = select(events, ~on_gpu) if on_gpu.any() else events
                 busy = overhead(thread, events, start, end) if overhead is not None else None
                 lane = ThreadActivity(thread, events, steps, start, end, busy)
                 alone = len(self.on_cpu) == 1
@@ -461,7 +463,7 @@ class ProcessEvents:
         return parts, counts
 
 
-def iteration_numbers(iterations: NDArray[np.void]) -> Ints:
+def iteration_numbers(iterations: Events) -> Ints:
     """Numbers of iterations from their low 16 bits: they ascend over time."""
     order = np.argsort(iterations["start"], kind="stable")
     low = iterations["flags"][order].astype(np.int64)
@@ -485,7 +487,7 @@ class ThreadActivity:
     def __init__(
         self,
         thread: ThreadEvents,
-        events: NDArray[np.void],
+        events: Events,
         cells: Steps,
         start: int,
         end: int,
@@ -543,7 +545,7 @@ class ThreadActivity:
         return +counts
 
 
-def _check_times(path: Path, events: NDArray[np.void]) -> None:
+def _check_times(path: Path, events: Events) -> None:
     for name in ("start", "end"):
         for time in (int(events[name].min(initial=0)), int(events[name].max(initial=0))):
             if abs(time) > _LATEST_NS:
@@ -568,59 +570,49 @@ def time_windows(processes: Sequence[ProcessEvents]) -> Iterator[tuple[int, int]
     return pairwise(cuts)
 
 
-_Measured = tuple[list[tuple[Times, Counter[tuple[int, int, int]]]], Times | None]
-"""Of each process its times and transitions, and the times of all together; None with a single process."""
+_Measured = tuple[list[Times], list[Counter[tuple[int, int, int]]]]
+"""Times of each process and then of all together; transitions of each process."""
 
 
 class _Sums:
-    """Tables of times and counts, filled window by window."""
+    """Tables of times and counts, filled window by window; the last tables of times are those of all processes."""
 
     def __init__(self, processes: Sequence[ProcessEvents], overhead: Overhead | None) -> None:
         self.processes, self.overhead = processes, overhead
         self.sweep = sweep()
-        self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in processes]
-        self.totals: list[Counter[int]] = [Counter() for _ in processes]
-        self.merged: Counter[tuple[int, int]] = Counter()
-        self.merged_total: Counter[int] = Counter()
+        self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in [*processes, None]]
+        self.totals: list[Counter[int]] = [Counter() for _ in [*processes, None]]
         self.transitions: list[Counter[tuple[int, int, int]]] = [Counter() for _ in processes]
 
     def measured(self, window: tuple[int, int]) -> _Measured:
         """What happened in a window of time; changes nothing, so that several threads may call it."""
-        every: list[Part] = []
-        found = []
-        for process in self.processes:
-            parts, counts = process.measure(*window, self.overhead)
-            found.append((self.sweep(parts), counts))
-            every += parts
-        return found, self.sweep(every) if len(self.processes) > 1 else None
+        found = [process.measure(*window, self.overhead) for process in self.processes]
+        return self.sweep([parts for parts, _ in found]), [counts for _, counts in found]
 
     def add(self, measured: _Measured) -> None:
         """Add what was measured in a window."""
-        found, merged = measured
-        for index, (times, counts) in enumerate(found):
-            self.tables[index].update(times.by_cell)
-            self.totals[index].update(times.total)
-            self.transitions[index].update(counts)
-        if merged is not None:
-            self.merged.update(merged.by_cell)
-            self.merged_total.update(merged.total)
+        times, transitions = measured
+        for index, each in enumerate(times):
+            self.tables[index].update(each.by_cell)
+            self.totals[index].update(each.total)
+        for counted, counts in zip(self.transitions, transitions, strict=True):
+            counted.update(counts)
 
     def result(self, cells: CellNumbers) -> Breakdown:
         """The tables with names in place of numbers."""
-        labels = [process.label for process in self.processes]
-        if len(labels) == 1:
-            self.merged, self.merged_total = self.tables[0], self.totals[0]
-        tables = zip([*labels, ""], [*self.tables, self.merged], strict=True)
-        rows = {label: _rows(table, label, cells) for label, table in tables}
-        totals = zip([*labels, ""], [*self.totals, self.merged_total], strict=True)
+        labels = [*(process.label for process in self.processes), ""]
+        rows = [_rows(*each, cells) for each in zip(self.tables, labels, strict=True)]
         return Breakdown(
             processes=tuple(process.summary() for process in self.processes),
-            rows=tuple(row for label in labels for row in rows[label]),
-            merged=rows[""],
-            totals={label: {labels_of(mask): ns for mask, ns in table.items()} for label, table in totals},
+            rows=tuple(row for own in rows[:-1] for row in own),
+            merged=rows[-1],
+            totals={
+                label: {labels_of(mask): ns for mask, ns in table.items()}
+                for label, table in zip(labels, self.totals, strict=True)
+            },
             transitions=tuple(
                 TransitionCount(cells.cell(cell, label), LABELS[source], LABELS[target], count)
-                for label, table in zip(labels, self.transitions, strict=True)
+                for label, table in zip(labels[:-1], self.transitions, strict=True)
                 for (cell, source, target), count in sorted(table.items())
             ),
         )
@@ -633,7 +625,7 @@ def _rows(table: Mapping[tuple[int, int], int], process: str, cells: CellNumbers
     return tuple(Row(cell, labels_of(mask), ns) for cell, mask, ns in ordered)
 
 
-Overhead = Callable[[ThreadEvents, NDArray[np.void], int, int], tuple[Ints, Ints]]
+Overhead = Callable[[ThreadEvents, Events, int, int], tuple[Ints, Ints]]
 """When a thread ran the profiler, from its CPU events in a window of time: disjoint ascending intervals within it.
 
 Windows come in ascending order.

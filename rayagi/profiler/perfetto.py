@@ -18,7 +18,7 @@ from rayagi.profiler.intervals import Ints
 from rayagi.profiler.overlap import (
     process_events,
 )
-from rayagi.profiler.trace import EVENT, Category, Clock, Profile
+from rayagi.profiler.trace import Category, Clock, Events, Profile, join, select
 
 # Trace and TracePacket
 _PACKET, _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE_ID, _TRACK_EVENT, _INTERNED_DATA = 1, 6, 8, 10, 11, 12
@@ -56,15 +56,15 @@ def write_perfetto(profile: Profile, file: BinaryIO, others: Iterable[ForeignPro
     for process in processes:
         trace = process.trace
         parent = tracks.add_process(trace.pid, process.label)
-        gpu = [np.empty(0, EVENT)]
+        gpu = []
         for thread in process.threads:
-            scopes = thread.scopes[np.isin(thread.scopes["category"], _SCOPES)]
-            events = np.concatenate([scopes, thread.natives(*_EVER)])
+            scopes = select(thread.scopes, np.isin(thread.scopes["category"], _SCOPES))
+            events = join([scopes, thread.natives(*_EVER)])
             on_gpu = np.isin(events["category"], (Category.GPU_KERNEL, Category.GPU_COPY))
-            gpu.append(events[on_gpu])
+            gpu.append(select(events, on_gpu))
             count += len(events)
-            tracks.write(parent, thread.trace.thread_id, events[~on_gpu], trace.name_of)
-        tracks.write(parent, None, np.concatenate(gpu), trace.name_of)
+            tracks.write(parent, thread.trace.thread_id, select(events, ~on_gpu), trace.name_of)
+        tracks.write(parent, None, join(gpu), trace.name_of)
     return count + sum(tracks.add_foreign(each, _unix_minus_monotonic(profile)) for each in others)
 
 
@@ -118,13 +118,14 @@ class _Tracks:
         self,
         process: int,
         thread: int | None,
-        events: NDArray[np.void],
+        events: Events,
         name_of: Callable[[int], str],
         title: str = "",
     ) -> None:
         """Write the events of a thread, by default shown with its number, or those of a process's GPU for None."""
         starts = events["start"]
-        events = events[np.lexsort((events["depth"], events["category"] >= 16, -events["end"], starts))]
+        outer_first = np.lexsort((events["depth"], events["category"] >= 16, -events["end"], starts))
+        events = select(events, outer_first)
         self._name(events, name_of)
         timed = events["end"] > events["start"]
         lanes = np.zeros(len(events), np.int64)
@@ -132,11 +133,11 @@ class _Tracks:
         number = np.unique(events["name"])
         ids = np.array([self.names[name_of(int(each))] for each in number], np.int64)
         for lane in np.flatnonzero(np.bincount(lanes)).tolist():
-            some = events[lanes == lane]
+            some = select(events, lanes == lane)
             names = ids[np.searchsorted(number, some["name"])]
             self._write_lane(self._track(process, thread, lane, title), some, names)
 
-    def _write_lane(self, track: int, events: NDArray[np.void], names: Ints) -> None:
+    def _write_lane(self, track: int, events: Events, names: Ints) -> None:
         timed = np.flatnonzero(events["end"] > events["start"])
         instants = np.flatnonzero(events["end"] <= events["start"])
         # At one time ends come first, then instants, then begins, outer ones first: a stable sort keeps this order.
@@ -149,7 +150,7 @@ class _Tracks:
             categories = events["category"][which[some]].astype(np.int64)
             self.file.write(_packets(times[some], kinds[some], track, names[which[some]], categories))
 
-    def _name(self, events: NDArray[np.void], name_of: Callable[[int], str]) -> None:
+    def _name(self, events: Events, name_of: Callable[[int], str]) -> None:
         """Give names their numbers."""
         texts = [name_of(int(number)) for number in np.unique(events["name"])]
         new = [text for text in dict.fromkeys(texts) if text not in self.names]

@@ -21,7 +21,7 @@ from rayagi.profiler.overlap import (
     process_labels,
     resource,
 )
-from rayagi.profiler.trace import Category, Profile, printable
+from rayagi.profiler.trace import Category, Profile, printable, select
 
 RESOURCES = ("cpu", "cpu+gpu", "gpu", "wait")
 OUTSIDE = "(outside operations)"
@@ -154,7 +154,7 @@ def waits(profile: Profile) -> list[Wait]:
         for thread in process.threads:
             for first in range(0, thread.num_events, BLOCK_EVENTS):
                 block = thread.read(first, min(first + BLOCK_EVENTS, thread.num_events))
-                some = block[np.isin(block["category"], (Category.WAIT, Category.COMMUNICATION))]
+                some = select(block, np.isin(block["category"], (Category.WAIT, Category.COMMUNICATION)))
                 lasted = np.maximum(some["end"], some["start"]) - some["start"]
                 for category, name in np.unique(some[["category", "name"]]).tolist():
                     own = lasted[(some["category"] == category) & (some["name"] == name)]

@@ -1,9 +1,10 @@
-/* One sweep over the intervals of a window of time: for how long each set of categories is active in each cell.
+/* One sweep over the intervals of a window of time: for how long each set of categories is active in each cell, for each
+   process and for all of them together.
 
-   The reference is overlap_times in intervals.py. A lane is a list of disjoint ascending intervals, such as those of one
+   The reference is overlap_by_process in intervals.py. A lane is a list of disjoint ascending intervals, such as those of one
    thread. A heap holds the lanes by the time of their next boundary; each boundary changes one category of one cell, and
-   only the time since that cell's last change is added up: t(cell, set) += now - since(cell). Cell number ``cells`` is all
-   of them together. */
+   only the time since that cell's last change is added up: t(cell, set) += now - since(cell). A process has a row of state
+   for each cell, and one more for all of its cells together; the last process is the union of the others. */
 #include <stdint.h>
 #include <string.h>
 
@@ -12,37 +13,57 @@ enum { BITS = 16 };
 typedef struct { int64_t time, lane; } Next;
 
 /* A sum of the open-addressing table. mask 0: the entry is free. */
-typedef struct { int64_t cell, mask, ns; } Sum;
+typedef struct { int64_t row, mask, ns; } Sum;
 
 typedef struct {
-    int64_t lanes, cells, table_size; /* table_size: a power of 2 */
+    int64_t lanes, processes, cells, table_size; /* processes: without the union; table_size: a power of 2 */
     const int64_t *first;             /* (lanes + 1): where each lane's intervals begin */
+    const int64_t *process;           /* (lanes) */
     const int64_t *bits, *cell, *starts, *ends; /* of all intervals */
-    int32_t *active;                  /* (cells + 1, BITS): lanes in which a category is active. 0 at first */
-    int64_t *masks, *since;           /* (cells + 1): categories that are active, and the last change. 0 at first */
+    int32_t *active;                  /* (rows, BITS): lanes in which a category is active. 0 at first */
+    int64_t *masks, *since;           /* (rows): categories that are active, and the last change. 0 at first */
     int64_t *at;                      /* (lanes): interval of each lane, doubled, plus 1 while it is open */
     Next *heap;                       /* (lanes) */
     Sum *table;                       /* (table_size): 0 at first */
 } Sweep;
 
-static int add(const Sweep *s, int64_t cell, int64_t mask, int64_t ns) {
-    uint64_t at = ((uint64_t)cell << BITS | (uint64_t)mask) * 0x9E3779B97F4A7C15ull >> 20;
+static int add(const Sweep *s, int64_t row, int64_t mask, int64_t ns) {
+    uint64_t at = ((uint64_t)row << BITS | (uint64_t)mask) * 0x9E3779B97F4A7C15ull >> 20;
     for (int64_t tried = 0; tried < s->table_size; tried++, at++) {
         Sum *sum = &s->table[at & (s->table_size - 1)];
-        if (!sum->mask) sum->cell = cell, sum->mask = mask;
-        if (sum->cell == cell && sum->mask == mask) { sum->ns += ns; return 1; }
+        if (!sum->mask) sum->row = row, sum->mask = mask;
+        if (sum->row == row && sum->mask == mask) { sum->ns += ns; return 1; }
     }
     return 0;
 }
 
-/* A category of a cell becomes active in one more lane (by 1) or one less (by -1). */
-static int change(const Sweep *s, int64_t cell, int64_t bit, int by, int64_t now) {
-    int32_t *count = &s->active[cell * BITS + bit];
-    *count += by;
-    if (*count != (by > 0)) return 1; /* the set is as before: others are active, too */
-    const int64_t mask = s->masks[cell], ns = now - s->since[cell];
-    s->masks[cell] = mask ^ 1ll << bit, s->since[cell] = now;
-    return !mask || !ns || add(s, cell, mask, ns);
+enum { NOTHING = -1 };
+
+/* A lane leaves a category of a row and enters another one; either may be NOTHING. */
+static int change(const Sweep *s, int64_t row, int64_t left, int64_t entered, int64_t now) {
+    int32_t *active = &s->active[row * BITS];
+    const int64_t before = s->masks[row], ns = now - s->since[row];
+    int64_t mask = before;
+    if (left >= 0 && !--active[left]) mask &= ~(1ll << left);
+    if (entered >= 0 && !active[entered]++) mask |= 1ll << entered;
+    if (mask == before) return 1; /* other lanes are active in them, too */
+    s->masks[row] = mask, s->since[row] = now;
+    return !before || !ns || add(s, row, before, ns);
+}
+
+/* The same for the rows of two intervals: their cells and all cells, of their process and of all processes. */
+static int change_rows(const Sweep *s, int64_t process, int64_t left, int64_t entered, int64_t now) {
+    const int64_t bit_left = left < 0 ? NOTHING : s->bits[left], bit_entered = entered < 0 ? NOTHING : s->bits[entered];
+    const int64_t cell_left = left < 0 ? s->cell[entered] : s->cell[left], cell_entered = entered < 0 ? cell_left : s->cell[entered];
+    for (;; process = s->processes) {
+        const int64_t row = process * (s->cells + 1);
+        if (!change(s, row + s->cells, bit_left, bit_entered, now)) return 0;
+        if (cell_left == cell_entered) {
+            if (!change(s, row + cell_left, bit_left, bit_entered, now)) return 0;
+        } else if (!change(s, row + cell_left, bit_left, NOTHING, now) || !change(s, row + cell_entered, NOTHING, bit_entered, now))
+            return 0;
+        if (process == s->processes || s->processes == 1) return 1;
+    }
 }
 
 /* The next boundary of a lane becomes the heap's entry ``hole`` and sinks to its place. */
@@ -64,17 +85,16 @@ int64_t overlap_sweep(const Sweep *s) {
     }
     for (int64_t i = size / 2 - 1; i >= 0; i--) sink(s->heap, size, i, s->heap[i]);
     while (size) {
-        const Next now = s->heap[0];
-        const int64_t i = s->at[now.lane] >> 1, is_open = s->at[now.lane] & 1;
-        if (s->ends[i] > s->starts[i]) { /* else it has no time */
-            const int by = is_open ? -1 : 1;
-            if (!change(s, s->cell[i], s->bits[i], by, now.time) || !change(s, s->cells, s->bits[i], by, now.time)) return 0;
-        }
-        const int64_t next = ++s->at[now.lane] >> 1;
-        if (next == s->first[now.lane + 1]) {
-            if (--size) sink(s->heap, size, 0, s->heap[size]);
-        } else
-            sink(s->heap, size, 0, (Next){is_open ? s->starts[next] : s->ends[next], now.lane});
+        const int64_t now = s->heap[0].time, lane = s->heap[0].lane, is_open = s->at[lane] & 1;
+        const int64_t left = is_open ? s->at[lane] >> 1 : NOTHING, end = s->first[lane + 1];
+        int64_t next = (s->at[lane] >> 1) + is_open;
+        while (next < end && s->ends[next] <= s->starts[next]) next++; /* it has no time */
+        /* An interval mostly begins where the one before it ends: one boundary for both. */
+        const int64_t entered = next < end && s->starts[next] == now ? next : NOTHING;
+        if ((left >= 0 || entered >= 0) && !change_rows(s, s->process[lane], left, entered, now)) return 0;
+        s->at[lane] = 2 * next + (entered >= 0);
+        if (next < end) sink(s->heap, size, 0, (Next){entered >= 0 ? s->ends[next] : s->starts[next], lane});
+        else if (--size) sink(s->heap, size, 0, s->heap[size]);
     }
     return 1;
 }

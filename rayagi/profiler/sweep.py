@@ -1,4 +1,4 @@
-"""The Python side of sweep.c: the time of every set of categories, by cell and in all."""
+"""The Python side of sweep.c: the time of every set of categories, by process, by cell and in all."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
-from rayagi.profiler.intervals import Ints, Part, Times, distinct, overlap_times
+from rayagi.profiler.intervals import Ints, Part, Times, overlap_by_process, ranks
 
 SWEEP = Kernel(
     name="overlap of intervals",
     module=__name__,
-    reference="rayagi.profiler.intervals:overlap_times",
+    reference="rayagi.profiler.intervals:overlap_by_process",
     without="profiles are evaluated with NumPy, which is slower",
 )
 BITS = 16
@@ -31,11 +31,12 @@ class _SweepStruct(ctypes.Structure):
     """Sweep of sweep.c."""
 
     _fields_ = (
-        *((name, _I64) for name in ("lanes", "cells", "table_size")),
+        *((name, _I64) for name in ("lanes", "processes", "cells", "table_size")),
         *(
             (name, _ADDRESS)
             for name in (
                 "first",
+                "process",
                 "bits",
                 "cell",
                 "starts",
@@ -51,17 +52,21 @@ class _SweepStruct(ctypes.Structure):
     )
 
 
-SUM = np.dtype([("cell", np.int64), ("mask", np.int64), ("ns", np.int64)])
+SUM = np.dtype([("row", np.int64), ("mask", np.int64), ("ns", np.int64)])
 _MIRRORS: Mirrors = {"Sweep": _SweepStruct, "BITS": BITS, "sizeof(Sum)": SUM.itemsize, "sizeof(Next)": 16}
 
 
+Sweep = Callable[[Sequence[Sequence[Part]]], list[Times]]
+"""Times of each process, from its parts, and then of all together."""
+
+
 @cache
-def sweep() -> Callable[[Sequence[Part]], Times]:
+def sweep() -> Sweep:
     """What adds up times: in C, or the reference where it cannot be compiled."""
-    return SWEEP.made_or_none(_compiled) or overlap_times
+    return SWEEP.made_or_none(_compiled) or overlap_by_process
 
 
-def _compiled() -> Callable[[Sequence[Part]], Times]:
+def _compiled() -> Sweep:
     program = files(__package__).joinpath("sweep.c").read_text(encoding="utf-8")
     function = SWEEP.load(program, mirrors=_MIRRORS).overlap_sweep
     function.argtypes, function.restype = (_ADDRESS,), _I64
@@ -69,9 +74,13 @@ def _compiled() -> Callable[[Sequence[Part]], Times]:
     return partial(_swept, lambda struct: bool(function(ctypes.addressof(struct))))
 
 
-def _swept(run: Callable[[_SweepStruct], bool], parts: Sequence[Part]) -> Times:
-    lanes = [lane for part in parts for lane in _lanes(part)]
-    return _times(lanes, run) if lanes else Times({}, {})
+def _swept(run: Callable[[_SweepStruct], bool], processes: Sequence[Sequence[Part]]) -> list[Times]:
+    lanes = [
+        (number, lane) for number, parts in enumerate(processes) for part in parts for lane in _lanes(part)
+    ]
+    if not lanes:
+        return [Times({}, {})] * (len(processes) + 1)
+    return _times(np.array([number for number, _ in lanes]), [lane for _, lane in lanes], len(processes), run)
 
 
 def _lanes(part: Part) -> list[Part]:
@@ -86,33 +95,39 @@ def _lanes(part: Part) -> list[Part]:
     return [Part(*each) for each in zip(*(np.split(field, cuts) for field in fields), strict=True)]
 
 
-def _times(lanes: Sequence[Part], run: Callable[[_SweepStruct], bool]) -> Times:
+def _times(
+    process: Ints, lanes: Sequence[Part], processes: int, run: Callable[[_SweepStruct], bool]
+) -> list[Times]:
     """Lay out a sweep's memory, run it, and read its table."""
     bits, numbers, starts, ends = (
         np.concatenate([getattr(lane, name) for lane in lanes]).astype(np.int64, copy=False)
         for name in ("categories", "cells", "starts", "ends")
     )
-    cells = distinct(numbers)
+    cells, numbers = ranks(numbers)
     first = np.concatenate([[0], np.cumsum([len(lane.starts) for lane in lanes])])
-    numbers = np.searchsorted(cells, numbers)
+    rows = (processes + (processes > 1)) * (len(cells) + 1)
     size = _TABLE_SIZE
     while True:
-        rows = len(cells) + 1
         active, table = np.zeros(rows * BITS, np.int32), np.zeros(size, SUM)
         states = np.zeros(2 * rows + 3 * len(lanes), np.int64)
         masks, since, at, heap = np.split(states, np.cumsum([rows, rows, len(lanes)]))
-        arrays = (first, bits, numbers, starts, ends, active, masks, since, at, heap, table)
-        if run(_SweepStruct(len(lanes), len(cells), size, *(array.ctypes.data for array in arrays))):
-            return _read(table[table["mask"] > 0], cells)
+        arrays = (first, process, bits, numbers, starts, ends, active, masks, since, at, heap, table)
+        counts = (len(lanes), processes, len(cells), size)
+        if run(_SweepStruct(*counts, *(array.ctypes.data for array in arrays))):
+            break
         size *= 4
+    found = _read(table[table["mask"] > 0], cells, processes)
+    return found if processes > 1 else found * 2
 
 
-def _read(sums: np.ndarray, cells: Ints) -> Times:
-    """The sums of a table by cell, and those of all cells."""
-    by_cell, total = {}, {}
-    for cell, mask, ns in sums.tolist():
+def _read(sums: np.ndarray, cells: Ints, processes: int) -> list[Times]:
+    """The sums of a table, of each process and, of several, of all together."""
+    by_cell: list[dict[tuple[int, int], int]] = [{} for _ in range(processes + (processes > 1))]
+    total: list[dict[int, int]] = [{} for _ in by_cell]
+    for row, mask, ns in sums.tolist():
+        process, cell = divmod(row, len(cells) + 1)
         if cell == len(cells):
-            total[mask] = ns
+            total[process][mask] = ns
         else:
-            by_cell[int(cells[cell]), mask] = ns
-    return Times(by_cell, total)
+            by_cell[process][int(cells[cell]), mask] = ns
+    return [Times(*each) for each in zip(by_cell, total, strict=True)]

@@ -17,7 +17,7 @@ from rayagi.profiler.overlap import (
     process_events,
     time_windows,
 )
-from rayagi.profiler.trace import Category, Profile
+from rayagi.profiler.trace import Category, Events, Profile, select
 
 NUM_BINS = 2000
 MOST_LANES = 64
@@ -100,12 +100,12 @@ def _process_lanes(process: ProcessEvents, edges: Ints, shortest: int) -> list[L
             events = thread.natives(start, end)
             bits = BITS[events["category"]]
             for bit in (LABELS.index(label) for label in GPU):
-                some = events[bits == bit]
+                some = select(events, bits == bit)
                 gpu.setdefault(bit, []).append((some["start"], some["end"]))
             index = next((i for i, (each, _) in enumerate(shown) if each is thread), None)
             if index is not None:
                 is_cpu = ~np.isin(bits, [LABELS.index(label) for label in GPU])
-                activity = ThreadActivity(thread, events[is_cpu], shown[index][1], start, end)
+                activity = ThreadActivity(thread, select(events, is_cpu), shown[index][1], start, end)
                 for part in activity.parts(len(process.cells.texts), None):
                     for bit, _, starts, ends in part.by_category():
                         spent[index][bit] += _time_in_bins(starts, ends, edges)
@@ -140,12 +140,10 @@ def _shares(table: NDArray[np.float64], widths: Ints) -> dict[str, NDArray[np.fl
     return {label: row / widths for label, row in zip(LABELS, table, strict=True) if row.any()}
 
 
-def _slices(
-    process: ProcessEvents, scopes: NDArray[np.void], start: int
-) -> tuple[tuple[TimelineSlice, ...], int]:
-    some = scopes[np.isin(scopes["category"], _SCOPES)]
-    kept = some[np.argsort(some["start"] - some["end"], kind="stable")[:MOST_SLICES]]
-    kept = kept[np.lexsort((-kept["end"], kept["start"]))]
+def _slices(process: ProcessEvents, scopes: Events, start: int) -> tuple[tuple[TimelineSlice, ...], int]:
+    some = select(scopes, np.isin(scopes["category"], _SCOPES))
+    kept = select(some, np.argsort(some["start"] - some["end"], kind="stable")[:MOST_SLICES])
+    kept = select(kept, np.lexsort((-kept["end"], kept["start"])))
     levels = np.searchsorted(np.unique(kept["depth"]), kept["depth"])
     slices = tuple(
         TimelineSlice(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,11 +30,14 @@ __all__ = [
     "EVENT",
     "Category",
     "Clock",
+    "Events",
     "ProcessTrace",
     "Profile",
     "ThreadTrace",
     "TraceError",
+    "join",
     "read_profile",
+    "select",
 ]
 
 EVENT = np.dtype(
@@ -48,6 +51,20 @@ EVENT = np.dtype(
     ]
 )
 """One record: layout.RECORD as a dtype."""
+_BYTES = f"V{EVENT.itemsize}"
+
+Events = NDArray[np.void]
+"""Records of dtype EVENT. Shape (n,)"""
+
+
+def select(events: Events, which: NDArray[np.bool_] | NDArray[np.intp]) -> Events:
+    """``events[which]``, thirty times as fast: NumPy copies a record with fields field by field."""
+    return events.view(_BYTES)[which].view(EVENT)
+
+
+def join(several: Iterable[Events]) -> Events:
+    """Events of several arrays, one after the other; none of none."""
+    return np.concatenate([np.empty(0, _BYTES), *(each.view(_BYTES) for each in several)]).view(EVENT)
 
 
 class TraceError(Exception):
@@ -89,10 +106,10 @@ class ThreadTrace:
     start_ns: int
     dropped: int
     num_events: int
-    read: Callable[[int, int], NDArray[np.void]]
+    read: Callable[[int, int], Events]
 
     @property
-    def events(self) -> NDArray[np.void]:
+    def events(self) -> Events:
         """All of them, read from disk each time.
 
         Raises:
@@ -228,9 +245,9 @@ def _read_threads(path: Path) -> tuple[ThreadTrace, ...]:
 def _together(thread: ThreadTrace, calls: ThreadTrace) -> ThreadTrace:
     count = thread.num_events
 
-    def read(first: int, last: int) -> NDArray[np.void]:
+    def read(first: int, last: int) -> Events:
         own = thread.read(min(first, count), min(last, count))
-        return np.concatenate([own, calls.read(max(0, first - count), max(0, last - count))])
+        return join([own, calls.read(max(0, first - count), max(0, last - count))])
 
     return replace(
         thread,
@@ -264,7 +281,7 @@ def _read_thread(path: Path) -> ThreadTrace | None:
     return ThreadTrace(path, thread_id, start_ns, dropped, committed, partial(_read_events, path))
 
 
-def _read_events(path: Path, first: int, last: int) -> NDArray[np.void]:
+def _read_events(path: Path, first: int, last: int) -> Events:
     """Not mapped: a file that is cut off meanwhile would end the reader with SIGBUS."""
     try:
         events = np.fromfile(path, EVENT, last - first, offset=HEADER.size + first * RECORD.size)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from collectives.compiler import CompilerError
 from rayagi.profiler import sweep
-from rayagi.profiler.intervals import Part, Times, overlap_times
+from rayagi.profiler.intervals import Part, Times, overlap_by_process, overlap_times
 
 SHIFTS = (0, 2**60)
 """Of times, also where float64 has no whole numbers."""
@@ -28,10 +28,13 @@ def parts(draw):
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(parts(), max_size=4), st.sampled_from(SHIFTS))
-def test_times_are_those_of_the_reference(several, shift):
-    given_parts = [Part(rows[:, 0], rows[:, 1], rows[:, 2] + shift, rows[:, 3] + shift) for rows in several]
-    assert sweep.sweep()(given_parts) == overlap_times(given_parts)
+@given(st.lists(st.lists(parts(), max_size=3), max_size=3), st.sampled_from(SHIFTS))
+def test_times_are_those_of_the_reference(processes, shift):
+    given_parts = [
+        [Part(rows[:, 0], rows[:, 1], rows[:, 2] + shift, rows[:, 3] + shift) for rows in several]
+        for several in processes
+    ]
+    assert sweep.sweep()(given_parts) == overlap_by_process(given_parts)
 
 
 def test_two_lanes_by_hand():
@@ -44,21 +47,38 @@ def test_two_lanes_by_hand():
         by_cell={(7, 0b001): 3, (7, 0b011): 1, (7, 0b010): 1, (9, 0b100): 2},
         total={0b001: 3, 0b011: 1, 0b110: 1, 0b100: 1},
     )
-    assert sweep.sweep()([first, second]) == expected == overlap_times([first, second])
+    assert sweep.sweep()([[first, second]]) == [expected, expected]
+    assert overlap_times([first, second]) == expected
+
+
+def test_two_processes_by_hand():
+    #  time       0  1  2  3  4
+    #  process 0  a  a  .  b  .    cell 7
+    #  process 1  .  a  a  .  .    cell 7; then a  at 3, cell 9
+    first = Part(*np.array([[0, 7, 0, 2], [1, 7, 3, 4]]).T)
+    second = Part(*np.array([[0, 7, 1, 3], [0, 9, 3, 4]]).T)
+    expected = [
+        Times(by_cell={(7, 0b01): 2, (7, 0b10): 1}, total={0b01: 2, 0b10: 1}),
+        Times(by_cell={(7, 0b01): 2, (9, 0b01): 1}, total={0b01: 3}),
+        Times(by_cell={(7, 0b01): 3, (7, 0b10): 1, (9, 0b01): 1}, total={0b01: 3, 0b11: 1}),
+    ]
+    assert sweep.sweep()([[first], [second]]) == expected == overlap_by_process([[first], [second]])
 
 
 def test_more_sums_than_the_table_has_at_first(monkeypatch):
     monkeypatch.setattr(sweep, "_TABLE_SIZE", 4)
     cells = np.arange(100)
     part = Part(cells % 15, cells, 10 * cells, 10 * cells + cells + 1)
-    found = sweep.sweep()([part])
+    found, every = sweep.sweep()([[part]])
     assert found.by_cell == {(cell, 1 << cell % 15): cell + 1 for cell in range(100)}
-    assert found == overlap_times([part])
+    assert found == every == overlap_times([part])
 
 
 def test_nothing_has_no_time():
     empty = Part(*np.empty((4, 0), np.int64))
-    assert sweep.sweep()([empty, empty]) == Times({}, {}) == overlap_times([])
+    nothing = Times({}, {})
+    assert sweep.sweep()([[empty], [empty, empty]]) == [nothing] * 3 == overlap_by_process([[], []])
+    assert sweep.sweep()([]) == [nothing] == overlap_by_process([])
 
 
 def test_without_a_compiler_the_reference_is_used(monkeypatch):
@@ -66,4 +86,4 @@ def test_without_a_compiler_the_reference_is_used(monkeypatch):
         raise CompilerError("no C compiler was found")
 
     monkeypatch.setattr("collectives.kernels.load", fail)
-    assert sweep.sweep.__wrapped__() is overlap_times
+    assert sweep.sweep.__wrapped__() is overlap_by_process
