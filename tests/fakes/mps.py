@@ -18,7 +18,9 @@ ROOT = FAKES.parents[1]
 
 
 def path_with_fakes() -> str:
-    return os.pathsep.join([str(FAKES), os.environ["PATH"]])
+    """The interpreter itself comes next: a version manager's ``python3`` would start a shell before each command."""
+    interpreter = Path(sys.executable).resolve().parent
+    return os.pathsep.join([str(FAKES), str(interpreter), os.environ["PATH"]])
 
 
 def gpu(uuid="GPU-1", *, capability=(9, 0), sms=132, index=0) -> Gpu:
