@@ -91,34 +91,34 @@ def both_rollouts(make, iterations):
         yield device, simulator, rollout
 
 
-@pytest.mark.timeout(900)
-def test_a_device_rollout_holds_what_the_ordinary_loop_collects(warp_env):
-    for device, simulator, expected in both_rollouts(warp_env, 2):
-        found = device.rollout
-        for name in (
-            "raw_obs",
-            "obs",
-            "outputs",
-            "actions",
-            "rewards",
-            "terminated",
-            "truncated",
-            "last_obs",
-        ):
-            assert torch.equal(getattr(found, name), getattr(expected, name)), name
-        assert expected.finals
-        for step, ids, obs in expected.finals:
-            assert torch.equal(found.final_obs[step, ids], obs)
-        assert device.simulator.take_finished() == simulator.take_finished()
-        assert device.simulator.take_reward_terms() == simulator.take_reward_terms()
+def assert_same_rollout(device, simulator, expected):
+    """What a device collects is what the ordinary loop does, to the last bit."""
+    found = device.rollout
+    for name in (
+        "raw_obs",
+        "obs",
+        "outputs",
+        "actions",
+        "rewards",
+        "terminated",
+        "truncated",
+        "last_obs",
+    ):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert expected.finals
+    for step, ids, obs in expected.finals:
+        assert torch.equal(found.final_obs[step, ids], obs)
+    assert device.simulator.take_finished() == simulator.take_finished()
+    assert device.simulator.take_reward_terms() == simulator.take_reward_terms()
 
 
 @pytest.mark.timeout(900)
-def test_an_update_as_a_gpu_repeats_it_is_the_ordinary_one(warp_env):
-    """With the same orders: parameters, metrics and statistics after two iterations."""
+def test_rollouts_and_updates_as_a_gpu_repeats_them_are_the_ordinary_ones(warp_env):
+    """With the same noise and orders: rollouts, parameters, metrics and statistics of two iterations."""
     whose = {"communicator": SoloCommunicator(), "num_envs": ENVS, "first_env_index": 0, "total_envs": ENVS}
     trainings = {}
     for device, simulator, rollout in both_rollouts(warp_env, 2):
+        assert_same_rollout(device, simulator, rollout)
         if not trainings:
             for captured in ("update", "nothing"):
                 policy = new_policy(SPEC, simulator.info, torch.device("cpu"))

@@ -22,12 +22,12 @@ import gymnasium
 Path({marker!r}).write_text("ran")
 gymnasium.register("Evil-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
 """
-COMMANDS = [
-    ["policy-server", "RUN", "--port", "0"],
-    ["evaluate", "RUN", "--episodes", "1"],
-    ["evaluate", "RUN", "--video", "out.gif"],
-    ["serve", "RUN", "--time", "1s"],
-    ["train", "--resume", "RUN", "--iterations", "1"],
+COMMANDS = [  # the working folder, and the run from there: all commands look for modules in the same place
+    ("runs/evil", ".", "policy-server RUN --port 0"),
+    ("runs/evil", ".", "evaluate RUN --episodes 1"),
+    (".", "runs/evil", "evaluate RUN --video out.gif"),
+    ("runs/evil/checkpoints", "..", "serve RUN --time 1s"),
+    ("runs/evil", ".", "train --resume RUN --iterations 1"),
 ]
 
 
@@ -67,21 +67,19 @@ def rayagi(*arguments, cwd):
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:3]))
-def test_no_command_imports_a_module_of_the_run_folder(evil, command, tmp_path):
-    folders = ((evil, "."), (tmp_path, "runs/evil"), (evil / "checkpoints", ".."))
-    # All look for modules in the same place, before they differ: one of them is enough for every folder.
-    for cwd, run in folders if command == COMMANDS[1] else folders[:1]:
-        done = rayagi(*(run if word == "RUN" else word for word in command), cwd=cwd)
-        assert done.returncode == 2, done
-        assert not (tmp_path / "marker").exists()
-        if command[0] in ("serve", "train") and cwd != tmp_path:
-            assert "is in a run folder, whose files Ray's processes would import" in done.stderr
-        else:
-            assert "config.yaml: env.id = 'evilmod:Evil-v0': names the module 'evilmod'" in done.stderr
-            assert f"not in the working project, {cwd}" in done.stderr
-            assert "--trust-modules" in done.stderr
-        assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(("folder", "run", "command"), COMMANDS)
+def test_no_command_imports_a_module_of_the_run_folder(evil, folder, run, command, tmp_path):
+    cwd = tmp_path / folder
+    done = rayagi(*command.replace("RUN", run).split(), cwd=cwd)
+    assert done.returncode == 2, done
+    assert not (tmp_path / "marker").exists()
+    if command.startswith(("serve", "train")):
+        assert "is in a run folder, whose files Ray's processes would import" in done.stderr
+    else:
+        assert "config.yaml: env.id = 'evilmod:Evil-v0': names the module 'evilmod'" in done.stderr
+        assert f"not in the working project, {cwd}" in done.stderr
+        assert "--trust-modules" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
