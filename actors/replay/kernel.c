@@ -343,6 +343,13 @@ static int64_t reserve_scratch(Store *s, int64_t n) {
     return 0;
 }
 
+/* A process needs the store no more. */
+int64_t replay_release(Store *s) {
+    free(s->scratch);
+    s->scratch = 0, s->scratch_size = 0;
+    return 0;
+}
+
 /* Bring one tree up to date with the status of these rows, by global index. known: their leaves where they are long enough,
    NAN where that is not known; or 0. */
 static void update_tree(Store *s, const Tree *t, int64_t n, const int64_t *indices, const double *known) {
@@ -1506,7 +1513,7 @@ int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indic
             lengths[i] = r->length, slots[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
             const int good = tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED;
             valid[at[i]] = !good ? STALE : step[i] < 0 || step[i] >= lengths[i] ? OUTSIDE : VALID;
-            if (valid[at[i]] != VALID) lengths[i] = 0; /* the window is empty: zeros */
+            if (valid[at[i]] != VALID) lengths[i] = step[i] = 0; /* the window is empty: zeros. A step may be any number */
         }
         /* 2. Copies, column by column. */
         for (int64_t k = 0; k < num_parts; k++) {

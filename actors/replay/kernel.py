@@ -222,7 +222,7 @@ _MIRRORS: Mirrors = {
 }
 
 _ARGUMENTS = {
-    "create": "p", "reap": "p", "identity": "",
+    "create": "p", "release": "p", "reap": "p", "identity": "",
     "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
     "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp",
     "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "shift_error": "pd",

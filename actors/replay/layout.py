@@ -76,6 +76,12 @@ def layout_of(meta: Mapping[str, Any]) -> dict[str, int]:
     return {**parts, "size": memory.page_aligned(at)}
 
 
+def file_sizes(meta: Mapping[str, Any], schema: ReplaySchema) -> list[int]:
+    """Bytes of each file of a store: status, blocks in memory, and spilled rows if there are any."""
+    rows = [int(meta["slots"])] + ([int(meta["capacity"])] if meta["spills"] else [])
+    return [layout_of(meta)["size"], *(count * schema.row_bytes for count in rows)]
+
+
 def slots_in_memory(
     meta: Mapping[str, Any],
     schema: ReplaySchema,

@@ -26,7 +26,15 @@ from actors.replay.kernel import (
     TreeStruct,
     address,
 )
-from actors.replay.layout import META_AT, check_sizes, lay_out_tree, layout_of, slots_in_memory, tree_specs
+from actors.replay.layout import (
+    META_AT,
+    check_sizes,
+    file_sizes,
+    lay_out_tree,
+    layout_of,
+    slots_in_memory,
+    tree_specs,
+)
 from actors.replay.limiter import Limiter, RateLimit, Waits
 from actors.replay.metrics import EXAMINED_ROWS, ReplayMetrics, histogram_of
 from actors.replay.rows import (
@@ -204,12 +212,11 @@ class ReplayStore(ClosesOnExit):
         meta["slots"] = slots_in_memory(meta, schema, memory_bytes, folder)
         meta["spills"] = meta["slots"] < capacity
         where = None if folder is None else Path(folder)
-        descriptors = [memory.create(layout_of(meta)["size"], None)]
+        status, blocks, *spilled = file_sizes(meta, schema)
+        descriptors = [memory.create(status, None)]
         try:
-            size = meta["slots"] * schema.row_bytes
-            descriptors.append(memory.create(size, where if meta["on_disk"] else None))
-            if meta["spills"]:
-                descriptors.append(memory.create(capacity * schema.row_bytes, where))
+            descriptors.append(memory.create(blocks, where if meta["on_disk"] else None))
+            descriptors += [memory.create(size, where) for size in spilled]
             store = cls(meta, descriptors, removal)
         except BaseException:
             for descriptor in descriptors:
@@ -229,17 +236,15 @@ class ReplayStore(ClosesOnExit):
             removal: the function, if the store was created with one
 
         Raises:
-            ReplayError: it no longer exists, or is of another version.
+            ReplayError: it no longer exists, is of another version, or is damaged.
         """
         descriptors: list[int] = []
         try:
             for found in endpoint.split("|"):
                 descriptors.append(memory.open_endpoint(found))  # noqa: PERF401 - those that were opened are closed below
-            head = os.pread(descriptors[0], META_AT, 0)
-            if len(head) < META_AT or int.from_bytes(head[:8], "little") != MAGIC:
+            meta = _described(descriptors)
+            if meta is None:
                 raise ReplayError(f"{endpoint} is not a replay store of this version of rayagi")
-            size = int.from_bytes(head[_META_BYTES_AT : _META_BYTES_AT + 8], "little")
-            meta = json.loads(os.pread(descriptors[0], size, META_AT))
             if (meta["removal"] == "user") != (removal is not None):
                 raise ReplayError(
                     f"the store's removal is {meta['removal']}: give its function, if it is one, and only then"
@@ -366,7 +371,8 @@ class ReplayStore(ClosesOnExit):
 
     def cancel(self, index: int) -> None:
         """See ``ReservedRow.cancel``."""
-        self._call(self._library.replay_cancel, 1, address(np.array([index])))
+        indices = np.array([index])
+        self._call(self._library.replay_cancel, 1, address(indices))
 
     def delete(self, keys: Keys) -> int:
         """Take rows out of selection; they stay readable until overwritten. Returns how many were still there."""
@@ -626,6 +632,7 @@ class ReplayStore(ClosesOnExit):
             # Not before: a call of another thread that still runs would use its number, which is another file's by then.
             for descriptor in self._descriptors[2:]:
                 os.close(descriptor)
+            self._library.replay_release(self.native)
 
     def check_open(self) -> None:
         """Raise if the store is closed.
@@ -865,6 +872,22 @@ class ReplayStore(ClosesOnExit):
                 f"an index is not of this shard, which has {self.base} to {self.base + size - 1}"
             )
         raise ReplayError(_REASONS[result])
+
+
+def _described(descriptors: Sequence[int]) -> Mapping[str, Any] | None:
+    """What the first of a store's files says of it; None if it is no store's, or the files have other sizes than it says."""
+    head = os.pread(descriptors[0], META_AT, 0)
+    if len(head) < META_AT or int.from_bytes(head[:8], "little") != MAGIC:
+        return None
+    sizes = [os.fstat(descriptor).st_size for descriptor in descriptors]
+    length = int.from_bytes(head[_META_BYTES_AT : _META_BYTES_AT + 8], "little")
+    try:
+        meta: dict[str, Any] = json.loads(os.pread(descriptors[0], min(length, sizes[0]), META_AT))
+        check_sizes(meta["capacity"], 0, meta["shard"], meta["num_shards"], meta["incarnation"])
+        expected = file_sizes(meta, ReplaySchema.from_json(meta["schema"]))
+    except (ReplayError, ValueError, TypeError, KeyError):
+        return None
+    return meta if sizes == expected else None
 
 
 _REASONS = {

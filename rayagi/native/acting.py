@@ -8,8 +8,9 @@ Without a compiler, agents act with torch.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
@@ -131,6 +132,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="acting")
 
 
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the threads
+
+
 class CompiledActing:
     """Implements actors.protocols.Acting. Results depend neither on threads nor on the number of environments.
 
@@ -184,11 +188,14 @@ class CompiledActing:
                 self._scratch_pointers[k],
             )
 
-        others = range(1, len(self._spans))
-        futures = [_pool(len(others)).submit(act_on_span, k) for k in others] if others else []
-        act_on_span(0)
-        for future in futures:
-            future.result()
+        others, futures = range(1, len(self._spans)), list[Future[None]]()
+        try:
+            for k in others:
+                futures.append(_pool(len(others)).submit(act_on_span, k))
+            act_on_span(0)
+        finally:
+            for future in futures:
+                future.result()  # also after Ctrl-C: the tensors must live until all threads have ended
         return self._actions[t]
 
 

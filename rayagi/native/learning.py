@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ class ThreadPool:
         self._struct.shutdown = 0
         try:
             for thread in range(1, self.threads):
-                workers.append(_pool(self.threads - 1).submit(self._worker, self.address, thread))
+                workers.append(_pool(self.threads - 1).submit(self._work, thread))
             yield
         finally:
             self._struct.shutdown = 1
@@ -94,10 +95,17 @@ class ThreadPool:
                 if not worker.cancel():  # cancelled: it had not started
                     worker.result()
 
+    def _work(self, thread: int) -> None:
+        """One worker. A method: Ctrl-C may end the wait for it, and this object's memory must live until it returns."""
+        self._worker(self.address, thread)
+
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="learning")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of the threads
 
 
 class _OptimizerStepStruct(ctypes.Structure):

@@ -9,6 +9,7 @@ import torch
 from mujoco.batch import Batch
 
 from collectives import kernels
+from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
@@ -73,6 +74,24 @@ def test_states_are_interchangeable_between_compiled_functions_and_torch(env_id)
     resumed.load_state_dict(torches.state_dict())
     for action in actions[10:]:
         assert_same(resumed.step(action), torches.step(action))
+
+
+@pytest.mark.parametrize("name", ["obs", "actions", "episode", "memory"])
+def test_a_state_of_another_shape_is_refused_and_changes_nothing(name):
+    env = make("rayagi/Anymal-v0", 4)
+    env.reset()
+    before, actions = env.state_dict(), actions_of(env, 3)
+    wrong = env.state_dict()
+    holder, key = (wrong["memory"], next(iter(wrong["memory"]))) if name == "memory" else (wrong, name)
+    holder[key] = holder[key][:3]
+    env.step(actions[0])
+    with pytest.raises(EnvironmentOptionError, match=rf"saved state's {name}.* is \(3.*, not \(4"):
+        env.load_state_dict(wrong)
+    found = env.step(actions[1])
+    again = make("rayagi/Anymal-v0", 4)
+    again.load_state_dict(before)
+    again.step(actions[0])
+    assert torch.equal(found.obs, again.step(actions[1]).obs)
 
 
 def test_it_draws_the_numbers_that_torch_draws_to_the_last_bit():

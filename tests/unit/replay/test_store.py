@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import resource
+import weakref
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ from actors.replay import (
     Subscription,
     SubSequences,
     gather,
+    kernel,
+    memory,
 )
+from actors.replay import store as store_module
 from actors.replay.kernel import COMMITTED, DELETED, FREE, REMOVALS, WRITING
 from actors.replay.selection import Selection
 
@@ -261,6 +265,85 @@ def test_other_processes_attach_by_endpoint_or_pickle():
     assert len(ReplayStore.attach(other.endpoint)) == 1
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"capacity": 900', b'"capacity": 400'),  # another layout than the file's
+        (b'"capacity": 900', b'"capacity": 999'),
+        (b'"capacity": 900', b'"capacity": 0.5'),
+        (b'"capacity": 900', b'"capacity": 000'),  # no JSON
+        (b'"slots": 900', b'"slots": 901'),  # more blocks than the second file has
+        (b'"slots"', b'"sloth"'),
+        (b'"<f4"', b'"|O8"'),
+    ],
+)
+def test_a_damaged_description_is_refused(old, new):
+    with ReplayStore.create(SCHEMA, 900) as store:
+        control = bytes(store._control)
+        assert control.count(old) == 1
+        copies = [os.memfd_create("status"), os.dup(store._descriptors[1])]
+        os.write(copies[0], control.replace(old, new))
+        with pytest.raises(ReplayError, match="is not a replay store of this version of rayagi"):
+            ReplayStore.attach("|".join(map(memory.endpoint, copies)))
+    for copy in copies:
+        os.close(copy)
+
+
+def test_a_damaged_length_of_the_description_is_refused():
+    with ReplayStore.create(SCHEMA, 4) as store:
+        store._control[3584:3592] = b"\xff" * 8
+        with pytest.raises(ReplayError, match="is not a replay store of this version of rayagi"):
+            ReplayStore.attach(store.endpoint)
+
+
+class Watched:
+    """A library whose functions check that the arrays whose addresses were taken for a call still exist in it."""
+
+    def __init__(self, library, taken):
+        self.library, self.taken, self.called = library, taken, set()
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            assert all(array() is not None for array in self.taken), name
+            self.taken.clear()
+            self.called.add(name.removeprefix("replay_"))
+            return getattr(self.library, name)(*arguments)
+
+        return call
+
+
+def test_arrays_exist_while_the_kernel_has_their_addresses(monkeypatch):
+    taken = []
+
+    def watched_address(array):
+        taken.append(weakref.ref(array))
+        return kernel.address(array)
+
+    monkeypatch.setattr(store_module, "address", watched_address)
+    with ReplayStore.create(SCHEMA, 8, selectors=SELECTORS) as store:
+        taken.clear()
+        store._library = watched = Watched(store._library, taken)
+        keys = store.insert(content([0, 1, 2, 3]), lengths=[LENGTH] * 4, priorities=2.0, timestamps=5)
+        with store.allocate() as row:
+            row.commit(3)
+        with store.allocate():
+            pass  # cancels
+        store.update_priorities(keys, 3.0)
+        store.mark(keys)
+        store.examine(keys, [0, 1, 2, 3])
+        store.prefetch(keys)
+        store.draw(0, 4, 1, 2, 3, 4)
+        store.edges(0)
+        store.leaves(0)
+        store.status()
+        store.metrics()
+        store.pack(keys, np.full(4, LENGTH), np.empty(4 * SCHEMA.row_bytes, np.uint8))
+        store.thaw(store.freeze())
+        store.delete(Keys(keys.indices[:1], keys.generations[:1]))
+        expected = "insert allocate commit cancel update mark gather prefetch draw edges leaves snapshot times_sampled"
+        assert watched.called == {*expected.split(), "pack", "freeze", "thaw", "delete"}
+
+
 def test_single_transitions_need_no_time_axis():
     schema = ReplaySchema((Column(name="x", dtype="float64", shape=(2,)), Column(name="y", dtype="uint8")))
     store = ReplayStore.create(schema, 4)
@@ -433,6 +516,16 @@ def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
         ReplayError, match=r"replay stores need a C compiler: no C compiler .* install one or set CC"
     ):
         ReplayStore.create(SCHEMA, 4)
+
+
+def test_a_store_that_nothing_refers_to_has_no_scratch_memory():
+    store = ReplayStore.create(SCHEMA, 4)
+    store.insert(content([0, 1]))
+    native = store._native
+    assert native.scratch
+    del store
+    gc.collect()
+    assert not native.scratch
 
 
 def test_a_store_that_nothing_refers_to_has_no_descriptors():

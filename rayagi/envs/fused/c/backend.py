@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -149,8 +149,16 @@ class CBackend:
         parts = max(1, min(self.num_threads, tiles, n * num_steps // _STEPS_PER_THREAD))
         bounds = [min(n, tiles * part // parts * LANES) for part in range(parts + 1)]
         first, *others = pairwise(bounds)
-        futures = [self._pool.submit(call, *span) for span in others] if self._pool is not None else []
-        return [call(*first), *(future.result() for future in futures)]
+        futures = list[Future[Any]]()
+        try:
+            if self._pool is not None:
+                for span in others:
+                    futures.append(self._pool.submit(call, *span))
+            result = call(*first)
+        finally:
+            for future in futures:
+                future.exception()  # also after Ctrl-C: the tensors must live until all threads have ended
+        return [result, *(future.result() for future in futures)]
 
     def close(self) -> None:
         """Stop the threads. Safe to call twice."""

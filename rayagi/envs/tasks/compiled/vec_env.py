@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StepResult
-from rayagi.envs.errors import SimulationError
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
+from rayagi.envs.providers import check_num_envs
 from rayagi.envs.tasks.compiled.program import CompiledTask
 from rayagi.envs.tasks.compiled.trace import memory_name
 from rayagi.envs.tasks.task import TaskFunctions
@@ -45,6 +46,9 @@ class CompiledTaskVecEnv(TaskVecEnv):
     def _bind(self) -> None:
         """Pass the tensors' addresses to the program. Repeated only after a state is loaded."""
         # A state saved by TaskVecEnv may have another dtype or layout.
+        self._elapsed, self._episode = (
+            counts.to(torch.int64).contiguous() for counts in (self._elapsed, self._episode)
+        )
         self._actions = self._actions.double().contiguous()
         self._memory = {name: values.double().contiguous() for name, values in self._memory.items()}
         memory = {memory_name(name): values for name, values in self._memory.items()}
@@ -116,7 +120,26 @@ class CompiledTaskVecEnv(TaskVecEnv):
         return last
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """As ``TaskVecEnv.load_state_dict``."""
-        self._obs = super().load_state_dict(state)
+        """As ``TaskVecEnv.load_state_dict``.
+
+        Raises:
+            EnvironmentOptionError: a tensor has another shape than here. Nothing is changed then.
+        """
+        check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
+        saved = _tensors_of(state)
+        for name, own in _tensors_of(self.state_dict()).items():
+            if saved[name].shape != own.shape:
+                raise EnvironmentOptionError(
+                    self.info.env_id,
+                    f"the saved state's {name} is {tuple(saved[name].shape)}, not {tuple(own.shape)}; "
+                    "resume with the task that saved it",
+                )
+        self._obs = super().load_state_dict(state).contiguous()
         self._bind()
         return self._obs
+
+
+def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a state of which the program has the addresses, and the observations."""
+    memory = {f"memory {name!r}": values for name, values in state["memory"].items()}
+    return {name: state[name] for name in ("actions", "obs", "elapsed", "episode")} | memory
