@@ -543,8 +543,10 @@ class ReplayStore(ClosesOnExit):
         """
         indices, generations = checked(keys)
         steps, valid = np.ascontiguousarray(steps, np.int64), np.empty(len(indices), np.uint8)
-        if len(steps) != len(indices):
-            raise ReplayError(f"{len(steps)} steps were given for {len(indices)} rows")
+        if steps.shape != indices.shape:
+            raise ReplayError(
+                f"steps {list(steps.shape)} were given for {len(indices)} rows: give one for each"
+            )
         arguments = map(address, (indices, generations, steps))
         self.gather(0, len(indices), *arguments, 0, None, address(valid), None)
         return valid

@@ -204,9 +204,9 @@ class Gatherer:
         """
         indices, generations = checked(Keys(indices, generations))
         steps = np.ascontiguousarray(steps, np.int64)
-        if not len(indices) == len(steps) == self._n:
+        if len(indices) != self._n or steps.shape != indices.shape:
             raise ReplayError(
-                f"{len(indices)} rows and {len(steps)} steps were given where {self._n} are expected"
+                f"{len(indices)} rows and steps {list(steps.shape)} were given where {self._n} are expected"
             )
         valid = np.empty(self._n, np.uint8)
         if isinstance(self._store, ReplayStore):

@@ -22,7 +22,7 @@ from actors.policy_tensors import ActivationName, PolicyTensors
 from actors.rollout import Rollout
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
-from rayagi.native.binding import numbers, pointer, shared
+from rayagi.native.binding import check_dtype, numbers, pointer, shared
 
 ACTING = Kernel(
     name="acting",
@@ -65,8 +65,16 @@ class PackedPolicy:
         widest: units of the widest layer, inputs and padding included
     """
 
-    def __init__(self, policy: PolicyTensors, rows: int) -> None:
-        """``rows``: ROWS of policy.h in the compiled program (rayagi_rows)."""
+    def __init__(self, policy: PolicyTensors, rows: int, real: torch.dtype = torch.float32) -> None:
+        """
+        Args:
+            policy: to be packed
+            rows: ROWS of policy.h in the compiled program (rayagi_rows)
+            real: type of the program's reals
+
+        Raises:
+            ValueError: a tensor has another type.
+        """
         sizes = torch.tensor([policy.weights[0].shape[1], *(len(bias) for bias in policy.biases)])
         # Rows are padded to whole blocks: (out, in) -> (ceil(out / rows), in, rows).
         padded = [pad(weight.detach(), (0, 0, 0, -len(weight) % rows)) for weight in policy.weights]
@@ -79,14 +87,14 @@ class PackedPolicy:
         self._pointers = _Policy(
             len(policy.weights),
             pointer(sizes),
-            pointer(weights),
-            pointer(biases),
+            pointer(weights, real),
+            pointer(biases, real),
             ACTIVATIONS[policy.activation],
             scale is not None,
-            None if shift is None else pointer(shift),
-            None if scale is None else pointer(scale),
+            None if shift is None else pointer(shift, real),
+            None if scale is None else pointer(scale, real),
             policy.clip,
-            None if std is None else pointer(std),
+            None if std is None else pointer(std, real),
         )
         self._kept = [sizes, weights, biases, *plain]
         self.address = ctypes.addressof(self._pointers)
@@ -144,15 +152,22 @@ class CompiledActing:
     """
 
     def __init__(self, program: ctypes.CDLL, policy: PolicyTensors, rollout: Rollout, noise: Tensor) -> None:
-        """Pack the policy's current weights. All tensors are on the CPU, their last dimension contiguous."""
+        """Pack the policy's current weights. All tensors are on the CPU, their last dimension contiguous.
+
+        Raises:
+            ValueError: a tensor is not float32; actions may be int64.
+        """
         self._call = program.rayagi_act
         self.policy = PackedPolicy(policy, int(program.rayagi_rows()))
         self._rollout, self._noise = rollout, noise  # kept: the program has their addresses
         self._actions = rollout.actions.unbind(0)
         discrete = rollout.actions.dtype == torch.int64
+        reals = (noise, rollout.raw_obs, rollout.obs, rollout.outputs)
+        for tensor in (*reals, *(() if discrete else (rollout.actions,))):
+            check_dtype(tensor, torch.float32)
         self._fields = _Acting(
             noise.shape[-1] if discrete else 0,
-            *map(_field, (noise, rollout.raw_obs, rollout.obs, rollout.outputs, rollout.actions)),
+            *map(_field, (*reals, rollout.actions)),
         )
         self.address = ctypes.addressof(self._fields)
         products = rollout.num_envs * sum(weight.numel() for weight in policy.weights)
@@ -169,7 +184,7 @@ class CompiledActing:
 
     def make_scratch(self) -> Tensor:
         """Buffers for one thread: two layers' activations of a tile."""
-        return torch.zeros((2, self.policy.widest, LANES))
+        return torch.zeros((2, self.policy.widest, LANES), dtype=torch.float32)
 
     def __call__(self, t: int, obs: Tensor) -> Tensor:
         """Fill in step ``t`` of the rollout, without rewards and ends. Returns the actions."""

@@ -28,14 +28,32 @@ def numbers(real: torch.dtype) -> str:
     )
 
 
-def pointer(tensor: Tensor) -> int:
+def pointer(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     """The address of a contiguous CPU tensor's data.
 
+    Args:
+        tensor: the tensor
+        dtype: that the kernel takes; None: the caller knows that it fits
+
     Raises:
-        ValueError: the tensor is not contiguous, or not on the CPU.
+        ValueError: the tensor is not contiguous, not on the CPU, or of another type.
     """
+    if dtype is not None:
+        check_dtype(tensor, dtype)
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(
             f"a kernel needs a contiguous CPU tensor, not strides {tensor.stride()} on {tensor.device}"
         )
     return tensor.data_ptr()
+
+
+def check_dtype(tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raise unless a tensor has the type that the kernel takes: it would read, or write, other numbers.
+
+    Raises:
+        ValueError: it has another one.
+    """
+    if tensor.dtype != dtype:
+        raise ValueError(
+            f"a kernel takes {dtype}, not {tensor.dtype}: does an environment or model call torch.set_default_dtype?"
+        )

@@ -151,12 +151,16 @@ class CompiledOptimizerStep:
     """
 
     def __init__(self, library: ctypes.CDLL, state: OptimizerState) -> None:
-        """``library``: the compiled program."""
+        """``library``: the compiled program.
+
+        Raises:
+            ValueError: a tensor is not float32.
+        """
         self._kept = state, torch.zeros(-(-len(state.parameters) // _STEP_CHUNK), dtype=torch.float64)
         self._optimizer_step = _OptimizerStepStruct(
-            *map(pointer, (state.parameters, state.gradients, state.exp_avg, state.exp_avg_sq)),
+            *map(_float32, (state.parameters, state.gradients, state.exp_avg, state.exp_avg_sq)),
             len(state.parameters),
-            pointer(state.steps),
+            _float32(state.steps),
             0.0,
             *state.betas,
             state.eps,
@@ -168,7 +172,7 @@ class CompiledOptimizerStep:
     def step(self, learning_rate: float, pool: ThreadPool | None = None) -> Tensor:
         """One step, on the threads of ``pool`` or on the calling thread. Returns the norm before clipping, ()."""
         self._optimizer_step.learning_rate = learning_rate
-        pool, norm = pool or ThreadPool(self.library, 1), torch.empty(())
+        pool, norm = pool or ThreadPool(self.library, 1), torch.empty((), dtype=torch.float32)
         with activity(Category.KERNEL_UPDATE, "optimizer step"):
             self.library.rayagi_optimizer_step(self._address, pool.address, pointer(norm))
         return norm
@@ -238,7 +242,11 @@ class CompiledGradient:
     """
 
     def __init__(self, library: ctypes.CDLL, trained: Trained) -> None:
-        """``library``: the compiled program."""
+        """``library``: the compiled program.
+
+        Raises:
+            ValueError: a parameter is not float32.
+        """
         self._library, self._trained = library, trained  # kept: the program has the parameters' addresses
         self._kept: list[object] = []
         self._obs = self._tiles(trained.policy[0][0].shape[1])
@@ -251,8 +259,8 @@ class CompiledGradient:
             self._network(trained.value),
             ACTIVATIONS[trained.activation],
             0,
-            None if log_std is None else pointer(log_std),
-            None if log_std_grad is None else pointer(log_std_grad),
+            None if log_std is None else _float32(log_std),
+            None if log_std_grad is None else _float32(log_std_grad),
             trained.clip_ratio,
             math.inf if trained.value_clip is None else trained.value_clip,
             trained.value_coef,
@@ -281,7 +289,7 @@ class CompiledGradient:
     def values(self, obs: Tensor) -> Tensor:
         """V(s) of the value network: (B, obs_dim) -> (B,)."""
         plain, pool = obs.to(torch.float32).contiguous(), self._current_pool()
-        values = torch.empty(len(plain))
+        values = torch.empty(len(plain), dtype=torch.float32)
         at = ctypes.addressof(self._learner), pool.address, pointer(plain), len(plain), pointer(values)
         with pool.running(), activity(Category.KERNEL_UPDATE, "values"):
             self._library.rayagi_ppo_values(*at)
@@ -325,10 +333,10 @@ class CompiledGradient:
 
     def _tiles(self, units: int) -> Tensor:
         """A layer's activations: CHUNK tiles of (units, LANES), and PAD floats after each."""
-        return torch.zeros(CHUNK * (units * LANES + PAD))
+        return torch.zeros(CHUNK * (units * LANES + PAD), dtype=torch.float32)
 
     def _addresses(self, tensors: Sequence[Tensor]) -> int:
-        array = (_ADDRESS * len(tensors))(*map(pointer, tensors))
+        array = (_ADDRESS * len(tensors))(*map(_float32, tensors))
         self._kept.append(array)
         return ctypes.addressof(array)
 
@@ -353,7 +361,7 @@ class Minibatches:
         Returns:
             The NUM_STATS statistics of the minibatch, (5,) float32.
         """
-        order, stats = order.contiguous(), torch.empty(NUM_STATS)
+        order, stats = order.contiguous(), torch.empty(NUM_STATS, dtype=torch.float32)
         self._learner.samples = len(order)
         learner, batch = ctypes.addressof(self._learner), ctypes.addressof(self._batch)
         with activity(Category.KERNEL_UPDATE, "gradient"):
@@ -361,6 +369,10 @@ class Minibatches:
                 learner, batch, pointer(order), self.pool.address, pointer(stats)
             )
         return stats
+
+
+def _float32(tensor: Tensor) -> int:
+    return pointer(tensor, torch.float32)
 
 
 @cache

@@ -32,3 +32,5 @@ typedef float real;
 
 ALWAYS real real_min(real a, real b) { return a > b ? b : a; } /* NaN if a is NaN */
 ALWAYS real real_max(real a, real b) { return a < b ? b : a; }
+ALWAYS real real_minimum(real a, real b) { return (a > b) | (b != b) ? b : a; } /* NaN if either is, as in torch */
+ALWAYS real real_maximum(real a, real b) { return (a < b) | (b != b) ? b : a; }

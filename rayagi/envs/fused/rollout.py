@@ -50,7 +50,7 @@ class FusedRollout:
         num_steps = rollout.num_steps
         final_obs, final_returns, final_lengths = self._final_storage(rollout)
         self._check(rollout, policy)
-        packed = PackedPolicy(policy, self._rows)
+        packed = PackedPolicy(policy, self._rows, backend.env_config.real)
         discrete = isinstance(backend.env_config.simulator.actions, Discrete)
         out = RolloutPointers(
             *(pointer(getattr(rollout, name)) for name in ("raw_obs", "obs", "outputs")),

@@ -94,6 +94,20 @@ def test_a_state_of_another_shape_is_refused_and_changes_nothing(name):
     assert torch.equal(found.obs, again.step(actions[1]).obs)
 
 
+def test_outputs_do_not_follow_torchs_default_type():
+    env, doubled = (make("rayagi/Anymal-v0", 4, max_episode_steps=2) for _ in range(2))
+    assert torch.equal(env.reset(), doubled.reset())
+    for actions in actions_of(env, 3):
+        wanted = env.step(actions)
+        torch.set_default_dtype(torch.float64)
+        try:
+            found = doubled.step(actions)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        for name in ("obs", "rewards", "final_obs", "reward_terms"):
+            assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+
+
 def test_it_draws_the_numbers_that_torch_draws_to_the_last_bit():
     # Anymal's starts are products and sums of the numbers drawn.
     compiled = make("rayagi/Anymal-v0", 64)

@@ -117,6 +117,22 @@ def test_functions_at_the_ends_of_the_numbers():
     torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-6, atol=1e-7)
 
 
+def test_minimum_and_maximum_propagate_nan():
+    inf, nan = math.inf, math.nan
+    x = torch.tensor([[nan, 1.0, nan, inf, nan, -inf, 2.0, 0.0], [1.0, nan, nan, nan, -inf, 2.0, 1.0, 0.0]])
+    function = trace_function(
+        "f",
+        lambda a, b: [ops.minimum(a, b), ops.maximum(a, b), ops.minimum(1.0, b), ops.clip(0.5, a, b)],
+        ("a", "b"),
+    )
+    least = [nan, nan, nan, nan, nan, -inf, 1.0, 0.0]
+    most = [nan, nan, nan, nan, nan, 2.0, 2.0, 0.0]
+    below_1 = [1.0, nan, nan, nan, -inf, 1.0, 1.0, 0.0]
+    clipped = [nan, nan, nan, nan, nan, 0.5, 1.0, 0.0]
+    wanted = torch.tensor([least, most, below_1, clipped])
+    torch.testing.assert_close(in_c(function, x), wanted, equal_nan=True, rtol=0, atol=0)
+
+
 class Still(Simulator):
     """Draws nothing, has a constant reward, observes more than its state."""
 

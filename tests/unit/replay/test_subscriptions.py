@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from replay_tables import LENGTH, SCHEMA, content
 
 from actors.replay import (
+    Gatherer,
     Keys,
     ReplayError,
     ReplayStore,
@@ -74,6 +75,18 @@ def test_a_transition_is_two_windows_of_one_column():
     np.testing.assert_array_equal(found.values["obs"][:, 0], 100 * chosen.keys.indices + chosen.steps)
     np.testing.assert_array_equal(found.values["next_obs"], found.values["obs"] + 1)
     assert found.masks["next_obs"].all()
+
+
+@pytest.mark.parametrize("shape", [(3, 0), (3, 2), (2,), (4,)])
+def test_steps_of_another_shape_are_refused(shape):
+    with ReplayStore.create(SCHEMA, 4) as store:
+        keys = store.insert(content([0, 1, 2]))
+        gatherer = Gatherer(store, [Subscription(column="obs")], 3)
+        with pytest.raises(ReplayError, match=r"steps \[.*\] were given"):
+            gatherer.copy(*keys, np.zeros(shape, np.int64))
+        with pytest.raises(ReplayError, match=r"steps \[.*\] were given"):
+            store.examine(keys, np.zeros(shape, np.int64))
+        assert gatherer.copy(*keys, np.array([2**63 - 1, -(2**63), 1])).tolist() == [2, 2, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -24,7 +24,7 @@ C = Language(
             name: f"real_{name}({{0}})"
             for name in ("abs", "sqrt", "floor", "exp", "log", "sin", "cos", "tan", "tanh")
         },
-        "minimum": "real_min({0}, {1})", "maximum": "real_max({0}, {1})",
+        "minimum": "real_minimum({0}, {1})", "maximum": "real_maximum({0}, {1})",
         "and": "{0} & {1}", "or": "{0} | {1}", "not": "!{0}", "where": "{0} ? {1} : {2}",
     },
     declare={"real": "real {name} = {value};", "truth": "int {name} = {value};"},

@@ -38,9 +38,9 @@ class CompiledTaskVecEnv(TaskVecEnv):
         self._program, self._library = program, program.library
         shapes = program.traced.memory
         self._memory = {name: self._actions.new_zeros((self.num_envs, *shapes[name])) for name in shapes}
-        self._obs = torch.zeros((self.num_envs, info.obs_dim))
+        self._obs = torch.zeros((self.num_envs, info.obs_dim), dtype=torch.float32)
         self._ended = torch.zeros(self.num_envs, dtype=torch.int64)
-        self._no_finals = torch.empty(0, dtype=torch.int64), torch.empty((0, info.obs_dim))
+        self._no_finals = torch.empty(0, dtype=torch.int64), _float32(0, info.obs_dim)
         self._bind()
 
     def _bind(self) -> None:
@@ -59,7 +59,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
-        obs = torch.zeros(self._obs.shape)
+        obs = torch.zeros_like(self._obs)
         self._begin_and_observe(torch.arange(self.num_envs), obs)
         self._obs = obs
         return obs
@@ -80,9 +80,9 @@ class CompiledTaskVecEnv(TaskVecEnv):
         broken = self._worlds.step(self._worlds.controls, self._task.frame_skip)
         # 3. Rewards, terminations, observations.
         n = self.num_envs
-        obs, rewards = torch.empty((n, self.info.obs_dim)), torch.empty(n)
+        obs, rewards = _float32(n, self.info.obs_dim), _float32(n)
         terminated, truncated = torch.empty(n, dtype=torch.bool), torch.empty(n, dtype=torch.bool)
-        terms = torch.empty((n, len(self.info.reward_terms)))
+        terms = _float32(n, len(self.info.reward_terms))
         count = self._library.rayagi_after_physics(
             self._at,
             None if broken is None else broken.data_ptr(),
@@ -112,7 +112,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
     def _begin_and_observe(self, ids: Tensor, obs: Tensor) -> Tensor:
         """Start new episodes in worlds ``ids`` and write their first observations to ``obs``. Returns the previous rows."""
         library, worlds, given = self._library, self._worlds, (self._at, ids.data_ptr(), len(ids))
-        last = torch.empty((len(ids), self.info.obs_dim))
+        last = _float32(len(ids), self.info.obs_dim)
         worlds.clear(ids)
         library.rayagi_start(*given, obs.data_ptr(), last.data_ptr())
         worlds.derive(ids)
@@ -137,6 +137,11 @@ class CompiledTaskVecEnv(TaskVecEnv):
         self._obs = super().load_state_dict(state).contiguous()
         self._bind()
         return self._obs
+
+
+def _float32(*shape: int) -> Tensor:
+    """Uninitialised memory for the program's outputs, whatever torch's default type is."""
+    return torch.empty(shape, dtype=torch.float32)
 
 
 def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
