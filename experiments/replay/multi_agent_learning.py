@@ -30,12 +30,12 @@ from actors.roles import LocalSimulator
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.statistics import Moments, all_merge
+from experiments.replay.multi_agent_transformer import MultiAgentTransformer, TeamSizes
 from experiments.replay.sequence_learning import SummedAdam
 from rayagi.algorithms import losses
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.algorithms.own_rows import OwnRows
 from rayagi.algorithms.returns import gae
-from rayagi.models.multi_agent_transformer import MultiAgentTransformer, TeamSizes
 
 METRICS = ("policy_loss", "value_loss", "approx_kl", "grad_norm")
 """Of a gradient step, in the order of its row."""

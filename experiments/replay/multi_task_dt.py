@@ -26,9 +26,9 @@ from actors.workload import GmiProgram
 from collectives.communicator import Communicator
 from collectives.solo import SoloCommunicator
 from experiments.origin import origin
+from experiments.replay.decision_transformer import TransformerSizes
 from experiments.replay.sequence_learning import LearningSettings, SequenceTrainer
 from rayagi.envs import env_info, make_env_factory
-from rayagi.models.decision_transformer import TransformerSizes
 from rayagi.programs import GmiConfig, GmiManager
 from rayagi.serving.manifest import DatasetFolder
 

@@ -8,31 +8,26 @@ losses of the sequences in its own shards, and gradients are summed, as in rayag
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from actors.protocols import EnvInfo, VecEnv
-from actors.replay import Subscription
+from actors.replay import Column, ReplaySchema, Subscription
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import FlatAdam
-from rayagi.algorithms.offline_data import (
-    DataStatistics,
-    OfflineData,
-    scan,
-    source_of,
-    with_returns_to_go,
-)
-from rayagi.models.decision_transformer import (
+from experiments.replay.decision_transformer import (
     Context,
     DecisionTransformer,
     TaskSizes,
     TransformerSizes,
     action_loss,
 )
+from rayagi.algorithms.gradient_updater import FlatAdam
+from rayagi.algorithms.offline_data import DataStatistics, OfflineData, scan, source_of
 from rayagi.models.networks import FlatParameters
+from rayagi.replay.trajectories import Source, Trajectory
 
 LONGEST_EPISODE_STEPS = 1000
 
@@ -247,3 +242,18 @@ class _History:
         return Context(
             obs=self._obs, actions=self._actions, returns=self._returns, steps=self._steps, mask=self._mask
         )
+
+
+def with_returns_to_go(source: Source) -> Source:
+    """The same with a column ``return_to_go``: the undiscounted sum of an episode's rewards from each step on."""
+
+    def added(trajectory: Trajectory) -> Trajectory:
+        sums = np.cumsum(trajectory["reward"][::-1], dtype=np.float64)[::-1]
+        return {**trajectory, "return_to_go": sums.astype(np.float32)}
+
+    column = Column(name="return_to_go", dtype=np.float32)
+    return replace(
+        source,
+        schema=ReplaySchema((*source.schema.columns, column), source.schema.max_length),
+        begin=lambda: map(added, source.begin()),
+    )

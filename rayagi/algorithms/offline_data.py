@@ -171,18 +171,3 @@ def source_of(path: str, info: EnvInfo) -> Source:
         schema=ReplaySchema(wanted, source.schema.max_length),
         begin=lambda: map(converted, source.begin()),
     )
-
-
-def with_returns_to_go(source: Source) -> Source:
-    """The same with a column ``return_to_go``: the undiscounted sum of an episode's rewards from each step on."""
-
-    def added(trajectory: Trajectory) -> Trajectory:
-        sums = np.cumsum(trajectory["reward"][::-1], dtype=np.float64)[::-1]
-        return {**trajectory, "return_to_go": sums.astype(np.float32)}
-
-    column = Column(name="return_to_go", dtype=np.float32)
-    return replace(
-        source,
-        schema=ReplaySchema((*source.schema.columns, column), source.schema.max_length),
-        begin=lambda: map(added, source.begin()),
-    )

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from collectives.solo import SoloCommunicator
+from experiments.replay.decision_transformer import TransformerSizes
 from experiments.replay.sequence_learning import LearningSettings, SequenceTrainer
-from rayagi.models.decision_transformer import TransformerSizes
 from rayagi.serving.dataset import open_dataset
 from tests.fakes.point import make_point
 from tests.unit.algorithms.point_dataset import record_point, teacher

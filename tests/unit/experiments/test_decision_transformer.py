@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rayagi.models.decision_transformer import (
+from experiments.replay.decision_transformer import (
     Context,
     DecisionTransformer,
     TaskSizes,

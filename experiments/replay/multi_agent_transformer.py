@@ -4,7 +4,7 @@ The encoder reads the observations of all n agents, and gives each agent's repre
 generates actions in the order of the agents: that of agent m depends on the representations up to m and on the actions of
 agents before m (figure 2). B timesteps, D units. Weights are the same for all agents, which an embedding tells apart.
 
-Blocks are pre-norm, as of ``rayagi.models.transformer``; the authors' code normalises after each residual.
+Blocks are pre-norm, as of ``experiments.replay.transformer``; the authors' code normalises after each residual.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from experiments.replay.transformer import TransformerBlock, attend, initialise
 from rayagi.models.heads import GaussianHead
-from rayagi.models.transformer import TransformerBlock, attend, initialise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

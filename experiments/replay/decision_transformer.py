@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rayagi.models.transformer import TransformerBlock, initialise
+from experiments.replay.transformer import TransformerBlock, initialise
 
 _TOKENS = 3
 """Of a timestep."""

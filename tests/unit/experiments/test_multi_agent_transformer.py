@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rayagi.models.multi_agent_transformer import MultiAgentTransformer, TeamSizes
+from experiments.replay.multi_agent_transformer import MultiAgentTransformer, TeamSizes
 
 SIZES = TeamSizes(agents=3, obs_dim=4, action_dim=2, units=16, blocks=2, heads=2)
 
