@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.replay import ReplayError, ReplaySchema, Subscription
+from actors.replay import Gatherer, ReplayError, ReplaySchema, ReplayStore, Selection, Subscription, kernel
+from actors.replay.store import checked
+from actors.replay.subscriptions import Gathered, ReadableShards, refuse_outside
 
 _ALIGNMENT = 16
 """Bytes: of every tensor in a buffer."""
@@ -110,3 +113,95 @@ def as_batch(tensors: Sequence[Tensor], subscriptions: Sequence[Subscription]) -
 def unit_bytes(step_bytes: int) -> int:
     """Bytes that are copied at a time: 4 where steps are whole words, for a row's blocks begin at multiples of 8."""
     return 4 if step_bytes % 4 == 0 else 1
+
+
+class CopyGatherer:
+    """Available for every store and device."""
+
+    def __init__(
+        self,
+        store: ReplayStore | ReadableShards,
+        subscriptions: Sequence[Subscription],
+        n: int,
+        device: torch.device,
+    ) -> None:
+        """Arguments and errors as of ``Gatherer``; ``device``: of the batches."""
+        fields = batch_fields(store.schema, subscriptions, n)
+        self._staging = StagingBuffers(fields, device)
+        self._host = as_batch(self._staging.host, subscriptions)
+        self._batch = as_batch(self._staging.there, subscriptions)
+        self._gatherer = Gatherer(store, subscriptions, n, out=self._host.values)
+
+    def stage(self, selection: Selection) -> Gathered:
+        """Gather on the host."""
+        self._staging.wait()
+        found = self._gatherer(selection)
+        for name, mask in found.masks.items():
+            self._host.masks[name].numpy()[...] = mask
+        self._host.current.numpy()[:] = found.current
+        return found
+
+    def upload(self) -> DeviceBatch:
+        """Copy what was staged."""
+        self._staging.upload()
+        return self._batch
+
+    def __call__(self, selection: Selection) -> DeviceBatch:
+        """The windows of these n rows. Raises ReplayError: as of ``Gatherer``."""
+        self.stage(selection)
+        return self.upload()
+
+    def close(self) -> None:
+        """Nothing is to be released."""
+
+
+_MOST_ROW_BYTES = 2**31
+"""Exclusive: places within a row are 32-bit numbers on the device."""
+
+
+class Located(NamedTuple):
+    """Selected rows, (n,) each.
+
+    Attributes:
+        slots: of their blocks
+        generations: of their keys
+        lengths: timesteps of their trajectories; 0 where the row was overwritten. To be believed if the generation is
+            found unchanged once more afterwards
+        steps: that were selected
+        valid: bool: the row had this generation
+    """
+
+    slots: NDArray[np.int64]
+    generations: NDArray[np.uint64]
+    lengths: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    valid: NDArray[np.bool_]
+
+
+def refuse_unreadable(store: ReplayStore | ReadableShards) -> ReplayStore:
+    """The store, if a device can read its rows in this process's memory. Raises UnavailableError: it cannot."""
+    if not isinstance(store, ReplayStore):
+        raise UnavailableError("the table has several shards")
+    if store.spills:
+        raise UnavailableError("the store spills rows to a file")
+    if store.schema.row_bytes >= _MOST_ROW_BYTES:
+        raise UnavailableError(
+            f"a row has {store.schema.row_bytes:,} bytes, and places in it are 32-bit numbers"
+        )
+    return store
+
+
+def locate(store: ReplayStore, selection: Selection, n: int) -> Located:
+    """Find these n rows of a store that does not spill, where a row's slot is its index.
+
+    Raises:
+        ReplayError: another number of rows, a row of another shard, or a timestep that its trajectory does not have.
+    """
+    if len(selection) != n:
+        raise ReplayError(f"{len(selection)} rows were given where {n} are expected")
+    valid = store.examine(selection.keys, selection.steps)
+    refuse_outside(valid, selection)
+    indices, generations = checked(selection.keys)
+    slots, good = indices - store.base, valid == kernel.VALID
+    lengths = np.where(good, store.lengths_of(slots), 0)
+    return Located(slots, generations, lengths, np.ascontiguousarray(selection.steps, np.int64), good)

@@ -14,8 +14,7 @@ import torch
 
 from actors.replay import Keys, ReplayError, ReplayStore, Selection, Subscription, kernel
 from actors.replay.subscriptions import ReadableShards
-from rayagi.device_replay.buffers import DeviceBatch, UnavailableError
-from rayagi.device_replay.copying import CopyGatherer
+from rayagi.device_replay.buffers import CopyGatherer, DeviceBatch, UnavailableError
 
 _logger = logging.getLogger(__name__)
 _SELECTIONS, _TURNS = 4, 5
@@ -85,11 +84,7 @@ class DeviceGatherer:
         n: int,
         device: torch.device,
     ) -> None:
-        """Arguments as of ``Gatherer``; ``device``: of the batches.
-
-        Raises:
-            ReplayError: an unknown column.
-        """
+        """Arguments as of ``Gatherer``; ``device``: of the batches. Raises ReplayError: an unknown column."""
         self._store, self._subscriptions, self._n, self._device = store, tuple(subscriptions), n, device
         self.way = ""
         self._copy: BatchGatherer = CopyGatherer(store, subscriptions, n, device)

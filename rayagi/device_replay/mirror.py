@@ -13,15 +13,17 @@ from actors.replay import Column, Keys, ReplayStore, Selection, Subscription
 from actors.replay.subscriptions import ReadableShards
 from rayagi.device_replay.buffers import (
     BatchField,
+    CopyGatherer,
     DeviceBatch,
+    Located,
     StagingBuffers,
     UnavailableError,
     as_batch,
     batch_fields,
+    locate,
+    refuse_unreadable,
     unit_bytes,
 )
-from rayagi.device_replay.copying import CopyGatherer
-from rayagi.device_replay.located import Located, locate, refuse_unreadable
 from rayagi.device_replay.window_launches import WindowLaunches
 from rayagi.device_replay.windows_kernel import LENGTH, ROWS, SLOT, STEP
 
@@ -48,12 +50,7 @@ class MirrorGatherer:
         n: int,
         device: torch.device,
     ) -> None:
-        """Allocate the columns that are subscribed to.
-
-        Args:
-            store: one shard, in memory
-            subscriptions, n: as of ``Gatherer``
-            device: of the batches
+        """Allocate the columns that are subscribed to. Arguments as of ``DeviceGatherer``; one shard, in memory.
 
         Raises:
             UnavailableError: they need too much of the device's memory.

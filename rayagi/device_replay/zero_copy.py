@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +13,76 @@ from numpy.typing import NDArray
 
 from actors.replay import ReplayStore, Selection, Subscription
 from actors.replay.subscriptions import ReadableShards
-from rayagi.device_replay.buffers import BatchField, DeviceBatch, StagingBuffers, as_batch, batch_fields
-from rayagi.device_replay.located import locate, refuse_unreadable
-from rayagi.device_replay.page_locking import PageLockedArray
+from collectives.page_locking import MAPPED, PORTABLE, page_lock, unlock
+from rayagi.device_replay.buffers import (
+    BatchField,
+    DeviceBatch,
+    StagingBuffers,
+    UnavailableError,
+    as_batch,
+    batch_fields,
+    locate,
+    refuse_unreadable,
+)
 from rayagi.device_replay.window_launches import WindowLaunches
 from rayagi.device_replay.windows_kernel import GENERATION, LENGTH, ROWS, SLOT, STEP
+
+
+class PageLockedArray:
+    """An array's memory, registered with the CUDA driver until ``close``.
+
+    Attributes:
+        device_address: where a kernel finds the first byte
+    """
+
+    def __init__(self, array: NDArray[np.generic]) -> None:
+        """Register. Raises UnavailableError: the driver refuses."""
+        self._array = array
+        """Kept, so that the memory is not unmapped while it is registered."""
+        self.address = int(array.__array_interface__["data"][0])
+        status = page_lock(self.address, array.nbytes, PORTABLE | MAPPED)
+        self._is_registered = status == 0
+        if not self._is_registered:
+            raise UnavailableError(
+                f"CUDA does not page-lock the store's {array.nbytes / 2**20:,.0f} MiB (error {status}): see ulimit -l, and "
+                "the container's limit of locked memory"
+            )
+        try:
+            self.device_address = _device_address(self.address)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unregister, after the device has finished its work. Safe to call twice."""
+        if self._is_registered:
+            self._is_registered = False
+            torch.cuda.synchronize()
+            unlock(self.address)
+
+    def __del__(self) -> None:
+        if (
+            getattr(self, "_is_registered", False) and not sys.is_finalizing()
+        ):  # the driver ends with the process
+            self.close()
+
+
+def _device_address(address: int) -> int:
+    """Where the current device sees registered memory; torch does not have this call.
+
+    Raises:
+        UnavailableError: it does not see it.
+    """
+    found = ctypes.c_uint64()
+    try:
+        status = ctypes.CDLL("libcuda.so.1").cuMemHostGetDevicePointer_v2(
+            ctypes.byref(found), ctypes.c_void_p(address), 0
+        )
+    except OSError as error:
+        raise UnavailableError(f"the CUDA driver's library cannot be opened: {error}") from error
+    if status != 0:
+        raise UnavailableError(f"the device has no access to page-locked memory (error {status})")
+    return found.value
 
 
 class ZeroCopyGatherer:
@@ -31,12 +98,7 @@ class ZeroCopyGatherer:
         n: int,
         device: torch.device,
     ) -> None:
-        """Page-lock the store's memory, and prepare the launches.
-
-        Args:
-            store: one shard, in memory
-            subscriptions, n: as of ``Gatherer``
-            device: of the batches
+        """Page-lock the store's memory, and prepare the launches. Arguments as of ``DeviceGatherer``; one shard, in memory.
 
         Raises:
             UnavailableError: the device cannot read this store's memory.

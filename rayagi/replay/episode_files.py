@@ -26,13 +26,8 @@ def write_minari(
     trajectories: Iterator[Trajectory],
     data_format: Literal["arrow", "hdf5"] = "arrow",
 ) -> None:
-    """Write a Minari dataset. Spaces are as wide as their types; further columns are infos.
-
-    Args:
-        source: for its schema
-        out: folder to create; if it lies in Minari's datasets folder, its path there is the dataset's name
-        trajectories: of the source
-        data_format: of its files
+    """Write a Minari dataset. Spaces are as wide as their types; further columns are infos. If ``out`` lies in Minari's
+    datasets folder, its path there is the dataset's name.
 
     Raises:
         ExportError: the folder exists, Minari does not accept its name, or it is not installed; or there are no rewards.

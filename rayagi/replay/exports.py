@@ -34,7 +34,7 @@ def export(source: Source, out: Path | str, to: str, progress: Progress | None =
     """Write a source's trajectories. Returns how many.
 
     Args:
-        source: of ``open_source`` or ``stored.store_source``
+        source: of ``open_source`` or ``saved.store_source``
         out: file (d4rl, torch) or folder to create
         to: one of ``EXPORTS``
         progress: called after each trajectory

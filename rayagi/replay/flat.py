@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from rayagi.replay.trajectories import (
@@ -52,11 +53,7 @@ _BLOCK_BYTES = 8 * 2**20
 
 
 def by_our_names(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays by our names, of arrays by ours or D4RL's.
-
-    Raises:
-        DatasetError: two are one column.
-    """
+    """Arrays by our names, of arrays by ours or D4RL's. Raises DatasetError: two are one column."""
     for theirs, ours in OUR_NAMES.items():
         if theirs in arrays and ours in arrays:
             raise DatasetError(
@@ -171,3 +168,67 @@ def _ends(arrays: Mapping[str, Any], flags: Mapping[str, NDArray[np.bool_]]) -> 
             if "truncated" not in arrays:
                 flags["truncated"][begin:end] |= jumps & ~flags["terminated"][begin:end]
     return np.flatnonzero(is_last) + 1
+
+
+def open_d4rl(path: Path, columns: Sequence[str]) -> Source:
+    """A D4RL file.
+
+    Raises:
+        OSError: it is no HDF5 file.
+        DatasetError: h5py is not installed, or as of ``flat_source``.
+    """
+    h5py = import_h5py(path)
+    arrays = _arrays(path, h5py.File(path, "r"), h5py)
+    return flat_source(path, "d4rl", arrays, columns)
+
+
+def import_h5py(path: Path) -> Any:
+    """The module h5py, which is an optional extra. Raises DatasetError: it cannot be imported."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise DatasetError(str(path), f"HDF5 needs h5py ({error}): pip install 'rayagi[hdf5]'") from error
+    return h5py
+
+
+def _arrays(path: Path, file: Any, h5py: Any) -> dict[str, Any]:
+    """Arrays by our names; ``metadata`` is about the file. If a name is taken, an info keeps its own: ``infos/NAME``."""
+    entries: dict[str, Any] = {}
+
+    def add(name: str, entry: Any) -> None:
+        if isinstance(entry, h5py.Dataset) and not name.startswith("metadata/") and entry.shape:
+            entries[name] = entry
+
+    file.visititems(add)
+    infos = [name for name in entries if name.startswith("infos/") and name not in OUR_NAMES]
+    found = by_our_names(path, {name: entry for name, entry in entries.items() if name not in infos})
+    for name in infos:
+        short = name.removeprefix("infos/")
+        found[name if short in found else short] = entries[name]
+    return found
+
+
+def open_tensors(path: Path, columns: Sequence[str]) -> Source:
+    """A file of ``torch.save({"obs": ..., "action": ..., ...})``. It is mapped into memory, and no code of it is run.
+
+    Raises:
+        RuntimeError, pickle.UnpicklingError: it is no such file, or has more than tensors.
+        DatasetError: it is no dict of tensors, or as of ``flat_source``.
+    """
+    found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if (
+        not isinstance(found, Mapping)
+        or not found
+        or not all(isinstance(one, torch.Tensor) for one in found.values())
+    ):
+        raise DatasetError(
+            str(path), "has no dict of tensors, such as {'obs': ..., 'action': ..., 'reward': ...}"
+        )
+    if half := next(
+        (name for name, one in found.items() if one.dtype in (torch.bfloat16, torch.complex64)), None
+    ):
+        raise DatasetError(
+            str(path), f"column {half!r} has type {found[half].dtype}, which NumPy does not have"
+        )
+    arrays = by_our_names(path, {str(name): one.detach().numpy() for name, one in found.items()})
+    return flat_source(path, "torch", arrays, columns)

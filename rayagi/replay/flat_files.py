@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayagi.replay.d4rl import import_h5py
-from rayagi.replay.flat import D4RL_NAMES, OUR_NAMES, TRAJECTORY
+from rayagi.replay.flat import D4RL_NAMES, OUR_NAMES, TRAJECTORY, import_h5py
 from rayagi.replay.trajectories import Source, Trajectory
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_file
@@ -23,11 +22,6 @@ _ROWS, _BYTES = 8192, 2**20
 
 def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
     """Write D4RL's HDF5, with ``next_observations``; further columns, and trajectories' numbers, are in ``infos``.
-
-    Args:
-        source: for its schema
-        out: file to create
-        trajectories: of the source
 
     Raises:
         ExportError: the file exists, observations have several parts, a name is taken, or h5py is not installed.

@@ -11,14 +11,12 @@ import numpy as np
 import pyarrow.parquet
 
 from actors.replay import ReplaySchema, ReplayStore
-from rayagi.replay.d4rl import open_d4rl
+from rayagi.replay.flat import open_d4rl, open_tensors
 from rayagi.replay.minari import minari_folder, open_minari
-from rayagi.replay.rllib import open_episodes
-from rayagi.replay.rllib_batches import batch_files, open_batches
+from rayagi.replay.rllib import batch_files, open_batches, open_episodes
 from rayagi.replay.saved import open_saved, restore, saved_folder
 from rayagi.replay.served import open_served
 from rayagi.replay.tables import open_lerobot, open_steps, parquet_files
-from rayagi.replay.tensors import open_tensors
 from rayagi.replay.trajectories import Progress, Source, cut, reading, steps_of
 from rayagi.serving.errors import DatasetError
 

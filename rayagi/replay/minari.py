@@ -16,8 +16,8 @@ import pyarrow.dataset
 from numpy.typing import NDArray
 
 from rayagi.replay.arrow import as_array
-from rayagi.replay.d4rl import import_h5py
-from rayagi.replay.trajectories import Source, Trajectory, chosen_columns, is_obs, make_schema
+from rayagi.replay.flat import import_h5py
+from rayagi.replay.trajectories import Source, Trajectory, episode_source, is_obs
 from rayagi.serving.errors import DatasetError
 
 _OURS = {
@@ -51,17 +51,7 @@ def open_minari(path: Path, columns: Sequence[str]) -> Source:
     else:
         lengths, read = _open_arrow(folder, about["data_format"], int(about["total_episodes"]), shapes)
     known = {name: values for name, values in next(read(), {}).items() if values.dtype.kind in "biuf"}
-    ours, left_out = chosen_columns(path, known, columns) if known else ((), ())
-
-    def begin() -> Iterator[Trajectory]:
-        for episode in read():
-            if len(episode["action"]):
-                yield {name: episode[name] for name in ours}
-
-    found = lengths[lengths > 0]
-    kinds = {name: (known[name].dtype, known[name].shape[1:]) for name in ours}
-    schema = make_schema(path, kinds, int(found.max(initial=0)))
-    return Source(path=path, kind="minari", schema=schema, lengths=found, begin=begin, left_out=left_out)
+    return episode_source(path, "minari", known, columns, lengths, read)
 
 
 def _shapes(path: Path, about: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
@@ -94,7 +84,7 @@ def _is_image(space: Mapping[str, Any]) -> bool:
     return bool(np.all(np.array(space["low"]) == 0) and np.all(np.array(space["high"]) == 255))
 
 
-_Opened = tuple[NDArray[np.int64], Callable[[], Iterator[Trajectory]]]
+_Opened = tuple[Sequence[int], Callable[[], Iterator[Trajectory]]]
 """Steps of each episode, and what begins a pass over them."""
 
 
@@ -102,7 +92,7 @@ def _open_hdf5(path: Path, folder: Path) -> _Opened:
     h5py = import_h5py(path)
     file = h5py.File(folder / "main_data.hdf5", "r")
     names = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:]))
-    lengths = np.array([len(file[name]["rewards"]) for name in names], np.int64)
+    lengths = [len(file[name]["rewards"]) for name in names]
 
     def read() -> Iterator[Trajectory]:
         for name in names:
@@ -145,7 +135,7 @@ def _open_arrow(
                 }
             yield _steps(found)
 
-    return np.array(lengths, np.int64), read
+    return lengths, read
 
 
 def _parts(column: pa.StructArray, prefix: str) -> dict[str, pa.Array]:

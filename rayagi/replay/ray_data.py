@@ -14,7 +14,7 @@ from ray.data.datasource import Datasource, ReadTask
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.replay import ReplayError, ReplayStore, kernel
-from rayagi.replay.stored import copied_rows
+from rayagi.replay.saved import copied_rows
 from rayagi.replay.trajectories import Trajectory, is_obs
 
 
@@ -26,11 +26,7 @@ class ReplayDatasource(Datasource):
     """
 
     def __init__(self, store: ReplayStore) -> None:
-        """Note the rows that the store has now.
-
-        Raises:
-            ReplayError: the store has a column of a name that is added.
-        """
+        """Note the rows that the store has now. Raises ReplayError: the store has a column of a name that is added."""
         super().__init__()
         names = [column.name for column in store.schema.columns]
         added = {"row", "step", *(f"next_{name}" for name in names if is_obs(name))}

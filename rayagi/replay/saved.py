@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.replay import ReplayStore
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.replay import Gatherer, Keys, ReplayStore, Selection, Subscription, kernel
 from actors.replay.checkpoint import ReplayCheckpointer
 from actors.replay.checkpoint_files import Manifest
 from actors.replay.schema import ReplaySchema
 from placement.inventory import limits
-from rayagi.replay.stored import store_source
-from rayagi.replay.trajectories import Source
+from rayagi.replay.trajectories import Source, Trajectory
 from rayagi.run.errors import disk_errors
 from rayagi.serving.errors import DatasetError, ExportError
 
@@ -51,12 +53,7 @@ def restore(
     memory_bytes: int | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> ReplayStore:
-    """The store that was saved, with its rows, priorities and counters.
-
-    Args:
-        path: of the saved replay
-        columns: that it must have
-        selectors, memory_bytes, folder: as of ``ReplayStore.create``
+    """The store that was saved, with its rows, priorities and counters; ``columns`` are those that it must have.
 
     Raises:
         DatasetError: it lacks a column.
@@ -102,3 +99,45 @@ def open_saved(path: Path, columns: Sequence[str]) -> Source:
     if not len(source.lengths):
         raise DatasetError(str(path), "is empty: it has no rows")
     return source
+
+
+_BLOCK_BYTES = 8 * 2**20
+"""Of rows that are copied at a time."""
+
+
+def store_source(store: ReplayStore, path: Path) -> Source:
+    """The rows of a store of one shard in the order of their commits, without those that are overwritten meanwhile.
+
+    ``path``: what error messages call it.
+    """
+    status = store.status()
+    rows = np.sort(status[status["state"] == kernel.COMMITTED], order="sequence")
+
+    def begin() -> Iterator[Trajectory]:
+        for _, trajectory in copied_rows(store, rows):
+            yield trajectory
+
+    return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), begin=begin)
+
+
+def copied_rows(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[int, Trajectory]]:
+    """Global index and trajectory of rows of the status table, without those that were overwritten since.
+
+    Needs memory for a few megabytes of rows, or one row.
+    """
+    size = max(1, _BLOCK_BYTES // store.schema.row_bytes)
+    for begin in range(0, len(rows), size):
+        yield from _copied(store, rows[begin : begin + size])
+
+
+def _copied(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[int, Trajectory]]:
+    longest, columns = int(rows["length"].max()), store.schema.columns
+    windows = [Subscription(column=column.name, length=longest + column.extra) for column in columns]
+    ones = np.ones(len(rows))
+    keys = Keys(rows["index"].copy(), rows["generation"].copy())
+    selection = Selection(keys, np.zeros(len(rows), np.int64), ones, ones.astype(np.float32))
+    values, _, current = Gatherer(store, windows, len(rows))(selection)
+    for number in np.flatnonzero(current).tolist():
+        steps = int(rows["length"][number])
+        found = {column.name: values[column.name][number, : steps + column.extra] for column in columns}
+        yield int(rows["index"][number]), found

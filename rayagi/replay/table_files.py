@@ -37,12 +37,6 @@ def write_served(
 ) -> None:
     """Write a dataset as ``rayagi serve`` does. Floats of 64 bits become float32; the ranges of actions are not known.
 
-    Args:
-        source: for its schema
-        out: folder to create
-        trajectories: of the source
-        file_format: of its files
-
     Raises:
         ExportError: the folder exists, or columns are not those of such a dataset.
         DiskError: it cannot be written; nothing of it is left.

@@ -25,7 +25,7 @@ from rayagi.replay.trajectories import (
     Source,
     Trajectory,
     chosen_columns,
-    closed,
+    closed_all,
     closed_lengths,
     make_schema,
 )
@@ -105,11 +105,7 @@ def open_lerobot(path: Path, columns: Sequence[str]) -> Source:
 
 
 def open_steps(path: Path, columns: Sequence[str]) -> Source:
-    """Steps that RLlib recorded (without ``output_write_episodes``).
-
-    Raises:
-        DatasetError: as of ``_row_source``.
-    """
+    """Steps that RLlib recorded (without ``output_write_episodes``). Raises DatasetError: as of ``_row_source``."""
     files = parquet_files(path)
     fields = pyarrow.dataset.dataset(files, format="parquet").schema
     names = {ours: theirs for ours, theirs in RLLIB_NAMES.items() if theirs in fields.names}
@@ -137,13 +133,10 @@ def _row_source(
     """A source of rows in files.
 
     Args:
-        path, kind: as of ``Source``
-        files: in order
         key: column with the trajectory's number
         names: the files' name of each column
         wanted: columns beyond the usual ones
         shapes: of one step by the files' names; None: as the lists are nested
-        left_out: columns that cannot be read
 
     Raises:
         DatasetError: a column is missing or not of numbers, or there is no whole step.
@@ -165,21 +158,22 @@ def _row_source(
         values = as_array(first[names[name]].combine_chunks(), shapes.get(names[name]))
         kinds[name] = (values.dtype, values.shape[1:])
 
-    def begin() -> Iterator[Trajectory]:
+    def episodes() -> Iterator[Trajectory]:
         parts: list[Trajectory] = []
         for part, is_last in _runs(rows, key, read_names, flags, shapes):
             parts.append(part)
             if is_last:
-                steps = {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
-                after = steps.pop("next_obs", None)
-                trajectory = closed(steps, None if after is None else after[-1])
-                if trajectory is not None:
-                    yield trajectory
+                yield {name: np.concatenate([each[name] for each in parts]) for name in parts[0]}
                 parts = []
 
     schema = make_schema(path, {name: kinds[name] for name in ours}, int(lengths.max(initial=0)))
     return Source(
-        path=path, kind=kind, schema=schema, lengths=lengths, begin=begin, left_out=others + left_out
+        path=path,
+        kind=kind,
+        schema=schema,
+        lengths=lengths,
+        begin=lambda: closed_all(episodes()),
+        left_out=others + left_out,
     )
 
 

@@ -127,11 +127,7 @@ def is_obs(name: str) -> bool:
 
 
 def check_kept(source: Source, to: str) -> None:
-    """Refuse what datasets of rayagi serve and RLlib's episodes do not have.
-
-    Args:
-        source: to be written
-        to: what error messages call the format
+    """Refuse what datasets of rayagi serve and RLlib's episodes do not have; ``to`` names the format in errors.
 
     Raises:
         ExportError: there are further columns, or several numbers a step in ``log_prob`` or ``policy_version``.
@@ -176,12 +172,7 @@ def make_schema(
 def chosen_columns(
     path: Path, known: Iterable[str], wanted: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns to read and those to leave out, of the columns that a dataset has.
-
-    Args:
-        path: of the dataset
-        known: its columns
-        wanted: columns beyond the usual ones
+    """The columns to read, ``wanted`` beyond the usual ones, and those to leave out, of those that a dataset has.
 
     Raises:
         DatasetError: a wanted or required column is missing.
@@ -219,6 +210,48 @@ def closed(steps: Trajectory, next_obs: NDArray[Any] | None) -> Trajectory | Non
     shortened = {name: values if name == "obs" else values[:-1].copy() for name, values in steps.items()}
     shortened["truncated"][-1] |= steps["truncated"][-1]
     return shortened
+
+
+def closed_all(episodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """``closed`` of each that has a step left; the last of its ``next_obs`` is the one after the last action."""
+    for steps in episodes:
+        after = steps.pop("next_obs", None)
+        trajectory = closed(steps, None if after is None else after[-1])
+        if trajectory is not None:
+            yield trajectory
+
+
+def episode_source(
+    path: Path,
+    kind: str,
+    known: Trajectory,
+    wanted: Sequence[str],
+    lengths: Sequence[int],
+    read: Callable[[], Iterator[Trajectory]],
+) -> Source:
+    """A source of whole episodes, without those that have no step.
+
+    Args:
+        path, kind: as of ``Source``
+        known: columns of the first episode; empty: there is none
+        wanted: columns beyond the usual ones
+        lengths: steps of each episode
+        read: begins a pass over all episodes
+
+    Raises:
+        DatasetError: a column is missing or not of numbers, or there is no step.
+    """
+    names, left_out = chosen_columns(path, known, wanted) if known else ((), ())
+
+    def begin() -> Iterator[Trajectory]:
+        for episode in read():
+            if len(episode["action"]):
+                yield {name: episode[name] for name in names}
+
+    found = np.array([length for length in lengths if length], np.int64)
+    kinds = {name: (known[name].dtype, known[name].shape[1:]) for name in names}
+    schema = make_schema(path, kinds, int(found.max(initial=0)))
+    return Source(path=path, kind=kind, schema=schema, lengths=found, begin=begin, left_out=left_out)
 
 
 def closed_lengths(lengths: NDArray[np.int64], is_known: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ from actors.replay import Column, ReplaySchema, ReplayStore, Subscription, Unifo
 from rayagi.device_replay import DeviceGatherer
 from rayagi.device_replay.buffers import UnavailableError
 from rayagi.device_replay.choice import WAYS
-from rayagi.device_replay.page_locking import PageLockedArray
+from rayagi.device_replay.zero_copy import PageLockedArray
 from tests.unit.algorithms.test_device_replay import SPECS, train
 from tests.unit.replay.test_device_gatherers import (
     TYPES,

@@ -158,7 +158,7 @@ def test_no_library_is_loaded_by_another_way():
         "collectives/compiler.py",
         "rayagi/envs/mujoco_cpu/compiled_loop.py",
         "rayagi/envs/opengl.py",
-        "rayagi/device_replay/page_locking.py",
+        "rayagi/device_replay/zero_copy.py",
         "actors/replay/kernel.py",
         RECORDER,
     }

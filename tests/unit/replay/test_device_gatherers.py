@@ -26,7 +26,7 @@ from actors.replay import (
     gather,
     select,
 )
-from rayagi.device_replay import choice, mirror, page_locking
+from rayagi.device_replay import choice, mirror, zero_copy
 from rayagi.device_replay.buffers import UnavailableError
 from rayagi.device_replay.choice import WAYS, DeviceGatherer
 from tests.unit.replay.replay_tables import SCHEMA, content, shards_of, spilling
@@ -290,9 +290,9 @@ def cudart(monkeypatch):
 
 
 def test_memory_is_page_locked_until_it_is_closed(cudart, monkeypatch):
-    monkeypatch.setattr(page_locking, "_device_address", lambda address: address + 1)
+    monkeypatch.setattr(zero_copy, "_device_address", lambda address: address + 1)
     store = ReplayStore.create(SCHEMA, 4)
-    locked = page_locking.PageLockedArray(store.slot_bytes)
+    locked = zero_copy.PageLockedArray(store.slot_bytes)
     address = store.slot_bytes.ctypes.data
     assert locked.device_address == address + 1
     assert cudart.calls == [("register", address, 4 * SCHEMA.row_bytes, 3)]  # portable, mapped
@@ -308,16 +308,16 @@ def test_a_driver_that_does_not_page_lock_is_a_reason(cudart, monkeypatch):
     with pytest.raises(
         UnavailableError, match=r"does not page-lock the store's 1 MiB \(error 2\): see ulimit -l"
     ):
-        page_locking.PageLockedArray(memory)
+        zero_copy.PageLockedArray(memory)
     assert len(cudart.calls) == 1  # nothing to release
     cudart.status = 0
 
     def refuse(address):
         raise UnavailableError("no access")
 
-    monkeypatch.setattr(page_locking, "_device_address", refuse)
+    monkeypatch.setattr(zero_copy, "_device_address", refuse)
     with pytest.raises(UnavailableError, match="no access"):
-        page_locking.PageLockedArray(memory)
+        zero_copy.PageLockedArray(memory)
     assert cudart.calls[-1] == ("unregister", memory.ctypes.data)
 
 

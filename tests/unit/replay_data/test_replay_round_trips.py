@@ -10,7 +10,7 @@ from trajectories_by_hand import assert_equal, content, trajectories
 from actors.replay import Column, ReplaySchema, ReplayStore
 from placement.inventory import limits
 from rayagi.replay import export, load, open_source, saved
-from rayagi.replay.stored import store_source
+from rayagi.replay.saved import store_source
 from rayagi.replay.summary import summarize
 from rayagi.replay.tables import parquet_files
 from rayagi.replay.trajectories import FLAGS

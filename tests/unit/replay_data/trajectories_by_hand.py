@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rayagi.replay.stored import store_source
+from rayagi.replay.saved import store_source
 
 
 def trajectories(seed=0, lengths=(3, 1, 5), ends="tuc", obs_shape=(2,), action=np.float32):
