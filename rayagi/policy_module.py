@@ -21,7 +21,6 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsPart
-from rayagi.algorithms.fast_td3.model import MixedNoiseHead
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.exploring_heads import DeterministicHead, StateSquashedGaussianHead
@@ -127,7 +126,7 @@ def _inputs(head: Head, outputs: Tensor) -> Tensor:
     """A network's outputs as RLlib's distributions take them."""
     if isinstance(head, GaussianHead):
         return torch.cat((outputs, head.log_std.expand_as(outputs)), -1)
-    if isinstance(head, DeterministicHead | MixedNoiseHead):
+    if isinstance(head, DeterministicHead):
         return head.environment_actions(head.mode(outputs))
     if isinstance(head, StateSquashedGaussianHead):
         return torch.cat(head.gaussian(outputs), -1)
@@ -141,7 +140,7 @@ def _inputs(head: Head, outputs: Tensor) -> Tensor:
 def _distribution(head: Head, action: ActionSpec) -> type[TorchDistribution]:
     if isinstance(head, SquashedGaussianHead | StateSquashedGaussianHead):
         return _bounded_gaussian(action)
-    if isinstance(head, DeterministicHead | MixedNoiseHead):
+    if isinstance(head, DeterministicHead):
         return _Action
     if isinstance(head, CategoricalHead):
         return TorchCategorical

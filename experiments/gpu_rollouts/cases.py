@@ -13,10 +13,9 @@ import torch
 from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
-from rayagi.algorithms.device_noise import normal_noise
-from rayagi.algorithms.device_rollouts import DeviceRollouts
-from rayagi.algorithms.learners import make_learner
+from rayagi.algorithms.device_rollouts import DeviceRollouts, normal_noise
 from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.program import make_learner
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import default_hidden, make_env_factory
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv

@@ -34,7 +34,7 @@ from experiments.replay.multi_agent_transformer import MultiAgentTransformer, Te
 from experiments.replay.sequence_learning import SummedAdam
 from rayagi.algorithms import losses
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
-from rayagi.algorithms.own_rows import OwnRows
+from rayagi.algorithms.offline_data import OwnRows
 from rayagi.algorithms.returns import gae
 
 METRICS = ("policy_loss", "value_loss", "approx_kl", "grad_norm")

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import torch
 
@@ -22,24 +21,6 @@ from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy
 from rayagi.profiler import operation
-
-
-class Collection(Protocol):
-    """Fills a rollout with T steps of every environment."""
-
-    @property
-    def simulator(self) -> LocalSimulator | RemoteSimulators:
-        """Where the environments are; counts their episodes."""
-        ...
-
-    @property
-    def rollout(self) -> Rollout:
-        """The buffer that ``collect`` fills."""
-        ...
-
-    def collect(self, number: int) -> CollectTimes:
-        """Collect rollout ``number``, which is the position in the noise streams."""
-        ...
 
 
 class Stepwise:
@@ -83,6 +64,10 @@ class WholeRollouts:
         started = time.perf_counter()
         self.simulator.collect_rollout(self.rollout, self._policy.tensors(), number)
         return CollectTimes(simulate_s=time.perf_counter() - started)
+
+
+Collection = DeviceRollouts | WholeRollouts | Stepwise
+"""Fills a rollout with T steps of every environment; the number of ``collect`` is the position in the noise streams."""
 
 
 def choose_collection(

@@ -20,7 +20,7 @@ from collectives.experience.migrator import Migrator
 from rayagi import profiler
 from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
-from rayagi.algorithms.program import memory_metrics
+from rayagi.algorithms.program import collected_result, memory_metrics
 from rayagi.algorithms.publishing import ParameterSubscriber
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.trajectories import channel_plan, finals_of, rollout_over
@@ -133,23 +133,18 @@ class CollectorProgram:
             self._complete(rollout)
             self._sent = self._dispenser.send(version, finals_of(rollout), limit_s)
         ended = time.perf_counter()
-        returns, lengths = self.simulator.take_finished()
         self.rollouts += 1
-        return IterationResult(
-            iteration=self.rollouts - 1,
-            metrics={
-                "env_steps": float(rollout.num_steps * rollout.num_envs),
-                "episodes": float(len(returns)),
+        return collected_result(
+            self.simulator,
+            self.rollouts - 1,
+            rollout.num_steps * rollout.num_envs,
+            {
                 "iteration_s": ended - started,
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
                 "wait_s": begun - started,
-                **self.simulator.take_sim_errors(),
                 **memory_metrics(self.context.device),
             },
-            episode_returns=returns,
-            episode_lengths=lengths,
-            reward_terms=self.simulator.take_reward_terms(),
         )
 
     @torch.inference_mode()

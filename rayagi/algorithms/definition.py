@@ -131,10 +131,6 @@ class LearningMetric:
     help: str
 
 
-def _no_rules(_settings: Any, _section: str) -> Iterator[ConfigError]:
-    yield from ()
-
-
 def _fits(_name: str, _environment: Any) -> Iterator[ConfigError]:
     yield from ()
 
@@ -160,8 +156,6 @@ class AlgorithmDefinition:
     """The learner for rollouts on the GPU, whose whole update is one CUDA graph."""
     captured_steps: str | None = None
     """The learner for rollouts from the host, whose minibatch steps on a GPU are one CUDA graph."""
-    rules: Callable[[Any, str], Iterator[ConfigError]] = _no_rules
-    """Extra rules on its settings, beside their own: (settings, section) -> violations."""
     model: str | None = None
     """``module:function`` of its networks, (info, network, settings, seed) -> Model; None: a policy and a value network."""
     unfit_network: Callable[[str, Any], Iterator[ConfigError]] = _fits

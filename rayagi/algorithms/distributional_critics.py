@@ -11,7 +11,7 @@ from torch import Tensor
 from actors.protocols import EnvInfo
 from rayagi.algorithms.categorical import Support, cross_entropy
 from rayagi.algorithms.distributional import DistributionalSpec
-from rayagi.algorithms.off_policy import OffPolicyUpdater
+from rayagi.algorithms.off_policy import OffPolicyLearner, OffPolicyUpdater
 from rayagi.algorithms.parameter_group import ParameterGroup
 from rayagi.algorithms.transitions import Transitions
 from rayagi.config.spec import NetworkSpec
@@ -115,3 +115,10 @@ class DistributionalUpdater(OffPolicyUpdater[SpecT]):
         with torch.no_grad():
             group.flat.parameters.mul_(1.0 - float(group.adam.learning_rate) * self.spec.weight_decay)
         return group.step()
+
+
+class DistributionalLearner(OffPolicyLearner[SpecT]):
+    """Acts with its policy from the first step."""
+
+    def _set_warm_up(self) -> None:
+        """No uniform actions: learning starts after a few steps of each environment."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, Program
@@ -32,9 +32,8 @@ class TrainingFactory:
 
     def __call__(self, context: GmiContext) -> Program:
         """Build the program of this GMI's roles on its slice."""
-        module, _, name = _PROGRAMS[context.identity.roles].partition(":")
-        build = getattr(import_module(f"rayagi.algorithms.{module}"), name)
         identity = context.identity
+        build = resolve_name(f"rayagi.algorithms.{_PROGRAMS[identity.roles]}")
         name_process(f"GMI {identity.index}: {', '.join(identity.roles)}")
         program: Program = build(self.spec, self.make_env, context)
         return program

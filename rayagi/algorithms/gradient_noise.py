@@ -59,12 +59,8 @@ class NoiseScale:
 def noise_scale(pairs: Sequence[NormPair], *, small_envs: int, big_envs: int) -> NoiseScale:
     """N_noise = tr(Sigma) / |G|^2; numerator and denominator are averaged over iterations before the division.
 
-    If |G|^2 is within two standard errors of zero, its upper end gives a lower bound of N_noise.
-
-    Args:
-        pairs: one per iteration
-        small_envs: environments of a group
-        big_envs: environments of all groups
+    If |G|^2 is within two standard errors of zero, its upper end gives a lower bound of N_noise. There is a pair
+    for each iteration; ``small_envs`` and ``big_envs`` are the environments of a group and of all.
 
     Raises:
         ValueError: fewer than two pairs, or groups as large as all.

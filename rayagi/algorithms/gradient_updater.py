@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import CDLL
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -222,9 +224,7 @@ class GradientUpdater(Generic[SpecT]):
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
         metrics = dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
-        for name, value in metrics.items():
-            if value != value or abs(value) == float("inf"):
-                raise NonFiniteError(name, iteration, what)
+        refuse_nonfinite(metrics, iteration, what)
         metrics["learning_rate"] = self.learning_rate
         metrics["action_std"] = self.model.head.spread()
         if self.spec.lr_schedule == "kl_adaptive":
@@ -234,10 +234,8 @@ class GradientUpdater(Generic[SpecT]):
     def _reduce(self, tensor: Tensor) -> None:
         """The mean over all trainers, in place."""
         if self.communicator.world_size > 1:
-            started = time.perf_counter()
-            with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
+            with timed_collective(self, "all_reduce"):
                 self.communicator.all_reduce(tensor, "mean")
-            self.sync_s += time.perf_counter() - started
 
     def _adapt(self, kl: Tensor) -> None:
         kl = self.weight * kl.to(torch.float64).reshape(1)
@@ -269,6 +267,26 @@ def _agreed_program(model: Model, communicator: Communicator) -> CDLL | None:
     program = library() if next(model.parameters()).device.type == "cpu" else None
     lacking = torch.tensor([program is None], dtype=torch.int64)
     return None if communicator.all_gather(lacking).any() else program
+
+
+class _Timed(Protocol):
+    sync_s: float
+
+
+@contextmanager
+def timed_collective(owner: _Timed, name: str) -> Iterator[None]:
+    """Add the seconds of a collective operation to ``owner.sync_s``, and show it in profiles."""
+    started = time.perf_counter()
+    with operation("reduce"), activity(Category.COMMUNICATION, name):
+        yield
+    owner.sync_s += time.perf_counter() - started
+
+
+def refuse_nonfinite(metrics: Mapping[str, float], iteration: int, what: str) -> None:
+    """Raise NonFiniteError if a metric of an update is NaN or infinite: the parameters must not be saved."""
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise NonFiniteError(name, iteration, what)
 
 
 def on_host(state: Any) -> Any:

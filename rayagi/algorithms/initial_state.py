@@ -31,15 +31,7 @@ def initial_state(
     spec: RunSpec,
     info: EnvInfo,
 ) -> StateDict:
-    """The shared state of a new run of an off-policy algorithm.
-
-    Args:
-        run: the other run, for error messages
-        theirs: its policy
-        their_spec: its settings
-        shared: its checkpoint's shared state
-        spec: the new run
-        info: its environment
+    """The shared state of a new run, given another one's policy, settings and checkpoint; ``run`` names it in errors.
 
     Raises:
         ConfigError: networks or normalisers do not fit.

@@ -17,7 +17,7 @@ from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi import profiler
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
-from rayagi.algorithms.learners import make_learner
+from rayagi.algorithms.program import make_learner
 from rayagi.algorithms.publishing import ParameterPublisher
 from rayagi.algorithms.trajectories import channel_plan, rollout_of
 from rayagi.config.spec import RunSpec
@@ -174,11 +174,7 @@ class LearnerProgram:
         return int(self._learners.all_gather(own).sum())
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Learners have no agent.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Learners have no agent. Raises RuntimeError: always."""
         raise RuntimeError("a learner has no agent: ask collectors")
 
     def state_dict(self) -> StateDict:

@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from actors.protocols import StateDict
+from rayagi.algorithms.fast_sac import FastSACSpec
 from rayagi.algorithms.off_policy import OffPolicyUpdater
+from rayagi.algorithms.sac import SACSpec
 from rayagi.config.off_policy import OffPolicySpec
 from rayagi.models.actor_q import ActorQ
 from rayagi.models.exploring_heads import StateSquashedGaussianHead, log_slopes
-
-_LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
-
-
-class EntropySettings(Protocol):
-    """Settings of the temperature; rules: ``rayagi.config.off_policy.temperature_rules``."""
-
-    @property
-    def alpha_learning_rate(self) -> float | None:
-        """Step size of log alpha; None: learning_rate."""
-
-    @property
-    def initial_alpha(self) -> float:
-        """First temperature."""
-
-    @property
-    def target_entropy(self) -> float | None:
-        """In nats; None: minus the number of actions."""
-
+from rayagi.models.heads import LOG_SQRT_TAU
 
 SpecT = TypeVar("SpecT", bound=OffPolicySpec)
 
@@ -54,7 +38,8 @@ class MaximumEntropyUpdater(OffPolicyUpdater[SpecT]):
         super().__init__(model, *given, **weight)
         assert isinstance(model.head, StateSquashedGaussianHead)
         self.head = model.head
-        settings: EntropySettings = self.spec  # type: ignore[assignment]
+        settings = self.spec
+        assert isinstance(settings, SACSpec | FastSACSpec)
         self.temperature = Temperature(settings.initial_alpha, self.device)
         rate = settings.alpha_learning_rate
         self.alpha = self._group("alpha", self.temperature, self.spec.learning_rate if rate is None else rate)
@@ -75,7 +60,7 @@ class MaximumEntropyUpdater(OffPolicyUpdater[SpecT]):
         u = torch.addcmul(mean, noise, log_std.exp())
         # log pi = log N(u) - sum over dimensions of log |d tanh(u) / du|; (u - mean) / std is the noise.
         inside = 0.5 * noise.square() + log_std + log_slopes(u)
-        return u.tanh(), -inside.sum(-1) - _LOG_SQRT_TAU * self._dim
+        return u.tanh(), -inside.sum(-1) - LOG_SQRT_TAU * self._dim
 
     def noise(self, count: int) -> Tensor:
         """Standard normal noise for actions, (count, dim)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,9 @@ from actors.protocols import StateDict
 from actors.rollout import Rollout
 from collectives.communicator import Communicator
 from collectives.statistics import Moments, all_merge
-from rayagi.algorithms.gradient_updater import SpecT
+from rayagi.algorithms.gradient_updater import SpecT, timed_collective
 from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
 from rayagi.models.policy import NetworkPolicy
-from rayagi.profiler import Category, activity, operation
 
 
 class MergedLearner(ABC, Generic[SpecT]):
@@ -52,10 +50,8 @@ class MergedLearner(ABC, Generic[SpecT]):
     ) -> Moments:
         """Merge moments over all trainers, and add them to running statistics: all get the same result."""
         if self.communicator.world_size > 1:
-            started = time.perf_counter()
-            with operation("reduce"), activity(Category.COMMUNICATION, "all_merge"):
+            with timed_collective(self, "all_merge"):
                 moments = all_merge(moments, self.communicator)
-            self.sync_s += time.perf_counter() - started
         if statistics is not None:
             statistics.update(moments)
         return moments

@@ -10,7 +10,6 @@ One update, in order (``learn``):
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.errors import NonFiniteError
 from actors.protocols import EnvInfo, StateDict
 from actors.replay import (
     Gatherer,
@@ -35,6 +33,7 @@ from actors.replay import (
 from actors.replay.selection import Selector
 from actors.rollout import Rollout
 from collectives.communicator import Communicator
+from rayagi.algorithms.gradient_updater import refuse_nonfinite, timed_collective
 from rayagi.algorithms.merged_learner import MergedLearner
 from rayagi.algorithms.parameter_group import ParameterGroups
 from rayagi.algorithms.transitions import (
@@ -53,10 +52,9 @@ from rayagi.device_replay import DeviceGatherer
 from rayagi.models.exploring_heads import ExploringHead
 from rayagi.models.networks import Model
 from rayagi.native.denormals import flushed_denormals
-from rayagi.profiler import Category, activity, operation
 
 if TYPE_CHECKING:  # it loads readers of datasets, which runs without one do not need
-    from rayagi.algorithms.recorded_transitions import RecordedTransitions
+    from rayagi.algorithms.offline_data import RecordedTransitions
 
 OffPolicySpecT = TypeVar("OffPolicySpecT", bound=OffPolicySpec)
 
@@ -64,6 +62,7 @@ OffPolicySpecT = TypeVar("OffPolicySpecT", bound=OffPolicySpec)
 class OffPolicyUpdater(ParameterGroups, ABC, Generic[OffPolicySpecT]):
     """Networks, target networks and optimisers of one algorithm: one gradient step on a batch."""
 
+    spec: OffPolicySpecT
     measured: ClassVar[tuple[str, ...]]
     """Metrics of a step, named in the catalogue."""
 
@@ -72,7 +71,7 @@ class OffPolicyUpdater(ParameterGroups, ABC, Generic[OffPolicySpecT]):
     ) -> None:
         """Collective. ``weight``: samples of this trainer in a batch over the mean of all trainers."""
         super().__init__(model, spec, communicator)
-        self.spec, self.info, self.weight = spec, info, weight
+        self.info, self.weight = info, weight
         self.device = next(model.parameters()).device
         self.generator = torch.Generator(self.device)
         """Of the random numbers of a step. Seeded before each rollout's steps."""
@@ -88,7 +87,7 @@ class OffPolicyUpdater(ParameterGroups, ABC, Generic[OffPolicySpecT]):
             seed: of the steps' random numbers
             learning_rate_factor: the learning rates are this part of those in the settings
         """
-        self.begin_sync()
+        self.begin_update()
         self.generator.manual_seed(seed)
         for group in self.groups.values():
             group.set_learning_rate(learning_rate_factor)
@@ -103,6 +102,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     [unverified on GPU]
     """
 
+    updater_class: ClassVar[type[OffPolicyUpdater[Any]]]
+    """What makes the gradient steps."""
     selector: Selector = Uniform()
     """How transitions are drawn."""
     new_priority = 1.0
@@ -135,9 +136,10 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self.updater = self._make_updater(weight)
         self._set_warm_up()
 
-    @abstractmethod
     def _make_updater(self, weight: float) -> OffPolicyUpdater[OffPolicySpecT]:
         """Make the updater; ``weight`` as there."""
+        policy = self.policy
+        return self.updater_class(policy.model, self.spec, self.communicator, policy.info, weight=weight)
 
     def _share_of_batch(self) -> tuple[int, float]:
         """Transitions that this trainer adds to a batch, and that number over the mean of all trainers."""
@@ -231,10 +233,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         own = self.inserted if len(self.replay) else 0
         if self.communicator.world_size == 1:
             return own
-        started = time.perf_counter()
-        with operation("reduce"), activity(Category.COMMUNICATION, "all_gather"):
+        with timed_collective(self, "all_gather"):
             found = self.communicator.all_gather(torch.tensor([own]))
-        self.sync_s += time.perf_counter() - started
         return int(found.min())
 
     def _insert(self, rollout: Rollout) -> None:
@@ -299,9 +299,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             return replay
         names = self.updater.measured
         metrics = dict(zip(names, torch.stack(rows).mean(0).tolist(), strict=True))
-        for name, value in metrics.items():
-            if not np.isfinite(value):
-                raise NonFiniteError(name, number, "gradient steps")
+        refuse_nonfinite(metrics, number, "gradient steps")
         rate = self.spec.learning_rate * self._learning_rate_factor()
         return {**metrics, "learning_rate": rate, **replay}
 

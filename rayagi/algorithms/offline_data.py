@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from actors.protocols import EnvInfo
 from actors.replay import (
     Column,
+    Gatherer,
     ReplaySchema,
     ReplayStore,
     Selection,
@@ -23,7 +24,8 @@ from actors.replay import (
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.statistics import Moments, merged
-from rayagi.algorithms.own_rows import OwnRows
+from rayagi.algorithms.transitions import trajectory_rows
+from rayagi.models.heads import Head
 from rayagi.replay.loading import fill, open_source
 from rayagi.replay.trajectories import Source, Trajectory
 from rayagi.serving.errors import DatasetError
@@ -117,11 +119,7 @@ class DataStatistics:
 
 
 def scan(source: Source) -> DataStatistics:
-    """Read a dataset once.
-
-    Raises:
-        DatasetError: it has values that are not finite.
-    """
+    """Read a dataset once. Raises DatasetError: it has values that are not finite."""
     (obs_dim,) = next(column.shape for column in source.schema.columns if column.name == "obs")
     found = DataStatistics(Moments.empty((obs_dim,)))
     for number, trajectory in enumerate(source.read()):
@@ -171,3 +169,98 @@ def source_of(path: str, info: EnvInfo) -> Source:
         schema=ReplaySchema(wanted, source.schema.max_length),
         begin=lambda: map(converted, source.begin()),
     )
+
+
+_MOST_GATHERERS = 128
+"""Of different batch sizes; beyond, they are made anew."""
+
+
+class OwnRows:
+    """Copies what this GMI's shards have of a selection, into memory that is reused."""
+
+    def __init__(self, stores: Sequence[ReplayStore], subscriptions: Sequence[Subscription]) -> None:
+        """``stores``: this GMI's shards; ``subscriptions``: what is copied of a row."""
+        self._stores, self._subscriptions = stores, subscriptions
+        self._gatherers: dict[tuple[int, int], tuple[Gatherer, dict[str, Tensor]]] = {}
+
+    def __call__(self, chosen: Selection) -> dict[str, Tensor]:
+        """(n, ...) of each subscription, in the list's order within each shard. Valid until the next call.
+
+        The mask of a window is named ``NAME mask``; ``step`` has the selected timesteps, ``position`` their places in the
+        list.
+        """
+        owners = self._stores[0].owner(chosen.keys.indices)
+        parts = []
+        for number, store in enumerate(self._stores):
+            mine = owners == store.base // store.capacity
+            keys = type(chosen.keys)(chosen.keys.indices[mine], chosen.keys.generations[mine])
+            own = Selection(keys, chosen.steps[mine], chosen.probabilities[mine], chosen.weights[mine])
+            gatherer, tensors = self._gatherer(number, len(own))
+            gatherer(own)
+            parts.append(
+                {
+                    **tensors,
+                    "step": torch.from_numpy(own.steps),
+                    "position": torch.from_numpy(np.flatnonzero(mine)),
+                }
+            )
+        if len(parts) == 1:
+            return parts[0]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _gatherer(self, store: int, n: int) -> tuple[Gatherer, dict[str, Tensor]]:
+        if (store, n) not in self._gatherers:
+            if len(self._gatherers) == _MOST_GATHERERS:
+                self._gatherers.clear()
+            gatherer = Gatherer(self._stores[store], self._subscriptions, n)
+            tensors = {name: torch.from_numpy(values) for name, values in gatherer.values.items()}
+            masks = {
+                f"{name} mask": torch.from_numpy(mask)
+                for name, mask in gatherer.masks.items()
+                if mask.ndim == 2
+            }
+            self._gatherers[store, n] = gatherer, {**tensors, **masks}
+        return self._gatherers[store, n]
+
+
+class RecordedTransitions:
+    """The transitions of a dataset, shared out over the trainers."""
+
+    def __init__(self, path: str, info: EnvInfo) -> None:
+        """Open a dataset of an environment's experience.
+
+        Raises:
+            DatasetError: it cannot be read, or is of another environment.
+        """
+        self._source = source_of(path, info)
+
+    @property
+    def num_steps(self) -> int:
+        """Of the whole dataset."""
+        return self._source.num_steps
+
+    def observations(self) -> Moments:
+        """Moments of the observations that actions are for, (obs_dim,).
+
+        Raises:
+            DatasetError: it has values that are not finite.
+        """
+        return scan(self._source).observations
+
+    def rows(
+        self, head: Head, gamma: float, n_step: int, *, part: int, parts: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Transitions ``part``, ``part + parts``, ... of the dataset as rows of ``transition_schema``, by trajectory.
+
+        ``head``: whose actions a rollout holds; ``part``: rank of the trainer; ``parts``: number of trainers.
+        """
+        position = 0
+        device = next((each.device for each in head.buffers()), torch.device("cpu"))
+        for trajectory in self._source.read():
+            actions = head.from_environment(torch.from_numpy(trajectory["action"]).to(device)).cpu()
+            obs, rewards, terminated = (
+                torch.from_numpy(trajectory[name]) for name in ("obs", "reward", "terminated")
+            )
+            rows = trajectory_rows(obs, rewards, terminated, actions, gamma, n_step)
+            yield {name: column[(part - position) % parts :: parts] for name, column in rows.items()}
+            position += len(actions)

@@ -10,45 +10,26 @@ One gradient step, in order:
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from actors.errors import NonFiniteError
 from actors.protocols import StateDict
 from actors.replay import Subscription
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import GradientUpdater
+from rayagi.algorithms.gradient_updater import GradientUpdater, refuse_nonfinite, timed_collective
+from rayagi.algorithms.parameter_group import ParameterGroups
 from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native.denormals import flushed_denormals
-from rayagi.profiler import Category, activity, operation
 
 Batch = Mapping[str, Tensor]
 """Timesteps of this GMI's shard, (n, ...) each, by column: obs and next_obs normalised; 0 <= n <= B."""
 OfflineSpecT = TypeVar("OfflineSpecT", bound=OfflineSpec)
-
-
-class Updater(Protocol):
-    """Networks and their optimisers."""
-
-    @property
-    def sync_s(self) -> float:
-        """Seconds in gradient reduction since ``begin_update``."""
-
-    def begin_update(self, env_steps_total: int, /) -> None:
-        """Begin an iteration."""
-
-    def state_dict(self) -> StateDict:
-        """The policy's model as ``model``, and what else a resumed run needs; equal on all GMIs."""
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Restore in place."""
 
 
 class OfflineLearner(ABC, Generic[OfflineSpecT]):
@@ -76,7 +57,7 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
         """Seconds in collectives during the last ``learn``, drawing not included."""
 
     @abstractmethod
-    def _make_updater(self) -> Updater:
+    def _make_updater(self) -> GradientUpdater[Any] | ParameterGroups:
         """Make what holds the networks and their optimisers. Collective."""
 
     @property
@@ -107,14 +88,11 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
             rows = [torch.cat((parts, norm.reshape(1))) for parts, norm in map(self.step, batches)]
         totals = torch.stack(rows).double().mean(0).cpu()
         norm = float(totals[-1])  # of the reduced gradient: equal on all GMIs
-        started = time.perf_counter()
-        with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
+        with timed_collective(self, "all_reduce"):
             self.communicator.all_reduce(totals, "sum")
-        self.sync_s += time.perf_counter() - started + self.updater.sync_s
+        self.sync_s += self.updater.sync_s
         metrics = {**dict(zip(self.measured, totals[:-1].tolist(), strict=True)), "grad_norm": norm}
-        for name, value in metrics.items():
-            if value != value or abs(value) == float("inf"):
-                raise NonFiniteError(name, number, "gradient steps on the dataset")
+        refuse_nonfinite(metrics, number, "gradient steps on the dataset")
         return {
             **metrics,
             "learning_rate": self.spec.learning_rate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor
@@ -152,8 +152,7 @@ class OfflineProgram:
 
 def make_offline_learner(spec: RunSpec, policy: NetworkPolicy, context: GmiContext) -> OfflineLearner[Any]:
     """The learner of a run's offline algorithm. Collective: every GMI makes one."""
-    module, _, name = DEFINITIONS[spec.algorithm].learner.partition(":")
-    build: type[OfflineLearner[Any]] = getattr(import_module(module), name)
+    build: type[OfflineLearner[Any]] = resolve_name(DEFINITIONS[spec.algorithm].learner)
     return build(
         policy=policy,
         spec=spec.learning,

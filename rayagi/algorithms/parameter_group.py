@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 
 from actors.protocols import StateDict
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import BETAS, FlatAdam, on_host
+from rayagi.algorithms.gradient_updater import BETAS, FlatAdam, on_host, timed_collective
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
-from rayagi.profiler import Category, activity, operation
 
 
 class ParameterGroup:
@@ -25,16 +23,14 @@ class ParameterGroup:
         self,
         module: nn.Module,
         communicator: Communicator,
-        *,
+        spec: LearningSpec,
         learning_rate: float,
-        eps: float,
-        max_grad_norm: float,
-        betas: tuple[float, float] = BETAS,
+        betas: tuple[float, float],
     ) -> None:
         """Collective: the module has rank 0's parameters on every trainer afterwards."""
         self.flat = FlatParameters(module, communicator.buffer)
-        self.adam = FlatAdam(self.flat, learning_rate=learning_rate, eps=eps, betas=betas)
-        self._communicator, self._max_grad_norm = communicator, max_grad_norm
+        self.adam = FlatAdam(self.flat, learning_rate=learning_rate, eps=spec.adam_eps, betas=betas)
+        self._communicator, self._max_grad_norm = communicator, spec.max_grad_norm
         self._learning_rate = learning_rate
         self.sync_s = 0.0
         """Seconds in collectives since this was last set to 0."""
@@ -47,10 +43,8 @@ class ParameterGroup:
     def reduce(self) -> None:
         """The mean of the gradients over all trainers, in place."""
         if self._communicator.world_size > 1:
-            started = time.perf_counter()
-            with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
+            with timed_collective(self, "all_reduce"):
                 self._communicator.all_reduce(self.flat.gradients, "mean")
-            self.sync_s += time.perf_counter() - started
 
     def step(self) -> Tensor:
         """One step on the mean of all trainers' gradients. Returns its norm before clipping, ()."""
@@ -88,8 +82,7 @@ class ParameterGroups:
 
     def __init__(self, model: Model, spec: LearningSpec, communicator: Communicator) -> None:
         """``spec``: epsilon of Adam, and the bound of each network's gradient norm."""
-        self.model, self.communicator = model, communicator
-        self._adam_eps, self._max_grad_norm = spec.adam_eps, spec.max_grad_norm
+        self.model, self.spec, self.communicator = model, spec, communicator
         self.steps = 0
         """Gradient steps so far."""
         self.groups: dict[str, ParameterGroup] = {}
@@ -99,24 +92,17 @@ class ParameterGroups:
 
     @property
     def sync_s(self) -> float:
-        """Seconds in gradient reduction since ``begin_sync``."""
+        """Seconds in gradient reduction since ``begin_update``."""
         return sum(group.sync_s for group in self.groups.values())
 
-    def begin_sync(self) -> None:
+    def begin_update(self, _env_steps_total: int = 0) -> None:
         """Count the seconds of gradient reduction from 0."""
         for group in self.groups.values():
             group.sync_s = 0.0
 
     def _group(self, name: str, module: nn.Module, learning_rate: float) -> ParameterGroup:
         """Give a network its optimiser. Collective."""
-        self.groups[name] = ParameterGroup(
-            module,
-            self.communicator,
-            learning_rate=learning_rate,
-            eps=self._adam_eps,
-            max_grad_norm=self._max_grad_norm,
-            betas=self.betas,
-        )
+        self.groups[name] = ParameterGroup(module, self.communicator, self.spec, learning_rate, self.betas)
         return self.groups[name]
 
     def _target(self, name: str, module: nn.Module, source: ParameterGroup) -> TargetNetwork:

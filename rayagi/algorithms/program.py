@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Literal
 
 import torch
 
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
-from actors.roles import Agent, Trainer, check_finite, evaluate_in_new_envs
+from actors.roles import Agent, LocalSimulator, Trainer, check_finite, evaluate_in_new_envs
+from actors.stepping import RemoteSimulators
 from placement.unequal_slices import env_counts
 from rayagi import profiler
 from rayagi.algorithms.collection import Collection, choose_collection
 from rayagi.algorithms.device_rollouts import DeviceRollouts
-from rayagi.algorithms.learners import Captured, make_learner
+from rayagi.algorithms.merged_learner import MergedLearner
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy, new_policy
+
+Captured = Literal["nothing", "steps", "update"]
+
+
+def make_learner(
+    spec: RunSpec, policy: NetworkPolicy, *, captured: Captured = "nothing", **whose: Any
+) -> MergedLearner[Any]:
+    """The learner of a run's algorithm.
+
+    Args:
+        spec: the run
+        policy: its model is trained; it also acts if agent and trainer share a GMI
+        captured: what a GPU repeats as one graph, if the algorithm has such a learner, for a single trainer: the steps, or
+            the whole update of rollouts that come from DeviceRollouts
+        whose: ``communicator, num_envs, first_env_index, total_envs``, as MergedLearner takes them
+    """
+    definition = DEFINITIONS[spec.algorithm]
+    place = {"steps": definition.captured_steps, "update": definition.captured_learner}.get(captured)
+    if spec.data.path is not None:
+        # Imported here: it loads readers of datasets.
+        from rayagi.algorithms.offline_data import RecordedTransitions
+
+        whose["recorded"] = RecordedTransitions(spec.data.path, policy.info)
+    training: type[MergedLearner[Any]] = resolve_name(place or definition.learner)
+    return training(
+        policy=policy,
+        spec=spec.learning,
+        seed=spec.seed,
+        total_env_steps=spec.total_env_steps,
+        **whose,
+    )
 
 
 def _captured(collection: Collection, policy: NetworkPolicy, context: GmiContext) -> Captured:
@@ -85,23 +119,18 @@ class DpOnlyProgram:
         with profiler.operation("learn"):
             metrics = self.trainer.update(self.rollout)
         iteration_s = time.perf_counter() - started
-        returns, lengths = self.simulator.take_finished()
-        return IterationResult(
-            iteration=iteration,
-            metrics={
-                "env_steps": float(self.rollout.num_steps * self.rollout.num_envs),
-                "episodes": float(len(returns)),
+        return collected_result(
+            self.simulator,
+            iteration,
+            self.rollout.num_steps * self.rollout.num_envs,
+            {
                 "iteration_s": iteration_s,
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
-                **self.simulator.take_sim_errors(),
                 **self._memory(),
                 **metrics,
             },
-            histograms=self.learner.histograms,
-            episode_returns=returns,
-            episode_lengths=lengths,
-            reward_terms=self.simulator.take_reward_terms(),
+            self.learner.histograms,
         )
 
     def _memory(self) -> dict[str, float]:
@@ -142,6 +171,30 @@ class DpOnlyProgram:
     def close(self) -> None:
         """Release the simulators."""
         self.simulator.close()
+
+
+def collected_result(
+    simulator: LocalSimulator | RemoteSimulators,
+    iteration: int,
+    env_steps: int,
+    metrics: Mapping[str, float],
+    histograms: Mapping[str, Sequence[int]] | None = None,
+) -> IterationResult:
+    """The result of an iteration with environment steps: ended episodes and simulation errors beside ``metrics``."""
+    returns, lengths = simulator.take_finished()
+    return IterationResult(
+        iteration=iteration,
+        metrics={
+            "env_steps": float(env_steps),
+            "episodes": float(len(returns)),
+            **simulator.take_sim_errors(),
+            **metrics,
+        },
+        histograms=histograms or {},
+        episode_returns=returns,
+        episode_lengths=lengths,
+        reward_terms=simulator.take_reward_terms(),
+    )
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:

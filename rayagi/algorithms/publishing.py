@@ -15,6 +15,7 @@ from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.parameters import ParameterStore, ReadableParameterStore
 from collectives.experience.remote_transport import RemoteTransport
 from collectives.rendezvous import host_identity, poll
+from rayagi.algorithms.gradient_updater import on_host
 from rayagi.algorithms.normalisers import moments_state
 from rayagi.models.policy import NetworkPolicy
 
@@ -149,7 +150,7 @@ class ParameterSubscriber:
             self.read(0.0)
         state: StateDict = {
             "iteration": max(0, self.version),
-            "learner": {"model": _clones(self._policy.model.state_dict())},
+            "learner": {"model": on_host(self._policy.model.state_dict())},
         }
         if self._policy.normaliser is not None:
             state["obs_normaliser"] = self._policy.normaliser.state_dict()
@@ -191,7 +192,3 @@ class ParameterSubscriber:
             names = moments_state(self._policy.normaliser.moments)
             state = {name: self._own[f"{_STATISTICS}{name}"].clone() for name in names}
             self._policy.normaliser.load_state_dict(state)
-
-
-def _clones(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,8 @@ class RolloutLearner(MergedLearner[SpecT]):
     On a GPU slice the networks are on the GPU; rollouts of other GMIs arrive in host memory.
     """
 
+    updater_class: ClassVar[type[GradientUpdater[Any]]]
+    """What steps on the losses."""
     updater: GradientUpdater[SpecT]
 
     def __init__(self, **whose: Any) -> None:
@@ -82,9 +84,10 @@ class RolloutLearner(MergedLearner[SpecT]):
             sequence_length=rollout.sequence_length,
         ).to(self.policy.device)
 
-    @abstractmethod
     def _make_updater(self, total_env_steps: int | None, weight: float) -> GradientUpdater[SpecT]:
-        """Make the updater that steps on the losses; arguments as for GradientUpdater."""
+        """Make the updater; arguments as for GradientUpdater."""
+        model = self.policy.model
+        return self.updater_class(model, self.spec, self.communicator, total_env_steps, weight=weight)
 
     @abstractmethod
     def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:

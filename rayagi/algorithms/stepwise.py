@@ -19,8 +19,7 @@ from rayagi import profiler
 from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
-from rayagi.algorithms.learners import make_learner
-from rayagi.algorithms.program import memory_metrics
+from rayagi.algorithms.program import collected_result, make_learner, memory_metrics
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import new_policy
@@ -61,21 +60,16 @@ class SimulatorProgram:
                 spent = [self.server.step() for _ in range(num_steps)]
         exchange_s, simulate_s = map(sum, zip(*spent, strict=True))
         self.iteration += 1
-        returns, lengths = self.simulator.take_finished()
-        return IterationResult(
-            iteration=self.iteration - 1,
-            metrics={
-                "env_steps": float(num_steps * self.server.num_envs),
-                "episodes": float(len(returns)),
+        return collected_result(
+            self.simulator,
+            self.iteration - 1,
+            num_steps * self.server.num_envs,
+            {
                 "iteration_s": time.perf_counter() - started,
                 "simulate_s": simulate_s,
                 "exchange_s": exchange_s,
-                **self.simulator.take_sim_errors(),
                 **memory_metrics(self.context.device),
             },
-            episode_returns=returns,
-            episode_lengths=lengths,
-            reward_terms=self.simulator.take_reward_terms(),
         )
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:

@@ -23,13 +23,7 @@ _FLAGS = ("terminated", "truncated")
 
 
 def channel_plan(info: EnvInfo, learning: LearningSpec, state_dim: int = 0) -> ChannelPlan:
-    """Channels of rollouts, grouped by eq. 5-8. Observations are sent raw, not normalised.
-
-    Args:
-        info: of the environments
-        learning: lengths of rollouts and sequences
-        state_dim: of a recurrent policy
-    """
+    """Channels of rollouts, grouped by eq. 5-8. Observations are sent raw, not normalised."""
     num_steps = learning.rollout_length
     steps = (num_steps,)
     dtype = torch.int64 if info.action.is_discrete else torch.float32

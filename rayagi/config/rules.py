@@ -160,7 +160,6 @@ def _algorithm(spec: RunSpec) -> Iterator[ConfigError]:
 def _learning(spec: RunSpec) -> Iterator[ConfigError]:
     """Rules of the settings themselves, and of the algorithm."""
     yield from spec.learning.broken_rules(spec.learning_section)
-    yield from DEFINITIONS[spec.algorithm].rules(spec.learning, spec.learning_section)
 
 
 def nearest_divisors(number: int, wanted: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from actors.protocols import EnvInfo
 from rayagi.config.spec import Activation, NetworkSpec
 from rayagi.models.exploring_heads import BoxHead
 from rayagi.models.networks import ACTIVATIONS, Model, make_network
-from rayagi.models.recurrent import Sequences, Unrolled
+from rayagi.models.recurrent import Sequences
 
 
 class Critics(nn.Module):
@@ -182,11 +182,6 @@ class ActorQ(Model):
             self.critics = Critics(critics, *sizes, generator)
         self.head = head
 
-    @property
-    def state_dim(self) -> int:
-        """Not recurrent."""
-        return 0
-
     def policy_parameters(self) -> list[nn.Parameter]:
         """Those of the policy network."""
         return list(self.policy.parameters())
@@ -200,15 +195,3 @@ class ActorQ(Model):
         flat = observed.reshape(-1, observed.shape[-1])
         actions = self.head.normalised(self.head.mode(self.outputs(flat)))
         return self.critics(flat, actions).amin(0).mean(-1).view(observed.shape[:-1])
-
-    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Not recurrent: the states pass through."""
-        return self.outputs(observed), states
-
-    def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
-        """Not recurrent."""
-        raise NotImplementedError("off-policy networks have no states")
-
-    def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
-        """Not recurrent."""
-        return self.values(observed)

@@ -7,14 +7,13 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import Distribution
 from torch.nn.functional import softplus
 
-from rayagi.models.heads import Head
+from rayagi.models.heads import LOG_SQRT_TAU, Head, diagonal_gaussian
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Of a standard deviation that is a network's output (Haarnoja et al. 2018)."""
-_LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
 _ALMOST_ONE = 1 - 2**-20
 
 
@@ -104,18 +103,18 @@ class StateSquashedGaussianHead(BoxHead):
         """Log density of the environment's actions, from u: log N(u) - sum over dimensions of log |da/du|."""
         mean, log_std = self.gaussian(outputs)
         standardised = (actions - mean) * (-log_std).exp()
-        inside = -(0.5 * standardised.square() + log_std + _LOG_SQRT_TAU)
+        inside = -(0.5 * standardised.square() + log_std + LOG_SQRT_TAU)
         density = (inside - log_slopes(actions)).sum(-1)
         return torch.where(self.uniform > 0, -math.log(2) * mean.shape[-1], density) - self.scale.log().sum()
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """Of u, averaged over the batch: sum over dimensions of log std + log sqrt(2 pi e)."""
-        return (self.gaussian(outputs)[1] + 0.5 + _LOG_SQRT_TAU).sum(-1).mean()
+        return (self.gaussian(outputs)[1] + 0.5 + LOG_SQRT_TAU).sum(-1).mean()
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """That of u: divergences do not depend on an invertible map."""
         mean, log_std = self.gaussian(outputs)
-        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
+        return diagonal_gaussian(mean, log_std.exp())
 
 
 class SmoothlyBoundedGaussianHead(StateSquashedGaussianHead):
@@ -172,8 +171,7 @@ class DeterministicHead(BoxHead):
     def distribution(self, outputs: Tensor) -> Distribution:
         """N(tanh(output), std), before it is clipped."""
         mean = outputs.tanh()
-        std = torch.full_like(mean, self._std)
-        return Independent(Normal(mean, std, validate_args=False), 1, validate_args=False)
+        return diagonal_gaussian(mean, torch.full_like(mean, self._std))
 
     def spread(self) -> float:
         """Standard deviation of the exploration noise."""

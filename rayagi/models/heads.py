@@ -20,10 +20,15 @@ from torch.nn.functional import logsigmoid, pad
 from actors.protocols import ActionSpec
 from rayagi.config.spec import HeadName
 
-_LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
+LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
 _QUADRATURE_POINTS = 16
 _LARGEST_TANH = 1 - 1e-6
 """Of recorded actions: at 1, u would be infinite."""
+
+
+def diagonal_gaussian(mean: Tensor, std: Tensor) -> Independent:
+    """N(mean, std^2) of independent dimensions, the last ones."""
+    return Independent(Normal(mean, std, validate_args=False), 1, validate_args=False)
 
 
 class Head(nn.Module, ABC):
@@ -91,20 +96,16 @@ class GaussianHead(Head):
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """Sum over dimensions of log N(action; mean, std)."""
         standardised = (actions - outputs) * (-self.log_std).exp()
-        constant = self.log_std.sum() + _LOG_SQRT_TAU * outputs.shape[-1]
+        constant = self.log_std.sum() + LOG_SQRT_TAU * outputs.shape[-1]
         return -0.5 * standardised.square().sum(-1) - constant
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """Sum over dimensions of log std + log sqrt(2 pi e); the same for every state."""
-        return self.log_std.sum() + (0.5 + _LOG_SQRT_TAU) * outputs.shape[-1]
+        return self.log_std.sum() + (0.5 + LOG_SQRT_TAU) * outputs.shape[-1]
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """N(outputs, std)."""
-        return self._normal(outputs)
-
-    def _normal(self, outputs: Tensor) -> Independent:
-        std = self.log_std.exp().expand_as(outputs)
-        return Independent(Normal(outputs, std, validate_args=False), 1, validate_args=False)
+        return diagonal_gaussian(outputs, self.log_std.exp().expand_as(outputs))
 
     def spread(self) -> float:
         """Mean standard deviation."""
@@ -133,16 +134,16 @@ class StateGaussianHead(Head):
         """Sum over dimensions of log N(action; mean, std)."""
         mean, log_std = outputs.chunk(2, -1)
         standardised = (actions - mean) * (-log_std).exp()
-        return -(0.5 * standardised.square() + log_std + _LOG_SQRT_TAU).sum(-1)
+        return -(0.5 * standardised.square() + log_std + LOG_SQRT_TAU).sum(-1)
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """Sum over dimensions of log std + log sqrt(2 pi e), averaged over the batch."""
-        return (outputs.chunk(2, -1)[1] + 0.5 + _LOG_SQRT_TAU).sum(-1).mean()
+        return (outputs.chunk(2, -1)[1] + 0.5 + LOG_SQRT_TAU).sum(-1).mean()
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """N(mean, std)."""
         mean, log_std = outputs.chunk(2, -1)
-        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
+        return diagonal_gaussian(mean, log_std.exp())
 
 
 class SquashedGaussianHead(GaussianHead):
@@ -193,7 +194,8 @@ class SquashedGaussianHead(GaussianHead):
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Its divergences are those of u: they do not depend on an invertible map."""
-        return _Squashed(self._normal(outputs), self.entropy(outputs), self._log_slopes)
+        normal = diagonal_gaussian(outputs, self.log_std.exp().expand_as(outputs))
+        return _Squashed(normal, self.entropy(outputs), self._log_slopes)
 
     def _log_slopes(self, actions: Tensor) -> Tensor:
         """log |da/du| of each dimension: log scale + 2 (log 2 - |u| - log(1 + exp(-2 |u|)))."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
@@ -68,9 +68,9 @@ class Model(nn.Module, ABC):
     head: Head
 
     @property
-    @abstractmethod
     def state_dim(self) -> int:
         """Numbers of one environment's recurrent state; 0: not recurrent."""
+        return 0
 
     @property
     def fits_kernels(self) -> bool:
@@ -114,17 +114,17 @@ class Model(nn.Module, ABC):
     def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
         """V(s): (..., obs_dim) -> (...); a recurrent model takes (B, obs_dim)."""
 
-    @abstractmethod
     def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """One step of a recurrent model: (n, obs_dim) and states (n, state_dim) -> (n, output_dim) and the next states."""
+        raise NotImplementedError("this model is not recurrent")
 
-    @abstractmethod
     def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
         """A recurrent model's values of observations (L, n, obs_dim); ``outputs`` are V(s), (L, n, 1)."""
+        raise NotImplementedError("this model is not recurrent")
 
-    @abstractmethod
     def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
         """V(s) of a recurrent model in the states of ``unroll_values``: (n, obs_dim) -> (n,)."""
+        raise NotImplementedError("this model is not recurrent")
 
 
 class ActorCritic(Model):
@@ -273,8 +273,7 @@ def algorithm_model(
     own = DEFINITIONS[algorithm].model
     if own is None:
         return make_model(info, network, seed)
-    module, _, name = own.partition(":")
-    made: Model = getattr(importlib.import_module(module), name)(info, network, settings, seed)
+    made: Model = resolve_name(own)(info, network, settings, seed)
     return made
 
 

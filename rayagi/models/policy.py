@@ -61,12 +61,7 @@ class NetworkPolicy:
     def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
         """Noise for ``sample`` or for noisy layers, (T, N, noise_dim) float32, on the policy's device.
 
-        Args:
-            num_steps: T
-            num_envs: N
-            seed: of the run
-            first_env_index: global index of the first environment
-            number: number of the rollout, or of the block of steps: each has its own noise
+        ``number``: of the rollout, or of the block of steps: each has its own noise.
         """
         return self.model.noise(
             num_steps, num_envs, seed=seed, first_env_index=first_env_index, number=number

@@ -75,11 +75,7 @@ def constructor_arguments(info: EnvInfo, spec: NetworkSpec) -> Mapping[str, Any]
 
 
 def refuse_unfit_class(spec: NetworkSpec, cls: type[Any]) -> None:
-    """Refuse a class without torch, without values, or with a head of rayagi's.
-
-    Raises:
-        ConfigError: what it lacks.
-    """
+    """Refuse a class without torch, without values, or with a head of rayagi's. Raises ConfigError: what it lacks."""
     if not issubclass(cls, TorchRLModule):
         raise module_error(spec, "is an RLModule without torch", "derive it from TorchRLModule")
     if not issubclass(cls, ValueFunctionAPI):
@@ -97,11 +93,7 @@ def refuse_unfit_class(spec: NetworkSpec, cls: type[Any]) -> None:
 
 
 def wrapped(spec: NetworkSpec, module: TorchRLModule, info: EnvInfo) -> RllibModule:
-    """The module as a network.
-
-    Raises:
-        ConfigError: it has a state, or a distribution of its own.
-    """
+    """The module as a network. Raises ConfigError: it has a state, or a distribution of its own."""
     if module.is_stateful():
         raise module_error(
             spec, "has a state, which is trained in torch modules only", "write a torch module with state_dim"

@@ -20,11 +20,7 @@ class BCLearner(OneLossLearner[BCSpec]):
     subscriptions = (Subscription(column="obs"), Subscription(column="action"))
 
     def __init__(self, **whose: Any) -> None:
-        """Arguments as for OneLossLearner.
-
-        Raises:
-            ConfigError: squared errors of choices, which have no gradient.
-        """
+        """Arguments as for OneLossLearner. Raises ConfigError: squared errors of choices, which have no gradient."""
         super().__init__(**whose)
         if self.spec.loss == "mse" and self.policy.action.is_discrete:
             raise ConfigError(

@@ -81,12 +81,8 @@ class DQNUpdater(OffPolicyUpdater[DQNSpec]):
 class DQNLearner(OffPolicyLearner[DQNSpec]):
     """Implements actors.roles.Learner for DQN."""
 
+    updater_class = DQNUpdater
     updater: DQNUpdater
-
-    def _make_updater(self, weight: float) -> DQNUpdater:
-        model = self.policy.model
-        assert isinstance(model, QModel)
-        return DQNUpdater(model, self.spec, self.communicator, self.policy.info, weight=weight)
 
     def _make_replay(self) -> ReplayStore:
         if self.spec.prioritized:

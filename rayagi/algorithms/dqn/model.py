@@ -15,7 +15,7 @@ from rayagi.config.spec import NetworkSpec
 from rayagi.models.heads import EpsilonGreedyHead
 from rayagi.models.networks import Model
 from rayagi.models.q_network import QNetwork
-from rayagi.models.recurrent import Sequences, Unrolled
+from rayagi.models.recurrent import Sequences
 
 
 class QModel(Model):
@@ -40,11 +40,6 @@ class QModel(Model):
     def layer_noise_dim(self) -> int:
         """Numbers of noise that the layers take for one sample of their weights; 0: not noisy."""
         return sum(self.network.noise_dims)
-
-    @property
-    def state_dim(self) -> int:
-        """Not recurrent."""
-        return 0
 
     def action_values(self, observed: Tensor, noise: Tensor | None = None) -> Tensor:
         """Q(s, .): (B, obs_dim) -> (B, num_actions). ``noise`` as of QNetwork."""
@@ -82,20 +77,3 @@ class QModel(Model):
             return drawn.expand(num_steps, -1, -1)
         choices, epsilon = self.head.num_outputs, float(self.head.epsilon)
         return epsilon_greedy_noise(**whose, num_steps=num_steps, num_choices=choices, epsilon=epsilon)
-
-    def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Not recurrent: the states pass through."""
-        return self.outputs(observed), states
-
-    def unroll_values(self, observed: Tensor, sequences: Sequences) -> Unrolled:
-        """Not recurrent."""
-        raise NotImplementedError("off-policy networks have no states")
-
-    def step_values(self, observed: Tensor, value_states: Tensor) -> Tensor:
-        """Not recurrent."""
-        return self.values(observed)
-
-
-def make_model(info: EnvInfo, network: NetworkSpec, spec: DQNSpec, seed: int) -> QModel:
-    """The initial model of a run."""
-    return QModel(info, network, spec, seed)

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from rayagi.algorithms.distributional_critics import DistributionalActorQ, DistributionalUpdater
+from rayagi.algorithms.distributional_critics import (
+    DistributionalActorQ,
+    DistributionalLearner,
+    DistributionalUpdater,
+)
 from rayagi.algorithms.fast_sac import FastSACSpec
 from rayagi.algorithms.maximum_entropy import MaximumEntropyUpdater
-from rayagi.algorithms.off_policy import OffPolicyLearner
 from rayagi.algorithms.transitions import Transitions
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.exploring_heads import SmoothlyBoundedGaussianHead
@@ -70,13 +73,7 @@ class FastSACUpdater(DistributionalUpdater[FastSACSpec], MaximumEntropyUpdater[F
         return (alpha * log_probs.detach() - q).mean()
 
 
-class FastSACLearner(OffPolicyLearner[FastSACSpec]):
-    """Implements actors.roles.Learner for FastSAC. It acts with its policy from the first step."""
+class FastSACLearner(DistributionalLearner[FastSACSpec]):
+    """Implements actors.roles.Learner for FastSAC."""
 
-    def _make_updater(self, weight: float) -> FastSACUpdater:
-        model = self.policy.model
-        assert isinstance(model, DistributionalActorQ)
-        return FastSACUpdater(model, self.spec, self.communicator, self.policy.info, weight=weight)
-
-    def _set_warm_up(self) -> None:
-        """No uniform actions: learning starts after a few steps of each environment."""
+    updater_class = FastSACUpdater

@@ -1,17 +1,92 @@
-"""FastTD3's update: TD3 with distributional critics and AdamW, without a target policy (Seo et al. 2025)."""
+"""FastTD3 (Seo et al. 2025): TD3 with distributional critics and AdamW, without a target policy.
+
+Its deterministic policy explores with a noise level of each environment.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
-from rayagi.algorithms.distributional_critics import DistributionalUpdater
+from actors.noise import environment_generators, exploration_noise
+from actors.protocols import EnvInfo
+from rayagi.algorithms.distributional_critics import (
+    DistributionalActorQ,
+    DistributionalLearner,
+    DistributionalUpdater,
+)
 from rayagi.algorithms.fast_td3 import FastTD3Spec
-from rayagi.algorithms.fast_td3.model import FastTD3Model
-from rayagi.algorithms.off_policy import OffPolicyLearner
 from rayagi.algorithms.transitions import Transitions
+from rayagi.config.spec import NetworkSpec
+from rayagi.models.exploring_heads import DeterministicHead
+from rayagi.models.heads import LOG_SQRT_TAU, diagonal_gaussian
+
+LEVEL_STEPS = 1000
+"""Steps of an environment after which its noise level is drawn anew: the usual time limit of an episode."""
+_LEVELS = 16
+
+
+class MixedNoiseHead(DeterministicHead):
+    """tanh(outputs), plus noise that is already scaled by the environment's level, clipped to [-1, 1].
+
+    Actions are normalised everywhere but in the environment. The density is that of an environment of unknown level.
+    """
+
+    levels: Tensor
+
+    def __init__(self, info: EnvInfo, noise_min: float, noise_max: float) -> None:
+        super().__init__(info.action.low, info.action.high, exploration_noise=(noise_min + noise_max) / 2)
+        middles = (torch.arange(_LEVELS) + 0.5) / _LEVELS
+        self.register_buffer("levels", noise_min + middles * (noise_max - noise_min), persistent=False)
+
+    def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
+        """clip(tanh(outputs) + noise, -1, 1)."""
+        return (outputs.tanh() + noise).clamp(-1.0, 1.0)
+
+    def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
+        """log of the mean density over 16 levels, without the clip, of the environment's actions."""
+        std = self.levels.clamp(min=1e-6).unsqueeze(-1)
+        errors = (actions - outputs.tanh()).unsqueeze(-2) / std
+        densities = -(0.5 * errors.square() + std.log() + LOG_SQRT_TAU).sum(-1)
+        return densities.logsumexp(-1) - math.log(_LEVELS) - self.scale.log().sum()
+
+    def entropy(self, outputs: Tensor) -> Tensor:
+        """Mean over the levels of a Gaussian's entropy."""
+        logs = self.levels.clamp(min=1e-6).log() + 0.5 + LOG_SQRT_TAU
+        return logs.mean() * outputs.shape[-1]
+
+    def distribution(self, outputs: Tensor) -> Distribution:
+        """A Gaussian of the mean level about the mode."""
+        return diagonal_gaussian(outputs.tanh(), self.levels.mean().expand_as(outputs))
+
+
+class FastTD3Model(DistributionalActorQ):
+    """A policy whose exploration has a noise level of each environment, and critics twice as wide."""
+
+    head: MixedNoiseHead
+
+    def __init__(self, info: EnvInfo, network: NetworkSpec, spec: FastTD3Spec, seed: int) -> None:
+        head = MixedNoiseHead(info, spec.noise_min, spec.noise_max)
+        super().__init__(info, network, head, spec, seed=seed, critic_width=2.0)
+        self._levels, self._rollout_length = (spec.noise_min, spec.noise_max), spec.rollout_length
+
+    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
+        """Standard normal noise times the level of each environment, (T, N, dim)."""
+        noise = exploration_noise(
+            seed=seed, first_env_index=first_env_index, num_envs=num_envs, iteration=number,
+            num_steps=num_steps, dim=self.head.num_outputs, gumbel=False,
+        )  # fmt: skip
+        envs = range(first_env_index, first_env_index + num_envs)
+        period = number * self._rollout_length // LEVEL_STEPS
+        low, high = self._levels
+        drawn = [
+            each.uniform(low, high) for each in environment_generators(seed, envs, "noise_level", period)
+        ]
+        return noise * torch.tensor(drawn, dtype=noise.dtype).unsqueeze(-1)
 
 
 class FastTD3Updater(DistributionalUpdater[FastTD3Spec]):
@@ -50,13 +125,7 @@ class FastTD3Updater(DistributionalUpdater[FastTD3Spec]):
         return -q.mean()
 
 
-class FastTD3Learner(OffPolicyLearner[FastTD3Spec]):
-    """Implements actors.roles.Learner for FastTD3. It acts with its policy from the first step."""
+class FastTD3Learner(DistributionalLearner[FastTD3Spec]):
+    """Implements actors.roles.Learner for FastTD3."""
 
-    def _make_updater(self, weight: float) -> FastTD3Updater:
-        model = self.policy.model
-        assert isinstance(model, FastTD3Model)
-        return FastTD3Updater(model, self.spec, self.communicator, self.policy.info, weight=weight)
-
-    def _set_warm_up(self) -> None:
-        """No uniform actions: learning starts after a few steps of each environment."""
+    updater_class = FastTD3Updater

@@ -8,18 +8,14 @@ from torch import Tensor
 from actors.rollout import Rollout
 from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.one_pass import OnePassUpdater
-from rayagi.algorithms.returns import explained_variance
+from rayagi.algorithms.returns import explained_variance, importance_metrics, vtrace
 from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner
-from rayagi.algorithms.vtrace import importance_metrics, vtrace
 
 
 class ImpalaLearner(OnPolicyLearner[ImpalaSpec]):
     """Implements actors.roles.Learner for IMPALA."""
 
-    updater: OnePassUpdater[ImpalaSpec]
-
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> OnePassUpdater[ImpalaSpec]:
-        return OnePassUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
+    updater_class = OnePassUpdater
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> tuple[OnPolicyBatch, Tensor]:

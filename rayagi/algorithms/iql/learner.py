@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 from actors.protocols import ActionSpec, StateDict
 from actors.replay import Subscription
 from collectives.communicator import Communicator
-from rayagi.algorithms.gradient_updater import GradientUpdater
+from rayagi.algorithms.gradient_updater import GradientUpdater, on_host
 from rayagi.algorithms.iql import IQLSpec
 from rayagi.algorithms.offline_learner import Batch, OneLossLearner
 from rayagi.config.spec import NetworkSpec
@@ -83,9 +83,9 @@ class IQLUpdater(GradientUpdater[IQLSpec]):
         state = super().state_dict()
         return {
             **state,
-            "model": _copied(self.policy_model),
-            "critic": _copied(self.critic),
-            "target": _copied(self.target),
+            "model": on_host(self.policy_model.state_dict()),
+            "critic": on_host(self.critic.state_dict()),
+            "target": on_host(self.target.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -139,7 +139,3 @@ class IQLLearner(OneLossLearner[IQLSpec]):
     def after_step(self) -> None:
         """Move the target critics."""
         self.updater.follow()
-
-
-def _copied(module: nn.Module) -> StateDict:
-    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from actors.rollout import Rollout
-from rayagi.algorithms.device_noise import minibatch_orders
-from rayagi.algorithms.gradient_updater import FlatAdam
+from rayagi.algorithms.device_rollouts import minibatch_orders
+from rayagi.algorithms.gradient_updater import FlatAdam, GradientUpdater
 from rayagi.algorithms.graphs import Replay
-from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner, PPOUpdater
+from rayagi.algorithms.ppo import PPOSpec
+from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner
 from rayagi.algorithms.rollout_learner import OnPolicyBatch
 
 
@@ -34,7 +35,7 @@ class CapturedStepsPPOLearner(PPOLearner):
         self._batch: OnPolicyBatch | None = None
         self._replay = Replay(self.run, device, save=self._copy, undo=self._put_back)
 
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> PPOUpdater:
+    def _make_updater(self, total_env_steps: int | None, weight: float) -> GradientUpdater[PPOSpec]:
         updater = super()._make_updater(total_env_steps, weight)
         if self.policy.device.type == "cuda":
             _adam_of(updater).make_capturable()
@@ -131,7 +132,7 @@ class CapturedPPOLearner(CapturedStepsPPOLearner):
         return held
 
 
-def _adam_of(updater: PPOUpdater) -> FlatAdam:
+def _adam_of(updater: GradientUpdater[PPOSpec]) -> FlatAdam:
     """The optimiser of PPO."""
     assert isinstance(updater.optimiser, FlatAdam)
     return updater.optimiser

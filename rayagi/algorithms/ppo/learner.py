@@ -8,14 +8,37 @@ import torch
 from torch import Tensor, nn
 
 from rayagi.algorithms import losses
+from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner, OnPolicyUpdater
 from rayagi.models.heads import GaussianHead
-from rayagi.models.networks import ActorCritic
+from rayagi.models.networks import ActorCritic, Model
 from rayagi.native.learning import CompiledGradient, Trained
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 """Metrics of one minibatch step, in the order of its row."""
+
+
+def clipped_loss(
+    model: Model,
+    spec: PPOSpec | AppoSpec,
+    batch: OnPolicyBatch,
+    order: Tensor,
+    value_clip: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy, approx_kl, clip_fraction)."""
+    outputs, values = model(batch.obs[order], batch.sequences(order))
+    # log r = log pi(a|s) - log pi_old(a|s).
+    log_ratio = model.head.log_prob(outputs, batch.actions[order]) - batch.log_probs[order]
+    policy_loss = losses.clipped_policy_loss(log_ratio, batch.advantages[order], spec.clip_ratio)
+    value_loss = losses.value_loss(values, batch.values[order], batch.targets[order], value_clip)
+    entropy = model.head.entropy(outputs)
+    # Eq. 9, negated: L = L^CLIP + c1 L^VF - c2 S.
+    total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
+    with torch.no_grad():
+        kl, clipped = losses.approx_kl(log_ratio), losses.clip_fraction(log_ratio, spec.clip_ratio)
+        parts = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped))
+    return total, parts
 
 
 class PPOUpdater(OnPolicyUpdater[PPOSpec]):
@@ -55,20 +78,8 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         return super().values(observed) if self._compiled is None else self._compiled.values(observed)
 
     def loss(self, batch: OnPolicyBatch, order: Tensor) -> tuple[Tensor, Tensor]:
-        """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy, approx_kl, clip_fraction)."""
-        spec, model = self.spec, self.model
-        outputs, values = model(batch.obs[order], batch.sequences(order))
-        # log r = log pi(a|s) - log pi_old(a|s).
-        log_ratio = model.head.log_prob(outputs, batch.actions[order]) - batch.log_probs[order]
-        policy_loss = losses.clipped_policy_loss(log_ratio, batch.advantages[order], spec.clip_ratio)
-        value_loss = losses.value_loss(values, batch.values[order], batch.targets[order], spec.value_clip)
-        entropy = model.head.entropy(outputs)
-        # Eq. 9, negated: L = L^CLIP + c1 L^VF - c2 S.
-        total = policy_loss + spec.value_coef * value_loss - spec.entropy_coef * entropy
-        with torch.no_grad():
-            kl, clipped = losses.approx_kl(log_ratio), losses.clip_fraction(log_ratio, spec.clip_ratio)
-            parts = torch.stack((policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped))
-        return total, parts
+        """As of ``clipped_loss``."""
+        return clipped_loss(self.model, self.spec, batch, order, self.spec.value_clip)
 
     def minibatch_step(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
         """One step on the samples in ``order``, with torch. Returns the metrics of ``MEASURED``, (6,)."""
@@ -101,10 +112,8 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
 class PPOLearner(OnPolicyLearner[PPOSpec]):
     """Implements actors.roles.Learner for PPO."""
 
+    updater_class = PPOUpdater
     updater: PPOUpdater
-
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> PPOUpdater:
-        return PPOUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)
 
 
 def _linear(network: nn.Module) -> list[tuple[Tensor, Tensor]]:

@@ -78,7 +78,4 @@ class SACUpdater(MaximumEntropyUpdater[SACSpec]):
 class SACLearner(OffPolicyLearner[SACSpec]):
     """Implements actors.roles.Learner for SAC."""
 
-    def _make_updater(self, weight: float) -> SACUpdater:
-        model = self.policy.model
-        assert isinstance(model, ActorQ)
-        return SACUpdater(model, self.spec, self.communicator, self.policy.info, weight=weight)
+    updater_class = SACUpdater

@@ -5,11 +5,12 @@ The policy's loss may have a cloning term with a weight that decays: TD3+BC, con
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from collectives.communicator import Communicator
 from rayagi.algorithms.off_policy import OffPolicyLearner, OffPolicyUpdater
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.transitions import Transitions
@@ -30,10 +31,9 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
     measured = ("policy_loss", "value_loss", "grad_norm", "q_mean")
     model: ActorQ
 
-    def __init__(
-        self, model: ActorQ, spec: TD3Spec, communicator: Communicator, info: EnvInfo, *, weight: float
-    ) -> None:
-        super().__init__(model, spec, communicator, info, weight=weight)
+    def __init__(self, model: ActorQ, *given: Any, **weight: Any) -> None:
+        super().__init__(model, *given, **weight)
+        spec = self.spec
         rate = spec.critic_learning_rate or spec.learning_rate
         self.critics = self._group("critics", model.critics, rate)
         self.policy = self._group("policy", model.policy, spec.learning_rate)
@@ -108,12 +108,8 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
 class TD3Learner(OffPolicyLearner[TD3Spec]):
     """Implements actors.roles.Learner for TD3."""
 
+    updater_class = TD3Updater
     updater: TD3Updater
-
-    def _make_updater(self, weight: float) -> TD3Updater:
-        model = self.policy.model
-        assert isinstance(model, ActorQ)
-        return TD3Updater(model, self.spec, self.communicator, self.policy.info, weight=weight)
 
     def _steps_for(self, env_steps: int, iteration: int) -> list[Tensor]:
         """As of ``OffPolicyLearner``. The cloning term's weight is w_0 (w_end / w_0)^(t / T) after t environment steps."""

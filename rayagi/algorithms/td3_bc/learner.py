@@ -38,10 +38,6 @@ class TD3BCUpdater(ParameterGroups):
         self.target_critics = self._target("critics", model.critics, self.critics)
         self.target_policy = self._target("policy", model.policy, self.policy)
 
-    def begin_update(self, _env_steps_total: int) -> None:
-        """Begin an iteration."""
-        self.begin_sync()
-
 
 class TD3BCLearner(OfflineLearner[TD3BCSpec]):
     """Steps the critics, and with every ``policy_delay``-th step the policy and all targets."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -17,7 +16,6 @@ from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner, On
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.models.networks import Model
 from rayagi.models.recurrent import Sequences
-from rayagi.profiler import Category, activity, operation
 
 MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
 
@@ -106,11 +104,7 @@ class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
     def _mean(self, tensor: Tensor) -> Tensor:
         """The mean over all trainers' samples, bitwise equal on all trainers."""
         tensor = self.weight * tensor.detach()
-        if self.communicator.world_size > 1:
-            started = time.perf_counter()
-            with operation("reduce"), activity(Category.COMMUNICATION, "all_reduce"):
-                self.communicator.all_reduce(tensor, "mean")
-            self.sync_s += time.perf_counter() - started
+        self._reduce(tensor)
         return tensor
 
 
@@ -201,7 +195,5 @@ class _Distribution(nn.Module):
 class TRPOLearner(OnPolicyLearner[TRPOSpec]):
     """Implements actors.roles.Learner for TRPO."""
 
+    updater_class = TRPOUpdater
     updater: TRPOUpdater
-
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> TRPOUpdater:
-        return TRPOUpdater(self.policy.model, self.spec, self.communicator, total_env_steps, weight=weight)

@@ -12,10 +12,10 @@ import torch
 from actors.roles import Agent, LocalSimulator, collect
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
-from rayagi.algorithms.device_noise import minibatch_orders, normal_noise
-from rayagi.algorithms.learners import make_learner
+from rayagi.algorithms.device_rollouts import minibatch_orders, normal_noise
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.captured import CapturedPPOLearner
+from rayagi.algorithms.program import make_learner
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.policy import new_policy
 

@@ -10,8 +10,7 @@ import torch
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.fast_td3 import FAST_TD3, FastTD3Spec
-from rayagi.algorithms.fast_td3.learner import FastTD3Updater
-from rayagi.algorithms.fast_td3.model import FastTD3Model
+from rayagi.algorithms.fast_td3.learner import FastTD3Model, FastTD3Updater
 from rayagi.algorithms.transitions import Transitions
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset

@@ -12,8 +12,8 @@ from rayagi.algorithms.fast_td3 import FastTD3Spec
 from rayagi.algorithms.initial_state import initial_state
 from rayagi.algorithms.iql import IQLSpec
 from rayagi.algorithms.iql.learner import TwinCritic
+from rayagi.algorithms.offline_data import RecordedTransitions
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.recorded_transitions import RecordedTransitions
 from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.td3_bc import TD3BCSpec

@@ -54,9 +54,9 @@ def test_restoring_clears_gradients_that_were_not_finite():
     assert all((group.flat.gradients == 0).all() for group in made.groups.values())
 
 
-def test_seconds_of_gradient_reduction_are_counted_over_all_networks_from_begin_sync():
+def test_seconds_of_gradient_reduction_are_counted_over_all_networks_from_begin_update():
     made = updater()
     made.critics.sync_s, made.policy.sync_s = 0.25, 0.5
     assert made.sync_s == pytest.approx(0.75)
-    made.begin_sync()
+    made.begin_update()
     assert made.sync_s == 0

@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayagi.algorithms.returns import gae
-from rayagi.algorithms.vtrace import importance_metrics, vtrace
+from rayagi.algorithms.returns import gae, importance_metrics, vtrace
 
 
 def column(*values):

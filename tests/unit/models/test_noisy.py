@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayagi.models.noisy import NoisyLinear
+from rayagi.models.q_network import NoisyLinear
 
 
 def layer(inputs=3, outputs=2, seed=0):

@@ -9,8 +9,7 @@ from torch import nn
 from actors.protocols import ActionSpec, EnvInfo, ObsPart
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import mlp
-from rayagi.models.noisy import NoisyLinear
-from rayagi.models.q_network import QNetwork
+from rayagi.models.q_network import NoisyLinear, QNetwork
 
 INFO = EnvInfo(
     env_id="x",
