@@ -12,7 +12,7 @@ from experiments.fusion.plots import draw_rates, form_and_steps, rate_table
 from experiments.fusion.records import Records
 from experiments.fusion.timing import cost
 from experiments.fusion.variants.catalogue import package_missing
-from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.errors import KernelError
 
 MOST_STEPS = {
     "gymnasium": 1e4, "gymnasium-vector": 3e5, "envpool": 3e5, "c": 3e6, "torch": 3e5, "torch.compile": 2e6, "xla": 5e6,

@@ -21,9 +21,9 @@ from experiments.fusion.variants.catalogue import package_missing
 from experiments.fusion.variants.torch_variants import Moved, TorchStepper, count_calls, count_generated
 from experiments.fusion.variants.variant import BenchmarkConfig, Counts
 from rayagi.envs import make_env_factory
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
-from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.simulators import CartPole
 from rayagi.models.networks import mlp
 

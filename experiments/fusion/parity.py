@@ -29,8 +29,8 @@ from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.draws import EXPLORE, seed_word, uniform
 from rayagi.envs.fused.provider import make_simulator
 from rayagi.envs.fused.reference import TorchBackend
-from rayagi.envs.fused.rollout import FusedRollout
 from rayagi.envs.fused.simulator import Discrete, Simulator, action_dim, action_spec
+from rayagi.envs.fused.vec_env import FusedRollout
 
 EXACT = 1e-9
 """Tolerance in float64."""

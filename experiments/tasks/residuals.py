@@ -22,9 +22,8 @@ import torch
 from actors.roles import Agent
 from experiments.origin import origin
 from rayagi.envs.providers import VecEnvArgs
-from rayagi.envs.tasks.engines import make_batched_sim
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
-from rayagi.envs.tasks.provider import TASKS, make_task
+from rayagi.envs.tasks.provider import TASKS, make_batched_sim, make_task
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 from rayagi.serving.source import saved_policy
 

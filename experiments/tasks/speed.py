@@ -25,9 +25,8 @@ from torch import Tensor
 from experiments.origin import origin
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
 from rayagi.envs.providers import VecEnvArgs
-from rayagi.envs.tasks.batched_sim import BatchedSim
 from rayagi.envs.tasks.provider import TASKS, OwnTaskProvider, make_task
-from rayagi.envs.tasks.vec_env import TaskVecEnv
+from rayagi.envs.tasks.vec_env import BatchedSim, TaskVecEnv
 
 HERE = Path(__file__).parent
 _WARM_UP = 10

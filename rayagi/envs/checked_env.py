@@ -11,8 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rayagi.envs.errors import EnvironmentFailedError
-from rayagi.envs.user_code import named_failures
+from rayagi.envs.errors import EnvironmentFailedError, named_failures
 
 
 class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
@@ -23,12 +22,7 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
     """
 
     def __init__(self, env_id: str, env: gymnasium.Env[Any, Any], env_index: int) -> None:
-        """Wrap ``env``.
-
-        Args:
-            env_id: its id
-            env: an environment
-            env_index: its global index, over all GMIs
+        """Wrap ``env``, whose global index over all GMIs is ``env_index``.
 
         Raises:
             NotImplementedError, ValueError: its observations cannot be flattened.

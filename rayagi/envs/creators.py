@@ -31,11 +31,7 @@ class Creator:
     create: Callable[[EnvContext], gymnasium.Env[Any, Any]]
 
     def __call__(self, env_config: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
-        """Make one environment.
-
-        Raises:
-            TypeError: it has several agents.
-        """
+        """Make one environment. Raises TypeError: it has several agents."""
         env = self.create(EnvContext(env_config or {}))
         if any(base.__name__ == "MultiAgentEnv" for base in type(env).__mro__):
             raise TypeError(
@@ -45,12 +41,7 @@ class Creator:
 
 
 def register_creator(name: str, create: Callable[[EnvContext], gymnasium.Env[Any, Any]]) -> str:
-    """Register with Gymnasium, in this process; returns the id. GMIs get the registration with the environments.
-
-    Args:
-        name: the class's, or that given to ``tune.register_env``
-        create: called with ``env_config``
-    """
+    """Register with Gymnasium, in this process; returns the id. GMIs get the registration with the environments."""
     env_id = NAMESPACE + (re.sub(r"[^\w.-]+", "_", name).strip("_") or "env")
     gymnasium.registry[env_id] = EnvSpec(id=env_id, entry_point=Creator(create))
     return env_id

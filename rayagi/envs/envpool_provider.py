@@ -11,16 +11,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.protocols import EnvInfo, StateDict, StepResult
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
-from rayagi.envs.gymnasium_adapter import action_spec, episode_seed
-from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, log_sim_errors, time_limit
+from actors.protocols import EnvInfo, StepResult
+from rayagi.envs.errors import EnvironmentOptionError, UnsupportedSpaceError
+from rayagi.envs.gymnasium_adapter import RestartingVecEnv, action_spec, float32_copy
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, time_limit
 
 
-class EnvPoolVecEnv:
+class EnvPoolVecEnv(RestartingVecEnv):
     """Implements VecEnv on a synchronous pool.
 
     EnvPool resets an ended environment in the next step, which ignores the action and returns no reward of the task. Here a
@@ -34,37 +33,22 @@ class EnvPoolVecEnv:
     is counted in ``sim_errors`` and reset.
     """
 
-    resumes_episodes = False
-
     def __init__(
         self, envpool: ModuleType, info: EnvInfo, options: Mapping[str, Any], env_args: VecEnvArgs
     ) -> None:
-        self.info, self.num_envs = info, env_args.num_envs
+        super().__init__(info, env_args.num_envs, env_args.first_env_index)
         self._envpool, self._options, self._env_args = envpool, dict(options), env_args
         self._pool: Any = None
         self._first_choice = 0
         self._discrete = info.action.kind == "discrete"
         self._low, self._high = np.array(info.action.low), np.array(info.action.high)
-        self._episode = np.full(env_args.num_envs, -1, dtype=np.int64)
-        self._elapsed = np.zeros(env_args.num_envs, dtype=np.int64)
         self._obs = torch.zeros((env_args.num_envs, info.obs_dim))
-        self._num_unstable = 0
-
-    @property
-    def sim_errors(self) -> Mapping[str, int]:
-        """Count of environments that became non-finite, since construction."""
-        return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
         """Start a new episode everywhere, in a new pool: EnvPool takes seeds only at construction."""
-        self._episode += 1
-        self._elapsed[:] = 0
         self._close_pool()
         env_args = self._env_args
-        seeds = [
-            episode_seed(env_args.seed, env_args.first_env_index + i, int(episode)) % 2**31
-            for i, episode in enumerate(self._episode)
-        ]
+        seeds = [seed % 2**31 for seed in self._next_seeds(env_args.seed)]
         with warnings.catch_warnings(action="ignore"):  # Gymnasium's, on the precision of EnvPool's bounds
             self._pool = self._envpool.make(
                 self.info.env_id,
@@ -76,8 +60,8 @@ class EnvPoolVecEnv:
             )
             self._first_choice = int(getattr(self._pool.action_space, "start", 0))
             obs, _ = self._pool.reset()
-        self._refuse_nonfinite(obs, "observation", np.arange(self.num_envs))
-        self._obs = _float32(obs)
+        self._refuse_nonfinite(obs, "observation")
+        self._obs = float32_copy(obs)
         return self._obs.clone()
 
     def step(self, actions: Tensor) -> StepResult:
@@ -91,11 +75,11 @@ class EnvPoolVecEnv:
         if self._discrete:
             given = given.reshape(-1) + self._first_choice
         else:
-            self._refuse_nonfinite(given, "action", np.arange(self.num_envs))
+            self._refuse_nonfinite(given, "action")
             given = np.clip(given, self._low, self._high)
         observed, rewards, terminated, truncated, _ = self._pool.step(given)
         # First float32: a larger float64 is infinite.
-        obs, rewards = _float32(observed), _float32(rewards).numpy()
+        obs, rewards = float32_copy(observed), float32_copy(rewards).numpy()
         unstable = ~(np.isfinite(rewards) & np.isfinite(obs.numpy()).all(axis=1))
         if unstable.any():
             self._num_unstable += int(unstable.sum())
@@ -106,50 +90,28 @@ class EnvPoolVecEnv:
         if final_ids.size:
             begun, _ = self._pool.reset(final_ids.astype(np.int32))  # in the order of the ids
             self._refuse_nonfinite(begun, "observation", final_ids)
-            obs[final_ids] = _float32(begun)
+            obs[final_ids] = float32_copy(begun)
             self._elapsed[final_ids] = 0
             self._episode[final_ids] += 1
         self._obs = obs
         return StepResult(
             obs=obs.clone(),
-            rewards=_float32(rewards),
+            rewards=float32_copy(rewards),
             terminated=torch.tensor(terminated),
             truncated=torch.tensor(truncated),
             final_ids=torch.from_numpy(final_ids),
             final_obs=final_obs,
         )
 
-    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str, ids: NDArray[Any]) -> None:
-        finite = np.isfinite(values)
-        if not finite.all():
-            i = int(ids[np.flatnonzero(~finite.all(axis=1))[0]])
-            raise SimulationError(self._env_args.first_env_index + i, int(self._elapsed[i]), quantity)
-
-    def state_dict(self) -> StateDict:
-        """Episode counters; EnvPool does not expose its environments' state."""
-        return {"episode": self._episode.copy()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Start new episodes with seeds other than the saved ones. Returns their first observation."""
-        check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
-        self._episode[:] = state["episode"]
-        return self.reset()
-
     def close(self) -> None:
         """Stop the pool's threads."""
-        log_sim_errors(self.info.env_id, self.sim_errors)
+        super().close()
         self._close_pool()
 
     def _close_pool(self) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def _float32(values: Any) -> Tensor:
-    """A float32 copy, since the pool reuses its arrays."""
-    with np.errstate(over="ignore"):
-        return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
 ENGINE = "envpool"

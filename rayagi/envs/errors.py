@@ -1,10 +1,28 @@
-"""Exceptions of environments; each message names the value, the limit and a remedy."""
+"""Exceptions of environments, whose messages name the value, the limit and a remedy; and of users' code, as one sentence."""
 
 from __future__ import annotations
+
+import re
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class EnvError(Exception):
     """Base class of this package's exceptions."""
+
+
+class _NamedError(EnvError):
+    """What is wrong (``reason``) with something that has a name: ``NAME: REASON``."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name, self.reason = name, reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
 
 
 class UnknownEnvironmentError(EnvError):
@@ -22,37 +40,27 @@ class UnknownEnvironmentError(EnvError):
         )
 
 
-class EnvironmentOptionError(EnvError):
+class EnvironmentOptionError(_NamedError):
     """An unknown option of an environment, or an invalid value."""
 
-    def __init__(self, env_id: str, reason: str) -> None:
-        super().__init__(env_id, reason)
-        self.env_id, self.reason = env_id, reason
+
+class ModelError(_NamedError):
+    """A task cannot use a model file, which is the name."""
 
     def __str__(self) -> str:
-        return f"{self.env_id}: {self.reason}"
+        return f"model {super().__str__()}"
 
 
-class ModelError(EnvError):
-    """A task cannot use a model file."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return f"model {self.path}: {self.reason}"
-
-
-class TaskError(EnvError):
+class TaskError(_NamedError):
     """A user's task is invalid: a method is missing, raises, or has a wrong result."""
 
-    def __init__(self, env_id: str, reason: str) -> None:
-        super().__init__(env_id, reason)
-        self.env_id, self.reason = env_id, reason
 
-    def __str__(self) -> str:
-        return f"{self.env_id}: {self.reason}"
+class SimulatorError(_NamedError):
+    """A fused simulator cannot be traced. Its name has the function, with file and line if known."""
+
+
+class KernelError(_NamedError):
+    """A kernel cannot be built here. Its name has the simulator and the backend."""
 
 
 class MemoryShortError(EnvError):
@@ -110,7 +118,7 @@ class SimulationError(EnvError):
         )
 
 
-class EnvironmentFailedError(EnvError):
+class EnvironmentFailedError(_NamedError):
     """The code of an environment raised an exception, or returned something of another shape than it declares.
 
     Args:
@@ -120,22 +128,15 @@ class EnvironmentFailedError(EnvError):
     """
 
     def __init__(self, env_id: str, where: str, reason: str) -> None:
-        super().__init__(env_id, where, reason)
-        self.env_id, self.where, self.reason = env_id, where, reason
-
-    def __str__(self) -> str:
-        return f"{self.env_id}, {self.where}: {self.reason}"
+        super().__init__(f"{env_id}, {where}", reason)
+        self.args = env_id, where, reason
 
 
-class SimulatorLostError(EnvError):
+class SimulatorLostError(_NamedError):
     """An external simulator process exited, failed, or does not respond."""
 
-    def __init__(self, env_id: str, reason: str) -> None:
-        super().__init__(env_id, reason)
-        self.env_id, self.reason = env_id, reason
-
     def __str__(self) -> str:
-        return f"the simulator of {self.env_id} {self.reason}"
+        return f"the simulator of {self.name} {self.reason}"
 
 
 class RenderingError(EnvError):
@@ -148,3 +149,36 @@ class RenderingError(EnvError):
     def __str__(self) -> str:
         advice = f". {self.advice}" if self.advice else ""
         return f"{self.env_id} cannot be rendered here: {self.reason}{advice}"
+
+
+_LIBRARIES = re.compile(r"-packages[/\\](gymnasium[/\\](?!envs)|(mujoco|numpy|ray|torch)[/\\])")
+_INSIDE = (str(Path(__file__).parent), "<frozen ")
+_IN_CALLER = " in the code that called it"
+_STDLIB = sysconfig.get_path("stdlib")
+
+
+def failure_text(error: BaseException, otherwise: str = "") -> str:
+    """The exception's first line, with ``file:line`` of its last frame outside rayagi, libraries and Python.
+
+    ``otherwise``: where it was raised, if there is no such frame.
+    """
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    at = f" at {own[-1].filename}:{own[-1].lineno}" if own else otherwise
+    first_line = next(iter(str(error).strip().splitlines()), "it gives no reason")
+    return f"{type(error).__name__}{at}: {first_line}"
+
+
+def _is_library(path: str) -> bool:
+    in_stdlib = path.startswith(_STDLIB) and "-packages" not in path
+    return in_stdlib or path.startswith(_INSIDE) or _LIBRARIES.search(path) is not None
+
+
+@contextmanager
+def named_failures(env_id: str, where: Callable[[], str]) -> Iterator[None]:
+    """Raise what an environment's code raises as EnvironmentFailedError; ``where``: the environment and its step."""
+    try:
+        yield
+    except EnvError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise EnvironmentFailedError(env_id, where(), failure_text(error, _IN_CALLER)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult, VecEnv
 from rayagi.envs.checked_env import CheckedEnv
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError, failure_text
 from rayagi.envs.providers import (
     EnvProvider,
     VecEnvArgs,
@@ -25,7 +26,6 @@ from rayagi.envs.providers import (
     log_sim_errors,
     user_module,
 )
-from rayagi.envs.user_code import failure_text
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
@@ -222,7 +222,59 @@ def episode_seed(seed: int, env_index: int, episode: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
-class GymnasiumVecEnv:
+class RestartingVecEnv(ABC):
+    """What environments whose state cannot be saved have in common: episodes' counters, and what is not finite."""
+
+    resumes_episodes = False
+
+    def __init__(self, info: EnvInfo, num_envs: int, first_env_index: int) -> None:
+        self.info, self.num_envs, self._first_env_index = info, num_envs, first_env_index
+        self._episode = np.full(num_envs, -1, dtype=np.int64)
+        self._elapsed = np.zeros(num_envs, dtype=np.int64)
+        self._num_unstable = 0
+
+    @property
+    def sim_errors(self) -> Mapping[str, int]:
+        """Count of environments that became non-finite, since construction."""
+        return {"unstable": self._num_unstable}
+
+    @abstractmethod
+    def reset(self) -> Tensor:
+        """Start a new episode in every environment. Returns (N, obs_dim) float32."""
+
+    def _next_seeds(self, seed: int) -> list[int]:
+        """Count the next episode of every environment. Returns their seeds."""
+        self._episode += 1
+        self._elapsed[:] = 0
+        return [
+            episode_seed(seed, self._first_env_index + i, int(episode))
+            for i, episode in enumerate(self._episode)
+        ]
+
+    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str, ids: NDArray[Any] | None = None) -> None:
+        """Raise SimulationError at the first of these environments (None: all) that has a value (n, ...) not finite."""
+        finite = np.isfinite(values)
+        if not finite.all():
+            row = int(np.flatnonzero(~finite.all(axis=1))[0])
+            i = row if ids is None else int(ids[row])
+            raise SimulationError(self._first_env_index + i, int(self._elapsed[i]), quantity)
+
+    def state_dict(self) -> StateDict:
+        """Episode counters: the environments do not expose their state."""
+        return {"episode": self._episode.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Start new episodes with other seeds than the saved ones. Returns their first observation."""
+        check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
+        self._episode[:] = state["episode"]
+        return self.reset()
+
+    def close(self) -> None:
+        """Log simulation errors, for users without metrics."""
+        log_sim_errors(self.info.env_id, self.sim_errors)
+
+
+class GymnasiumVecEnv(RestartingVecEnv):
     """Implements VecEnv on a SyncVectorEnv with same-step auto-reset.
 
     Gymnasium seeds one generator per environment once; later episodes continue it. The seed depends on (seed, global
@@ -233,8 +285,6 @@ class GymnasiumVecEnv:
     counted in ``sim_errors``, and the environment is reset.
     """
 
-    resumes_episodes = False
-
     def __init__(
         self,
         env_id: str,
@@ -244,38 +294,22 @@ class GymnasiumVecEnv:
         first_env_index: int = 0,
         seed: int = 0,
     ) -> None:
-        self.num_envs = num_envs
         self._envs = SyncVectorEnv(
             [partial(make_one, env_id, kwargs, first_env_index + i) for i in range(num_envs)],
             autoreset_mode=AutoresetMode.SAME_STEP,
         )
         first = self._envs.envs[0]
         assert isinstance(first, CheckedEnv)
-        self.info = _info(env_id, first)
-        self._first_env_index, self._seed = first_env_index, seed
-        self._episode = np.full(num_envs, -1, dtype=np.int64)
-        self._elapsed = np.zeros(num_envs, dtype=np.int64)
-        self._action_space = self._envs.single_action_space
+        super().__init__(_info(env_id, first), num_envs, first_env_index)
+        self._seed, self._action_space = seed, self._envs.single_action_space
         self._obs: NDArray[Any] = np.zeros((num_envs, self.info.obs_dim))
-        self._num_unstable = 0
-
-    @property
-    def sim_errors(self) -> Mapping[str, int]:
-        """Number of non-finite steps since the construction."""
-        return {"unstable": self._num_unstable}
 
     def reset(self) -> Tensor:
         """Start a new episode in every environment. Returns (N, obs_dim) float32."""
-        self._episode += 1
-        self._elapsed[:] = 0
-        seeds = [
-            episode_seed(self._seed, self._first_env_index + i, int(episode))
-            for i, episode in enumerate(self._episode)
-        ]
-        obs = _as_float32(self._envs.reset(seed=seeds)[0])
+        obs = _as_float32(self._envs.reset(seed=self._next_seeds(self._seed))[0])
         self._refuse_nonfinite(obs, "observation")
         self._obs = obs.copy()
-        return _float32(obs)
+        return float32_copy(obs)
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; continuous actions are clipped to the Box, choices count from 0.
@@ -312,12 +346,12 @@ class GymnasiumVecEnv:
         self._elapsed[final_ids] = 0
         self._episode[final_ids] += 1
         return StepResult(
-            obs=_float32(obs),
-            rewards=_float32(rewards),
+            obs=float32_copy(obs),
+            rewards=float32_copy(rewards),
             terminated=torch.from_numpy(terminated.copy()),
             truncated=torch.from_numpy(truncated.copy()),
             final_ids=torch.from_numpy(final_ids),
-            final_obs=_float32(final_obs),
+            final_obs=float32_copy(final_obs),
         )
 
     def _to_space(self, actions: NDArray[Any]) -> NDArray[Any]:
@@ -325,25 +359,9 @@ class GymnasiumVecEnv:
             self._refuse_nonfinite(actions, "action")
         return to_space(self._action_space, actions)
 
-    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str) -> None:
-        finite = np.isfinite(values)
-        if not finite.all():
-            i = int(np.flatnonzero(~finite.all(axis=1))[0])
-            raise SimulationError(self._first_env_index + i, int(self._elapsed[i]), quantity)
-
-    def state_dict(self) -> StateDict:
-        """Episode counters: Gymnasium environments do not expose their state."""
-        return {"episode": self._episode.copy()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
-        """Start new episodes with other seeds than the saved ones. Returns their first observation."""
-        check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
-        self._episode[:] = state["episode"]
-        return self.reset()
-
     def close(self) -> None:
         """Close every environment."""
-        log_sim_errors(self.info.env_id, self.sim_errors)
+        super().close()
         self._envs.close()
 
 
@@ -353,7 +371,8 @@ def _as_float32(values: Any) -> NDArray[np.float32]:
         return np.array(values, np.float32)
 
 
-def _float32(values: Any) -> Tensor:
+def float32_copy(values: Any) -> Tensor:
+    """A copy as a tensor."""
     return torch.from_numpy(_as_float32(values))
 
 

@@ -16,8 +16,7 @@ from types import ModuleType
 from typing import Any, ClassVar, cast
 
 from actors.protocols import EnvInfo, VecEnv
-from rayagi.envs.errors import EnvironmentOptionError
-from rayagi.envs.user_code import failure_text
+from rayagi.envs.errors import EnvironmentOptionError, failure_text
 
 _logger = logging.getLogger("rayagi.envs")
 
@@ -37,10 +36,14 @@ class EnvProvider(ABC):
 
     catalogue: ClassVar[Mapping[str, type[Any]]] = {}
     """Classes of the ids that ``rayagi envs`` lists."""
+    base: ClassVar[type[Any] | None] = None
+    """Base class of users' own, whose ids are ``module:Class``."""
 
-    def find(self, env_id: str) -> type[Any] | None:
+    @classmethod
+    def find(cls, env_id: str) -> type[Any] | None:
         """The class of an id; None if there is none. Raises EnvironmentOptionError for a module that cannot be imported."""
-        return self.catalogue.get(env_id)
+        found = cls.catalogue.get(env_id)
+        return found if found is not None or cls.base is None else user_class(env_id, cls.base)
 
     def knows(self, env_id: str) -> bool:
         """Whether the provider has an id, listed or not."""

@@ -21,9 +21,9 @@ _GL_ADVICE = (
 def has_pictures(env_id: str) -> bool:
     """Whether this kind of environment has frames at all; ``render_env`` also checks the machine."""
     # Imported lazily, as below: these modules import torch, and listing environments does not need it.
-    from rayagi.envs.fused import provider
+    from rayagi.envs.fused.provider import FusedProvider
 
-    return provider.find(env_id) is None
+    return FusedProvider.find(env_id) is None
 
 
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
@@ -37,7 +37,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         EnvError: the environment cannot be constructed.
     """
     from rayagi.envs.gymnasium_adapter import make_one
-    from rayagi.envs.tasks import provider
+    from rayagi.envs.tasks.provider import OwnTaskProvider
     from rayagi.envs.tasks.rendered import RenderedTask
 
     if not has_pictures(env_id):
@@ -46,7 +46,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
     options = dict(kwargs or {})
     env = (
         RenderedTask(env_id, options)
-        if provider.find(env_id) is not None
+        if OwnTaskProvider.find(env_id) is not None
         else make_one(env_id, {**options, "render_mode": "rgb_array"})
     )
     advice = _GL_ADVICE if hasattr(env.unwrapped, "mujoco_renderer") else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from experiments.fusion.variants.variant import Variant, not_installed
-from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.errors import KernelError
 
 _PACKAGE = "experiments.fusion.variants"
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from experiments.fusion.variants.cuda_source import cuda_source
 from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.draws import seed_word
-from rayagi.envs.fused.errors import KernelError
 
 THREADS = 128
 """Threads per block."""

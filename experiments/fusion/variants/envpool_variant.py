@@ -10,7 +10,7 @@ from torch import Tensor
 
 from experiments.fusion.variants.gymnasium_variants import GYMNASIUM_IDS
 from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
-from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.simulator import Discrete
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts, knobs_unknown
-from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.simulator import Discrete
 
 GYMNASIUM_IDS = {"CartPole": "CartPole-v1", "Pendulum": "Pendulum-v1", "Acrobot": "Acrobot-v1"}

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts, random_actions
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.draws import seed_word
-from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.reference import clipped_actions, started_states
 from rayagi.envs.fused.simulator import Discrete, named
 from rayagi.envs.fused.trace import check_declaration

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, Counts
 from experiments.fusion.variants.warp_source import warp_source
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.draws import seed_word
-from rayagi.envs.fused.errors import KernelError
 
 
 class WarpStepper:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from rayagi.envs.fused.errors import SimulatorError
+from rayagi.envs.errors import SimulatorError
 
 Kind = Literal["real", "truth"]
 

@@ -76,14 +76,7 @@ class Body:
 def print_function(
     function: Function, language: Language, inputs: Mapping[str, str], prefix: str = "t"
 ) -> Body:
-    """Print a traced function: one declaration per operation.
-
-    Args:
-        function: the function to print
-        language: the target language
-        inputs: an expression for every input
-        prefix: prefix of declared names, so that several functions can share a scope
-    """
+    """Print a traced function: one declaration per operation. Several functions with different prefixes share a scope."""
     texts: list[str] = []
     lines: list[str] = []
     for number, node in enumerate(function.nodes):

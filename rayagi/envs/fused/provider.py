@@ -15,7 +15,7 @@ from rayagi.envs.fused.simulator import Simulator, action_dim, action_spec
 from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace
 from rayagi.envs.fused.vec_env import BackendVecEnv, FusedVecEnv
-from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_kind, time_limit, user_class
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_kind, time_limit
 
 SIMULATORS: Mapping[str, type[Simulator]] = {
     "fused/CartPole-v1": CartPole,
@@ -25,22 +25,9 @@ SIMULATORS: Mapping[str, type[Simulator]] = {
 }
 
 
-def find(env_id: str) -> type[Simulator] | None:
-    """The simulator class of an id; None if it names no simulator.
-
-    Raises:
-        EnvironmentOptionError: it names a module that cannot be imported.
-    """
-    return SIMULATORS.get(env_id) or user_class(env_id, Simulator)
-
-
 def make_simulator(env_id: str, options: Mapping[str, Any]) -> Simulator:
-    """Construct a simulator with its options.
-
-    Raises:
-        EnvironmentOptionError: an unknown option or an invalid value.
-    """
-    found = find(env_id)
+    """Construct a simulator with its options. Raises EnvironmentOptionError: an unknown option or an invalid value."""
+    found = FusedProvider.find(env_id)
     assert found is not None
     signature = inspect.signature(found)
     try:
@@ -60,7 +47,7 @@ class FusedProvider(EnvProvider):
     """Registered simulators, and users' classes."""
 
     catalogue = SIMULATORS
-    find = staticmethod(find)
+    base = Simulator
 
     def check(self, env_id: str, kwargs: Mapping[str, Any]) -> None:
         """Trace the simulator. Raises SimulatorError or EnvironmentOptionError."""
@@ -89,9 +76,9 @@ class FusedProvider(EnvProvider):
 
     @staticmethod
     def _simulator(env_id: str, kwargs: Mapping[str, Any]) -> tuple[Simulator, int | None]:
-        found = find(env_id)
-        usual = None if found is None else found.max_episode_steps
-        limit, options = time_limit(env_id, kwargs, usual)
+        found = FusedProvider.find(env_id)
+        assert found is not None
+        limit, options = time_limit(env_id, kwargs, found.max_episode_steps)
         return make_simulator(env_id, options), limit
 
 

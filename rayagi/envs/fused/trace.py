@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayagi.envs.fused.errors import SimulatorError
+from rayagi.envs.errors import SimulatorError
 from rayagi.envs.fused.expressions import Expr, ExprNode, Graph, Kind
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator, action_dim, named
 

@@ -35,7 +35,7 @@ _ERROR_KINDS = [kind for kinds in _SIM_ERRORS.values() for kind in kinds]
 
 
 class CpuBatchedSim:
-    """Implements rayagi.envs.tasks.batched_sim.BatchedSim. Results do not depend on the number of threads.
+    """Implements rayagi.envs.tasks.vec_env.BatchedSim. Results do not depend on the number of threads.
 
     Attributes:
         controls: the simulation's own, (N, nu): ``step`` copies its argument here, unless it is this tensor

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
-from rayagi.envs.mujoco_cpu.physics import Array, BoolArray
-from rayagi.envs.mujoco_cpu.world_loop import STATE, PythonLoop, WorldBatch, WorldLoop
+from rayagi.envs.mujoco_cpu.physics import STATE, Array, BoolArray, PythonLoop, WorldBatch, WorldLoop
 
 _MAX_ITEMS = 64
 """Items per call. Between calls Python handles signals."""
@@ -82,7 +81,7 @@ class ContactPhysics:
         )
 
     def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
-        """Advance every world."""
+        """As of ``BatchPhysics``."""
         self.controls[:] = controls
         self.loop.begin()
         self.run_parallel(_Step(self.loop, num_substeps))

@@ -8,7 +8,9 @@ the same two C calls per step as Gymnasium.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import mujoco
@@ -45,43 +47,6 @@ class WorldError(Exception):
         self.world, self.quantity = world, quantity
 
 
-class Physics(Protocol):
-    """N worlds of one model.
-
-    Attributes:
-        fields: qpos, qvel and the requested fields, as MuJoCo's last call left them: derived fields lag one
-            substep behind the state, as in Gymnasium. (N, ...) float64, updated in place
-    """
-
-    fields: dict[str, Array]
-
-    def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
-        """Advance every world.
-
-        Args:
-            controls: (N, nu)
-            num_substeps: MuJoCo steps
-
-        Returns:
-            Which worlds became unstable (NaN, infinite or above 1e10) and need a restart, (N,); None: none.
-
-        Raises:
-            WorldError: MuJoCo refuses to step a world.
-        """
-
-    def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
-        """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute its derived fields."""
-
-    def state_dict(self) -> dict[str, Array]:
-        """Copies of everything that the next step and observation depend on."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore ``state_dict``'s values; the simulation continues bit for bit."""
-
-    def close(self) -> None:
-        """Stop the threads."""
-
-
 def route_warnings_to_logging() -> None:
     """Send MuJoCo's warnings to Python's logging instead of MUJOCO_LOG.TXT in the working directory.
 
@@ -92,7 +57,12 @@ def route_warnings_to_logging() -> None:
 
 
 class BatchPhysics:
-    """Worlds on ``mujoco.batch.Batch``, which runs them on its own threads; ``cfrc_ext`` is always zero."""
+    """Worlds on ``mujoco.batch.Batch``, which runs them on its own threads; ``cfrc_ext`` is always zero.
+
+    Attributes:
+        fields: qpos, qvel and the requested fields, as MuJoCo's last call left them: derived fields lag one
+            substep behind the state, as in Gymnasium. (N, ...) float64, updated in place
+    """
 
     def __init__(
         self, model: mujoco.MjModel, num_worlds: int, num_threads: int, names: Sequence[str]
@@ -105,7 +75,11 @@ class BatchPhysics:
         self._last_warnings = self._warning_counts.copy()
 
     def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
-        """Advance every world."""
+        """Advance every world; ``controls`` (N, nu). Raises WorldError if MuJoCo refuses to step a world.
+
+        Returns:
+            Which worlds became unstable (NaN, infinite or above 1e10) and need a restart, (N,); None: none.
+        """
         self._state["ctrl"][:] = controls
         try:
             self._batch.step(nstep=num_substeps)
@@ -120,7 +94,7 @@ class BatchPhysics:
         return unstable if unstable.any() else None
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
-        """Reset some worlds."""
+        """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute its derived fields."""
         self._batch.reset(ids=ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
         self._state["qpos"][ids] = qpos
         self._state["qvel"][ids] = qvel
@@ -158,3 +132,83 @@ def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
 def _restore(arrays: dict[str, Array], state: Mapping[str, Any]) -> None:
     for name, array in arrays.items():
         array[...] = state[name]
+
+
+STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
+"""mjtState bits of what a row of state holds."""
+
+
+@dataclass(frozen=True)
+class WorldBatch:
+    """N worlds of one model.
+
+    Attributes:
+        rows: state of each world, (N, width) float64
+        derived: MjData fields computed from the state, (N, ...) float64
+        unstable: which worlds became unstable, (N,); a loop only sets entries, and its user clears them
+    """
+
+    model: mujoco.MjModel
+    rows: Array
+    derived: Mapping[str, Array]
+    unstable: BoolArray
+
+
+class WorldLoop(Protocol):
+    """Steps worlds: loads a row into an MjData, steps, computes contact forces, saves the row and the derived fields."""
+
+    def begin(self) -> None:
+        """Mark all worlds as unclaimed. Not to be called while threads are in ``run``."""
+
+    def run(self, data: mujoco.MjData, num_substeps: int, max_worlds: int) -> bool:
+        """Claim and step at most ``max_worlds`` worlds, in this thread's own MjData.
+
+        Returns:
+            Whether unclaimed worlds may be left.
+
+        Raises:
+            WorldError: MuJoCo refuses to step a world.
+        """
+
+
+class PythonLoop:
+    """A WorldLoop that needs no compiler. MuJoCo's calls release the interpreter lock, so threads run in parallel."""
+
+    def __init__(self, worlds: WorldBatch) -> None:
+        self._model, self._names = worlds.model, tuple(worlds.derived)
+        self._unstable = worlds.unstable
+        # Views of each world, made once instead of in every step.
+        outputs = zip(*worlds.derived.values(), strict=True)
+        self._worlds = list(zip(range(len(worlds.rows)), worlds.rows, outputs, strict=True))
+        self.begin()
+
+    def begin(self) -> None:
+        """Mark all worlds as unclaimed."""
+        # One iterator for all threads: the interpreter lock makes claiming the next world atomic.
+        self._unclaimed: Iterator[tuple[int, Array, tuple[Array, ...]]] = iter(self._worlds)
+
+    def run(self, data: mujoco.MjData, num_substeps: int, max_worlds: int) -> bool:
+        """Claim and step at most ``max_worlds`` worlds."""
+        model, warnings, claimed = self._model, data.warning.number, 0
+        sources = [getattr(data, name) for name in self._names]
+        for world, row, outputs in islice(self._unclaimed, max_worlds):
+            claimed += 1
+            mujoco.mj_setState(model, data, row, STATE)
+            # Reset the counts: MuJoCo zeroes them when it resets an unstable world, so a difference could miss a warning.
+            warnings[:] = 0
+            try:
+                mujoco.mj_step(model, data, num_substeps)
+            except mujoco.FatalError as error:
+                raise failed(world, str(error)) from error
+            mujoco.mj_rnePostConstraint(model, data)
+            mujoco.mj_getState(model, data, row, STATE)
+            for output, source in zip(outputs, sources):  # noqa: B905 - of one length by construction
+                output[...] = source
+            if warnings.any():
+                self._unstable[world] |= became_unstable(warnings)
+        return claimed == max_worlds
+
+
+def failed(world: int, message: str) -> WorldError:
+    """The error for a world that MuJoCo refuses to step."""
+    return WorldError(world, f"MuJoCo's state ({message})")

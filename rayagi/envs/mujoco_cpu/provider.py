@@ -8,12 +8,20 @@ from typing import Any
 import gymnasium
 
 from actors.protocols import EnvInfo, VecEnv
-from rayagi.envs.mujoco_cpu.arms import Pusher, Reacher
-from rayagi.envs.mujoco_cpu.compiled_model import describe, load_model
-from rayagi.envs.mujoco_cpu.humanoids import GymnasiumHumanoid, HumanoidStandup
-from rayagi.envs.mujoco_cpu.pendulums import InvertedDoublePendulum, InvertedPendulum
-from rayagi.envs.mujoco_cpu.task import GymnasiumTask
-from rayagi.envs.mujoco_cpu.walkers import GymnasiumAnt, HalfCheetah, Hopper, Swimmer, Walker2d
+from rayagi.envs.mujoco_cpu.task import GymnasiumTask, describe, load_model
+from rayagi.envs.mujoco_cpu.tasks import (
+    GymnasiumAnt,
+    GymnasiumHumanoid,
+    HalfCheetah,
+    Hopper,
+    HumanoidStandup,
+    InvertedDoublePendulum,
+    InvertedPendulum,
+    Pusher,
+    Reacher,
+    Swimmer,
+    Walker2d,
+)
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_options, time_limit
 
 TASKS: Mapping[str, type[GymnasiumTask]] = {

@@ -13,7 +13,10 @@ import gymnasium
 import mujoco
 import numpy as np
 
-from rayagi.envs.mujoco_cpu.physics import Array, BoolArray, Fields
+from actors.protocols import ActionSpec, EnvInfo
+from rayagi.envs.errors import EnvironmentOptionError
+from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
+from rayagi.envs.mujoco_cpu.physics import Array, BatchPhysics, BoolArray, Fields, route_warnings_to_logging
 
 _ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"
 
@@ -103,15 +106,53 @@ def sum_of_squares(values: Array) -> Array:
     return np.einsum("ij,ij->i", flat, flat)
 
 
-def uniform_start(compiled: CompiledModel, rng: np.random.Generator, scale: float) -> tuple[Array, Array]:
-    """Uniform noise of ``scale`` on positions and velocities."""
-    qpos = compiled.init_qpos + rng.uniform(-scale, scale, compiled.model.nq)
-    return qpos, compiled.init_qvel + rng.uniform(-scale, scale, compiled.model.nv)
+@dataclass(frozen=True, kw_only=True)
+class NoisyStartTask(GymnasiumTask):
+    """A task whose episodes start with noise of ``reset_noise_scale`` around the model's pose."""
+
+    reset_noise_scale: float = 0.1
+    gaussian_speeds: ClassVar[bool] = False
+    """Whether the noise of velocities is Gaussian, not uniform as that of positions."""
+
+    def draw_start(self, compiled: CompiledModel, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Noise around the model's pose."""
+        scale, nv = self.reset_noise_scale, compiled.model.nv
+        qpos = compiled.init_qpos + rng.uniform(-scale, scale, compiled.model.nq)
+        noise = scale * rng.standard_normal(nv) if self.gaussian_speeds else rng.uniform(-scale, scale, nv)
+        return qpos, compiled.init_qvel + noise
 
 
-def gaussian_speed_start(
-    compiled: CompiledModel, rng: np.random.Generator, scale: float
-) -> tuple[Array, Array]:
-    """Uniform noise of ``scale`` on positions, Gaussian of that standard deviation on velocities."""
-    qpos = compiled.init_qpos + rng.uniform(-scale, scale, compiled.model.nq)
-    return qpos, compiled.init_qvel + scale * rng.standard_normal(compiled.model.nv)
+ENGINE = "mujoco_cpu"
+
+
+def load_model(env_id: str, task: GymnasiumTask) -> CompiledModel:
+    """Compile the task's model. Raises EnvironmentOptionError if the file is missing or invalid."""
+    route_warnings_to_logging()
+    try:
+        return task.load()
+    except (OSError, ValueError) as error:
+        raise EnvironmentOptionError(env_id, f"xml_file {task.xml_file!r}: {error}") from error
+
+
+def make_physics(
+    compiled: CompiledModel, task: GymnasiumTask, num_envs: int, num_threads: int
+) -> BatchPhysics | ContactPhysics:
+    """The fastest physics that computes the fields which the task reads."""
+    names = ("qpos", "qvel", *task.derived_fields)
+    kind = ContactPhysics if task.needs_contact_forces else BatchPhysics
+    return kind(compiled.model, num_envs, num_threads, names)
+
+
+def describe(
+    env_id: str, compiled: CompiledModel, task: GymnasiumTask, max_episode_steps: int | None
+) -> EnvInfo:
+    """The EnvInfo of a task."""
+    physics = make_physics(compiled, task, 1, 1)
+    obs_dim = task.observe(compiled, physics.fields).shape[1]
+    physics.close()
+    # Gymnasium's action space holds the model's range in float32.
+    low, high = compiled.model.actuator_ctrlrange.astype(np.float32).T.tolist()
+    action = ActionSpec(kind="continuous", dim=compiled.model.nu, low=tuple(low), high=tuple(high))
+    return EnvInfo(
+        env_id=env_id, engine=ENGINE, obs_dim=obs_dim, action=action, max_episode_steps=max_episode_steps
+    )

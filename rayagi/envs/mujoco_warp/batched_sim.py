@@ -18,7 +18,7 @@ from torch import Tensor
 from rayagi.envs.errors import ModelError
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
 from rayagi.envs.mujoco_warp.capacity import Capacity
-from rayagi.envs.tasks.batched_sim import SIM_ERRORS
+from rayagi.envs.tasks.vec_env import SIM_ERRORS
 from rayagi.native.warp_streams import current_stream
 
 _LARGEST = 1e10

@@ -14,10 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from actors.protocols import EnvInfo
-from rayagi.envs.tasks.batched_sim import BatchedSim
-from rayagi.envs.tasks.task import Memory, TaskFunctions
-from rayagi.envs.tasks.vec_env import TaskVecEnv, stacked_terms
+from rayagi.envs.tasks.task import Memory
+from rayagi.envs.tasks.vec_env import BatchedSim, TaskVecEnv, stacked_terms
 
 
 @runtime_checkable
@@ -58,11 +56,6 @@ class MaskedTaskVecEnv(TaskVecEnv):
     """
 
     _worlds: MaskedBatchedSim
-
-    def __init__(
-        self, info: EnvInfo, rules: TaskFunctions[Any], worlds: MaskedBatchedSim, **env_args: Any
-    ) -> None:
-        super().__init__(info, rules, worlds, **env_args)
 
     @property
     def device(self) -> torch.device:

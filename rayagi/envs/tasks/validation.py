@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rayagi.envs.errors import EnvError, TaskError
+from rayagi.envs.errors import EnvError, TaskError, failure_text
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
-from rayagi.envs.user_code import failure_text
 
 _N = 3
 """Worlds of the validation: unlikely to equal another dimension of the model, so that swapped dimensions are detected."""

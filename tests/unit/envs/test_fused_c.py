@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from collectives.compiler import load
 from experiments.fusion import parity
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused import Box, Simulator, ops
 from rayagi.envs.fused.backends import EnvConfig, StepBatch
 from rayagi.envs.fused.c.backend import CBackend
 from rayagi.envs.fused.c.source import C, _function
-from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.printing import Language
 from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.fused.trace import trace_function

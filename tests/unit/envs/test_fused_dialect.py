@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from experiments.fusion.parity import exploration_noise
+from rayagi.envs.errors import SimulatorError
 from rayagi.envs.fused import Box, Discrete, Simulator, draws
 from rayagi.envs.fused.backends import EnvConfig, StepBatch
-from rayagi.envs.fused.errors import SimulatorError
 from rayagi.envs.fused.ops import clip, minimum, sin, where
 from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulator import action_dim, named

@@ -12,9 +12,8 @@ from experiments.fusion import parity
 from rayagi import envs
 from rayagi.cli import main
 from rayagi.config.presets import preset
-from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError
+from rayagi.envs.errors import EnvironmentOptionError, RenderingError, SimulationError, SimulatorError
 from rayagi.envs.fused import provider
-from rayagi.envs.fused.errors import SimulatorError
 from tests.documents import ROOT, blocks
 from tests.unit.envs.test_fused_rollout import program_of
 

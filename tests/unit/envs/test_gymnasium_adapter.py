@@ -30,7 +30,7 @@ from rayagi.envs import (
     make_env_factory,
     render_env,
 )
-from rayagi.envs.user_code import failure_text
+from rayagi.envs.errors import failure_text
 
 
 class Scripted(gymnasium.Env):

@@ -14,7 +14,7 @@ from collectives.compiler import load
 from rayagi.envs.fused.printing import print_function
 from rayagi.envs.tasks import compiled as compiled_rules
 from rayagi.envs.tasks.compiled import tensors
-from rayagi.envs.tasks.compiled.source import C
+from rayagi.envs.tasks.compiled.program import C
 from rayagi.envs.tasks.compiled.tensors import OPERATIONS, UntraceableError
 from rayagi.envs.tasks.compiled.trace import _Tracing
 from rayagi.envs.tasks.rotations import angle_between, from_axis_angle, matrix, multiply, rotate_back

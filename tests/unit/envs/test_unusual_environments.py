@@ -15,8 +15,7 @@ from rayagi.envs import make_env_factory
 from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks import Start, StepOutcome, Task, TaskFunctions
 from rayagi.envs.tasks.compiled.vec_env import CompiledTaskVecEnv
-from rayagi.envs.tasks.engines import make_batched_sim
-from rayagi.envs.tasks.provider import OwnTaskProvider
+from rayagi.envs.tasks.provider import OwnTaskProvider, make_batched_sim
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 ASSETS = Path(gymnasium.__file__).parent / "envs" / "mujoco" / "assets"

@@ -198,7 +198,7 @@ def test_an_action_that_is_not_finite_is_named():
 
 
 def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):
-    from rayagi.envs.mujoco_cpu.walkers import GymnasiumAnt
+    from rayagi.envs.mujoco_cpu.tasks import GymnasiumAnt
 
     monkeypatch.setattr(
         GymnasiumAnt, "forward_position", lambda self, compiled, fields: np.cosh(fields["qpos"][:, 0])

@@ -13,8 +13,7 @@ from rayagi.envs import make_env_factory
 from rayagi.envs.mujoco_cpu import compiled_loop, contact_physics
 from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
 from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
-from rayagi.envs.mujoco_cpu.physics import WorldError
-from rayagi.envs.mujoco_cpu.world_loop import PythonLoop, WorldBatch
+from rayagi.envs.mujoco_cpu.physics import PythonLoop, WorldBatch, WorldError
 
 NUM_ENVS = 5
 BALL = """

@@ -6,7 +6,7 @@ import torch
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import MemoryShortError
 from rayagi.envs.tasks import engines
-from rayagi.envs.tasks.engines import check_fits
+from rayagi.envs.tasks.provider import check_fits
 
 
 def test_too_many_worlds_are_rejected_with_the_number_that_fits(monkeypatch):

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from rayagi.envs.providers import VecEnvArgs
-from rayagi.envs.tasks.engines import make_batched_sim
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
-from rayagi.envs.tasks.provider import TASKS, make_task
+from rayagi.envs.tasks.provider import TASKS, make_batched_sim, make_task
 from rayagi.envs.tasks.vec_env import TaskVecEnv, describe
 
 

@@ -11,9 +11,9 @@ from experiments.fusion.variants import catalogue
 from experiments.fusion.variants.catalogue import variant
 from experiments.fusion.variants.cuda_source import cuda_source
 from experiments.fusion.variants.variant import BenchmarkConfig, BenchmarkState, random_actions
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.backends import StepBatch
 from rayagi.envs.fused.draws import seed_word
-from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.reference import TorchBackend
 from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 

@@ -12,7 +12,7 @@ from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records, by
 from experiments.fusion.settings import Settings
 from experiments.fusion.timing import cost
-from rayagi.envs.fused.errors import KernelError
+from rayagi.envs.errors import KernelError
 
 HERE = {"cpu_model": "this one", "cores": 2, "date": "today", "git_commit": "a"}
 QUICK = Size(quick=True, seconds=0.001, repeats=2, threads=1)

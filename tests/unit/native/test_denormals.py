@@ -24,7 +24,7 @@ from rayagi.envs import make_env_factory
 from rayagi.envs.fused import Box, Simulator
 from rayagi.envs.fused.backends import EnvConfig
 from rayagi.envs.fused.c.backend import CBackend
-from rayagi.envs.fused.rollout import FusedRollout
+from rayagi.envs.fused.vec_env import FusedRollout
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native import learning

@@ -14,10 +14,10 @@ from torch import Tensor
 from collectives.compiler import CompilerError
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
+from rayagi.envs.errors import KernelError
 from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, StepBatch, check_actions
 from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
-from rayagi.envs.fused.errors import KernelError
 from rayagi.envs.fused.simulator import Discrete, Simulator
 from rayagi.envs.fused.trace import Traced, trace
 from rayagi.native import acting

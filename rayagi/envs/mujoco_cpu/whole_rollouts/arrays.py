@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from rayagi.envs.fused.errors import SimulatorError
+from rayagi.envs.errors import SimulatorError
 from rayagi.envs.fused.expressions import Expr, Graph
 
 Values = NDArray[np.object_]

@@ -16,7 +16,7 @@ from rayagi.envs.fused.trace import Function, needed
 from rayagi.envs.mujoco_cpu.physics import Fields
 from rayagi.envs.mujoco_cpu.task import CompiledModel, GymnasiumTask
 from rayagi.envs.mujoco_cpu.whole_rollouts.arrays import TracedArray
-from rayagi.envs.tasks.compiled.source import C
+from rayagi.envs.tasks.compiled.program import C
 
 FORMULAS = Kernel(
     name="tasks' formulas",

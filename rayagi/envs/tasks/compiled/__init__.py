@@ -1,5 +1,5 @@
 """Compiler of task functions to C: on a CPU, one pass over the worlds replaces a hundred small tensor operations.
 
-``tensors`` records torch operations, ``trace`` makes functions of one world of them, ``source`` prints C, ``program``
-compiles and loads it.
+``tensors`` records torch operations, ``trace`` makes functions of one world of them, ``program``
+prints them in C, compiles and loads it.
 """

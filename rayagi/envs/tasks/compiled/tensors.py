@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rayagi.envs.fused.errors import SimulatorError
+from rayagi.envs.errors import SimulatorError
 from rayagi.envs.fused.expressions import Expr
 from rayagi.envs.tasks.compiled import expressions
 from rayagi.envs.tasks.compiled.expressions import TaskGraph, power

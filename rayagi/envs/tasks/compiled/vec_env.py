@@ -65,11 +65,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         return obs
 
     def step(self, actions: Tensor) -> StepResult:
-        """Advance every environment.
-
-        Raises:
-            SimulationError: an action is not finite.
-        """
+        """Advance every environment. Raises SimulationError: an action is not finite."""
         # 1. Clip actions, compute controls.
         self._actions.copy_(actions.detach())
         nonfinite = self._library.rayagi_control(self._at)
