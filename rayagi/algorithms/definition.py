@@ -111,7 +111,7 @@ class RllibFace:
     base: str = "ray.rllib.algorithms.algorithm_config:AlgorithmConfig"
     """RLlib's own config class, where it has the algorithm."""
     names: Mapping[str, str] = field(default_factory=lambda: RLLIB_NAMES)
-    """Setting of ``training()`` -> field of the algorithm's settings."""
+    """Setting of ``training()`` -> field of the algorithm's settings; fields of its own class may keep their names."""
     converted: Mapping[str, Conversion] = field(default_factory=dict)
     """Settings of RLlib in another form."""
     fixed: Mapping[str, Any] = field(default_factory=lambda: RLLIB_ACTIONS)
@@ -171,3 +171,10 @@ class AlgorithmDefinition:
     metrics: tuple[LearningMetric, ...] = ()
     """Metrics beside those of all algorithms (rayagi.monitoring.catalogue)."""
     rllib: RllibFace
+
+    @property
+    def training_names(self) -> Mapping[str, str]:
+        """Setting of ``training()`` -> field: ``rllib.names``, and the other fields of its own class by their names."""
+        known = self.rllib.names
+        own = [name for name in vars(self.settings).get("__annotations__", ()) if name not in known.values()]
+        return {**known, **{name: name for name in own}}

@@ -19,7 +19,7 @@ from collectives.communicator import Communicator
 from rayagi.algorithms import losses
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
-from rayagi.native.learning import CompiledOptimizerStep, OptimizerState, ThreadPool, library
+from rayagi.native.learning import CompiledOptimizerStep, ThreadPool, library
 from rayagi.profiler import Category, activity, operation
 
 BETAS = (0.9, 0.999)
@@ -162,7 +162,8 @@ class GradientUpdater(Generic[SpecT]):
 
     def _compile_optimizer_step(self, program: CDLL, optimiser: FlatAdam) -> CompiledOptimizerStep:
         flat = self.flat
-        state = OptimizerState(
+        return CompiledOptimizerStep(
+            program,
             parameters=flat.parameters.detach(),
             gradients=flat.gradients,
             exp_avg=optimiser.exp_avg,
@@ -172,7 +173,6 @@ class GradientUpdater(Generic[SpecT]):
             eps=optimiser.eps,
             max_grad_norm=self.spec.max_grad_norm,
         )
-        return CompiledOptimizerStep(program, state)
 
     def values(self, observed: Tensor) -> Tensor:
         """V(s): (B, obs_dim) -> (B,)."""

@@ -49,7 +49,7 @@ from rayagi.algorithms.transitions import (
 from rayagi.config.errors import ConfigError
 from rayagi.config.off_policy import OffPolicySpec
 from rayagi.device_replay import DeviceGatherer
-from rayagi.models.exploring_heads import ExploringHead
+from rayagi.models.exploring_heads import BoxHead
 from rayagi.models.networks import Model
 from rayagi.native.denormals import flushed_denormals
 
@@ -198,7 +198,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     def _set_warm_up(self) -> None:
         """Act uniformly at random while nothing has been learned."""
         head = self.policy.model.head
-        assert isinstance(head, ExploringHead)
+        assert isinstance(head, BoxHead)
         head.explore_uniformly(self.warms_up and self.updater.steps == 0)
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:

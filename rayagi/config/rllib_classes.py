@@ -29,7 +29,7 @@ def _config_class(definition: AlgorithmDefinition) -> type[GmiConfig]:
     face = definition.rllib
     module, _, name = face.base.partition(":")
     base = getattr(importlib.import_module(module), name)
-    honoured = ", ".join(face.names)
+    honoured = ", ".join(definition.training_names)
     doc = _DOC.format(name=face.algorithm, summary=definition.summary, config=face.config, settings=honoured)
     bases = (GmiConfig,) if issubclass(GmiConfig, base) else (GmiConfig, base)
     return type(face.config, bases, {"algorithm": definition.name, "__doc__": doc, "__module__": __name__})

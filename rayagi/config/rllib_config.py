@@ -239,7 +239,7 @@ class GmiConfig(AlgorithmConfig):
 
     def _own_settings(self) -> set[str]:
         """Settings of the algorithm that RLlib's ``training()`` does not know."""
-        return set(self._settings().definition.rllib.names) - _training_parameters(type(self))
+        return set(self._settings().definition.training_names) - _training_parameters(type(self))
 
     def _set(self, **settings: Any) -> Self:
         for name, value in settings.items():
@@ -337,7 +337,7 @@ class GmiConfig(AlgorithmConfig):
                 continue
             for field, found in conversion.to_fields(value, num_trainers(spec.gmi)).items():
                 own = next(
-                    key for key, leaf in self._settings().definition.rllib.names.items() if leaf == field
+                    key for key, leaf in self._settings().definition.training_names.items() if leaf == field
                 )
                 if self._given(own) not in (PRESET, found):
                     where, reason = (

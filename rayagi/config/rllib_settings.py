@@ -196,7 +196,7 @@ class AlgorithmSettings:
     @property
     def paths(self) -> dict[str, tuple[str, str]]:
         """Attribute of the config: (its path in a RunSpec, how a user writes it)."""
-        section, names = self.definition.section, self.definition.rllib.names
+        section, names = self.definition.section, self.definition.training_names
         own = {name: (f"{section}.{leaf}", f"training({name}=)") for name, leaf in names.items()}
         offline = issubclass(self.definition.settings, OfflineSpec)
         return {**COMMON_PATHS, **(OFFLINE_PATHS if offline else {}), **own}

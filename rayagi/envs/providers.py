@@ -13,10 +13,13 @@ from importlib.util import find_spec
 from numbers import Real
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from actors.protocols import EnvInfo, VecEnv
-from rayagi.envs.errors import EnvironmentOptionError, failure_text
+from rayagi.envs.errors import EnvironmentOptionError, SimulationError, failure_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _logger = logging.getLogger("rayagi.envs")
 
@@ -162,6 +165,21 @@ def log_sim_errors(env_id: str, sim_errors: Mapping[str, int]) -> None:
     if any(sim_errors.values()):
         counts = ", ".join(f"{count} {name}" for name, count in sim_errors.items() if count)
         _logger.warning("%s: simulation errors, whose worlds were reset: %s", env_id, counts)
+
+
+def refuse_nonfinite(values: Tensor, quantity: str, first_env_index: int, steps: Tensor) -> None:
+    """Raise SimulationError at the first environment with a value, (N, ...), that is not finite.
+
+    Args:
+        quantity: what the values are, for the message
+        first_env_index: of these environments
+        steps: of each one's episode, from 1   (N,)
+    """
+    if not values.sum().isfinite():  # one cheap sum detects any; finite values may overflow it
+        bad = (~values.isfinite()).nonzero()
+        if len(bad):
+            env = int(bad[0, 0])
+            raise SimulationError(first_env_index + env, int(steps[env]), quantity)
 
 
 def check_num_envs(env_id: str, saved: int, num_envs: int) -> None:

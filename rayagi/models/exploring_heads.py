@@ -17,33 +17,25 @@ LOG_STD_RANGE = (-20.0, 2.0)
 _ALMOST_ONE = 1 - 2**-20
 
 
-class ExploringHead(Head):
-    """A head that can act uniformly at random. It publishes whether it does with the parameters."""
-
-    gumbel_noise = False
-    uniform: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("uniform", torch.zeros(()))
-
-    def explore_uniformly(self, on: bool) -> None:
-        """Sample uniformly random actions, or go back to the policy's."""
-        self.uniform.fill_(float(on))
-
-
-class BoxHead(ExploringHead):
+class BoxHead(Head):
     """Actions in a bounded box. Critics take them as [-1, 1], (B, dim): ``normalised``."""
 
+    gumbel_noise = False
     bounded = True
+    uniform: Tensor
     centre: Tensor
     scale: Tensor
 
     def __init__(self, low: tuple[float, ...], high: tuple[float, ...]) -> None:
         super().__init__()
+        self.register_buffer("uniform", torch.zeros(()))  # published with the parameters
         lowest, highest = torch.tensor(low, dtype=torch.float64), torch.tensor(high, dtype=torch.float64)
         self.register_buffer("centre", ((highest + lowest) / 2).float(), persistent=False)
         self.register_buffer("scale", ((highest - lowest) / 2).float(), persistent=False)
+
+    def explore_uniformly(self, on: bool) -> None:
+        """Sample uniformly random actions, or go back to the policy's."""
+        self.uniform.fill_(float(on))
 
     @abstractmethod
     def normalised(self, actions: Tensor) -> Tensor:

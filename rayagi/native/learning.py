@@ -122,27 +122,6 @@ class _OptimizerStepStruct(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OptimizerState:
-    """What a step updates in place, and the optimizer's settings. Tensors are float32 on the host.
-
-    Attributes:
-        parameters, gradients, exp_avg, exp_avg_sq: (count,) each
-        steps: steps done so far, ()
-        betas, eps: Adam's
-        max_grad_norm: limit of the gradient's norm; 0: no clipping
-    """
-
-    parameters: Tensor
-    gradients: Tensor
-    exp_avg: Tensor
-    exp_avg_sq: Tensor
-    steps: Tensor
-    betas: tuple[float, float]
-    eps: float
-    max_grad_norm: float
-
-
 class CompiledOptimizerStep:
     """The compiled counterpart of ``FlatAdam``. Gradients keep their values from before clipping.
 
@@ -150,22 +129,36 @@ class CompiledOptimizerStep:
         library: the compiled program
     """
 
-    def __init__(self, library: ctypes.CDLL, state: OptimizerState) -> None:
-        """``library``: the compiled program.
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        *,
+        parameters: Tensor,
+        gradients: Tensor,
+        exp_avg: Tensor,
+        exp_avg_sq: Tensor,
+        steps: Tensor,
+        betas: tuple[float, float],
+        eps: float,
+        max_grad_norm: float,
+    ) -> None:
+        """Tensors are float32 on the host, (count,), and updated in place; ``steps``: (). max_grad_norm 0: no clipping.
 
         Raises:
             ValueError: a tensor is not float32.
         """
-        self._kept = state, torch.zeros(-(-len(state.parameters) // _STEP_CHUNK), dtype=torch.float64)
+        vectors = parameters, gradients, exp_avg, exp_avg_sq
+        chunk_sums = torch.zeros(-(-len(parameters) // _STEP_CHUNK), dtype=torch.float64)
+        self._kept = *vectors, steps, chunk_sums
         self._optimizer_step = _OptimizerStepStruct(
-            *map(_float32, (state.parameters, state.gradients, state.exp_avg, state.exp_avg_sq)),
-            len(state.parameters),
-            _float32(state.steps),
+            *map(_float32, vectors),
+            len(parameters),
+            _float32(steps),
             0.0,
-            *state.betas,
-            state.eps,
-            state.max_grad_norm,
-            pointer(self._kept[1]),
+            *betas,
+            eps,
+            max_grad_norm,
+            pointer(chunk_sums),
         )
         self.library, self._address = library, ctypes.addressof(self._optimizer_step)
 
@@ -342,11 +335,7 @@ class CompiledGradient:
 
 
 class Minibatches:
-    """Samples of a rollout, of which minibatches are drawn.
-
-    Attributes:
-        pool: threads that compute
-    """
+    """Samples of a rollout, of which minibatches are drawn. ``pool``: threads that compute."""
 
     def __init__(
         self, library: ctypes.CDLL, learner: _Learner, pool: ThreadPool, fields: Sequence[Tensor]

@@ -73,11 +73,7 @@ class ShuffledWindows(IterableDataset[dict[str, Tensor]]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        """Batches by the subscriptions' names; NAME_mask says which steps exist.
-
-        Raises:
-            ReplayError: as of ``gather``.
-        """
+        """Batches by the subscriptions' names; NAME_mask says which steps exist. Raises ReplayError: as of ``gather``."""
         worker = get_worker_info()
         first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
         order = np.random.Generator(np.random.Philox([self._seed, self._epoch])).permutation(

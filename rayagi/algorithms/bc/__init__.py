@@ -42,7 +42,7 @@ BC = AlgorithmDefinition(
         config="BCConfig",
         algorithm="BC",
         base="ray.rllib.algorithms.bc.bc:BCConfig",
-        names={**OFFLINE_NAMES, "loss": "loss"},
+        names=OFFLINE_NAMES,
         instead=INSTEAD_OF_RLLIBS_DATA,
     ),
 )

@@ -131,24 +131,6 @@ DQN = AlgorithmDefinition(
             **OFF_POLICY_NAMES,
             "lr": "learning_rate",
             "double_q": "double",
-            "target_interval": "target_interval",
-            **{
-                name: name
-                for name in (
-                    "dueling",
-                    "num_atoms",
-                    "v_min",
-                    "v_max",
-                    "noisy",
-                    "sigma0",
-                    "prioritized",
-                    "priority_exponent",
-                    "importance_exponent",
-                    "epsilon_start",
-                    "epsilon_end",
-                    "epsilon_steps",
-                )
-            },
         },
         converted=BATCH_CONVERSION,
         instead=(

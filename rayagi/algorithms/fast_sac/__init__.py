@@ -81,8 +81,6 @@ FAST_SAC = AlgorithmDefinition(
             **OFF_POLICY_NAMES,
             **DISTRIBUTIONAL_NAMES,
             "alpha_lr": "alpha_learning_rate",
-            "initial_alpha": "initial_alpha",
-            "target_entropy": "target_entropy",
         },
         converted=REPLAY_CONVERSIONS,
         fixed=OFF_POLICY_FIXED,

@@ -40,14 +40,12 @@ class FastTD3Spec(DistributionalSpec):
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Rules of every distributional algorithm, and of the noise."""
         yield from DistributionalSpec.broken_rules(self, section)
-        for name in _OWN:
+        for name in ("noise_min", "noise_max", "target_noise", "target_noise_clip"):
             yield from positive(f"{section}.{name}", getattr(self, name), zero=True)
         if self.noise_min > self.noise_max:
             reason = f"must be at most {section}.noise_max = {self.noise_max}"
             yield ConfigError(f"{section}.noise_min", self.noise_min, reason)
 
-
-_OWN = ("noise_min", "noise_max", "target_noise", "target_noise_clip")
 
 FAST_TD3 = AlgorithmDefinition(
     name="fast_td3",
@@ -69,7 +67,6 @@ FAST_TD3 = AlgorithmDefinition(
         names={
             **OFF_POLICY_NAMES,
             **DISTRIBUTIONAL_NAMES,
-            **{name: name for name in _OWN},
         },
         converted=REPLAY_CONVERSIONS,
         fixed=OFF_POLICY_FIXED,

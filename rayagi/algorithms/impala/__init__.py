@@ -50,7 +50,6 @@ IMPALA = AlgorithmDefinition(
             **ONE_PASS_NAMES,
             **ASYNCHRONOUS_NAMES,
             "vtrace_clip_rho_threshold": "rho_bar",
-            "c_bar": "c_bar",
         },
         fixed=ONE_PASS_FIXED,
         instead=((r"vtrace", "use AppoConfig().training(vtrace=False)"), *INSTEAD_OF_RLLIBS_PIPELINE),

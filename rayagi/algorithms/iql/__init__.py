@@ -68,9 +68,7 @@ IQL = AlgorithmDefinition(
         base="ray.rllib.algorithms.iql.iql:IQLConfig",
         names={
             **OFFLINE_NAMES,
-            "expectile": "expectile",
             "beta": "inverse_temperature",
-            "max_weight": "max_weight",
             "tau": "target_rate",
         },
         fixed={**RLLIB_ACTIONS, "twin_q": True},

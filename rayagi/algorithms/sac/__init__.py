@@ -69,8 +69,6 @@ SAC = AlgorithmDefinition(
             "actor_lr": "learning_rate",
             "critic_lr": "critic_learning_rate",
             "alpha_lr": "alpha_learning_rate",
-            "initial_alpha": "initial_alpha",
-            "target_entropy": "target_entropy",
         },
         converted=REPLAY_CONVERSIONS,
         fixed={**OFF_POLICY_FIXED, "twin_q": True},

@@ -18,8 +18,6 @@ from rayagi.config.learning import at_least_one, positive
 from rayagi.config.off_policy import OFF_POLICY_NETWORK
 from rayagi.config.offline import OFFLINE_PRESET, OfflineSpec
 
-_OWN = ("alpha", "target_noise", "target_noise_clip", "policy_delay", "target_rate")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TD3BCSpec(OfflineSpec):
@@ -69,7 +67,7 @@ TD3_BC = AlgorithmDefinition(
     rllib=RllibFace(
         config="TD3BCConfig",
         algorithm="TD3BC",
-        names={**OFFLINE_NAMES, **{name: name for name in _OWN}},
+        names=OFFLINE_NAMES,
         instead=INSTEAD_OF_RLLIBS_DATA,
     ),
 )

@@ -75,10 +75,6 @@ TRPO = AlgorithmDefinition(
                 for name, field in RLLIB_NAMES.items()
                 if name not in ("kl_target", "entropy_coeff")
             },
-            **{
-                name: name
-                for name in ("max_kl", "cg_iterations", "cg_damping", "line_search_steps", "backtrack_ratio")
-            },
         },
         instead=(
             (r"kl_target|kl_coeff", "use training(max_kl=)"),

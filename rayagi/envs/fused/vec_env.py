@@ -12,11 +12,10 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import EnvInfo, StateDict, StepResult
 from actors.rollout import Episodes, Rollout
-from rayagi.envs.errors import SimulationError
 from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, FusedBackend, StepBatch
 from rayagi.envs.fused.c.backend import CBackend, RolloutPointers, TimingStruct
 from rayagi.envs.fused.simulator import Discrete
-from rayagi.envs.providers import check_num_envs
+from rayagi.envs.providers import check_num_envs, refuse_nonfinite
 from rayagi.native.acting import PackedPolicy
 from rayagi.native.binding import pointer
 from rayagi.profiler import Category, activity
@@ -43,16 +42,17 @@ class BackendVecEnv:
         Raises:
             SimulationError: an action is not finite, or what the simulator makes of it.
         """
-        continuous, elapsed = self.info.action.kind == "continuous", self._backend.env_state.elapsed.clone()
+        first, steps = self._env_config.first_env_index, self._backend.env_state.elapsed + 1
+        continuous = self.info.action.kind == "continuous"
         given = actions.detach().to("cpu", torch.float32 if continuous else torch.int64)
         if continuous:
-            self._check_finite("the action", given, elapsed)
+            refuse_nonfinite(given, "the action", first, steps)
         out = self._out
         self._backend.run(given.unsqueeze(0), out)
         ids = (out.terminated[0] | out.truncated[0]).nonzero().flatten()
         obs = self._rows(out.obs[0])
-        self._check_finite("an observation", obs, elapsed)
-        self._check_finite("the reward", out.rewards[0], elapsed)
+        refuse_nonfinite(obs, "an observation", first, steps)
+        refuse_nonfinite(out.rewards[0], "the reward", first, steps)
         return StepResult(
             obs=obs,
             rewards=out.rewards[0].clone(),
@@ -79,14 +79,6 @@ class BackendVecEnv:
 
     def close(self) -> None:
         """Nothing to release."""
-
-    def _check_finite(self, quantity: str, values: Tensor, elapsed: Tensor) -> None:
-        """Raise SimulationError at the first environment of which a value (N, ...) is not finite."""
-        if not torch.isfinite(values.sum()):  # one cheap sum detects any; finite values may overflow it
-            bad = (~torch.isfinite(values)).nonzero()
-            if len(bad):
-                env = int(bad[0, 0])
-                raise SimulationError(self._env_config.first_env_index + env, int(elapsed[env]) + 1, quantity)
 
     @staticmethod
     def _rows(columns: Tensor) -> Tensor:

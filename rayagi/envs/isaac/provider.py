@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.isaac.process import SimulatorProcess
-from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs
+from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, refuse_nonfinite
 
 
 class IsaacVecEnv:
@@ -54,7 +54,7 @@ class IsaacVecEnv:
             SimulatorLostError: the simulator failed, exited or does not respond.
         """
         self._elapsed += 1
-        self._check_finite(actions)
+        refuse_nonfinite(actions, "action", self._env_args.first_env_index, self._elapsed)
         self._process.tensors["actions"].copy_(torch.clamp(actions.detach().cpu(), self._low, self._high))
         shared = self._process.step()
         terminated, truncated = shared["terminated"].bool(), shared["truncated"].bool()
@@ -68,13 +68,6 @@ class IsaacVecEnv:
             final_ids=final_ids,
             final_obs=shared["final_obs"][final_ids],
         )
-
-    def _check_finite(self, actions: Tensor) -> None:
-        if not torch.isfinite(actions.sum()):
-            bad = (~torch.isfinite(actions)).any(-1).nonzero()
-            if len(bad):
-                row = int(bad[0])
-                raise SimulationError(self._env_args.first_env_index + row, int(self._elapsed[row]), "action")
 
     def state_dict(self) -> StateDict:
         """Number of resets; the simulators do not expose their state."""

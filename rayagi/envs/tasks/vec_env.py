@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
-from rayagi.envs.errors import SimulationError, named_failures
-from rayagi.envs.providers import check_num_envs, log_sim_errors
+from rayagi.envs.errors import named_failures
+from rayagi.envs.providers import check_num_envs, log_sim_errors, refuse_nonfinite
 from rayagi.envs.tasks.random_uniforms import START, uniform
 from rayagi.envs.tasks.task import Memory, State, StepOutcome, Task, TaskFunctions
 
@@ -101,7 +101,7 @@ class TaskVecEnv:
     ) -> None:
         self.info, self.num_envs = info, worlds.num_worlds
         self._rules, self._worlds, self._task = rules, worlds, rules.task
-        self._seed = seed
+        self._first_env_index, self._seed = first_env_index, seed
         device, n = worlds.device, self.num_envs
         self._limit = 2**62 if info.max_episode_steps is None else info.max_episode_steps
         self._indices = torch.arange(first_env_index, first_env_index + n, device=device)
@@ -161,7 +161,7 @@ class TaskVecEnv:
         rules, worlds = self._rules, self._worlds
         self._elapsed += 1
         self._actions = actions.detach().to(worlds.device, worlds.dtype).clamp(-1.0, 1.0)
-        self._check_finite(actions)
+        refuse_nonfinite(actions, "action", self._first_env_index, self._elapsed)
         # 1. Actions to actuator controls.
         state = self._state()
         controls, changed = rules.control(state)
@@ -231,13 +231,6 @@ class TaskVecEnv:
             if name not in self._memory:
                 self._memory[name] = values.new_zeros((self.num_envs, *values.shape[1:]))
             self._memory[name] = self._memory[name].index_copy(0, ids, values)
-
-    def _check_finite(self, actions: Tensor) -> None:
-        if not torch.isfinite(actions.sum()):
-            bad = (~torch.isfinite(actions)).any(-1).nonzero()
-            if len(bad):
-                row = int(bad[0])
-                raise SimulationError(int(self._indices[row]), int(self._elapsed[row]), "action")
 
     def state_dict(self) -> StateDict:
         """Physics, memory, elapsed steps and episode counters: on the CPU the continuation is bit-identical."""

@@ -58,7 +58,7 @@ def test_a_preset_keeps_every_rule_and_the_usual_template(definition):
 @EACH
 def test_names_of_rllibs_face_are_fields_of_the_settings(definition):
     names = {field.name for field in dataclasses.fields(definition.settings)}
-    assert set(definition.rllib.names.values()) <= names
+    assert set(definition.training_names.values()) <= names
     assert {definition.rllib.config, definition.rllib.algorithm} <= set(rayagi.__all__)
 
 

@@ -182,7 +182,7 @@ def test_the_table_of_settings_agrees_with_the_config_and_the_spec(cls):
     assert set(settings.paths) <= set(attributes)
     assert {name for name, value in attributes.items() if value is PRESET} == set(settings.unset)
     fields = set(settings.definition.settings.__dataclass_fields__)
-    assert set(settings.definition.rllib.names.values()) == fields - ALWAYS[cls]
+    assert set(settings.definition.training_names.values()) == fields - ALWAYS[cls]
 
 
 @pytest.mark.parametrize("cls", CONFIGS)

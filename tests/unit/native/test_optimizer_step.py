@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayagi.native.learning import CompiledOptimizerStep, OptimizerState, library
+from rayagi.native.learning import CompiledOptimizerStep, library
 
 BETAS, EPS = (0.9, 0.999), 1e-5
 
@@ -24,7 +24,8 @@ class Vector:
     def optimizer_step(self, most=0.0):
         program = library()
         assert program is not None, "no compiler"
-        stepped = OptimizerState(
+        return CompiledOptimizerStep(
+            program,
             parameters=self.parameters,
             gradients=self.gradients,
             exp_avg=self.exp_avg,
@@ -34,7 +35,6 @@ class Vector:
             eps=EPS,
             max_grad_norm=most,
         )
-        return CompiledOptimizerStep(program, stepped)
 
 
 @settings(deadline=None, max_examples=40)

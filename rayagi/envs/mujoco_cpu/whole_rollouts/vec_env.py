@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,9 +30,9 @@ from rayagi.envs.mujoco_cpu.compiled_loop import (
 )
 from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
-from rayagi.envs.mujoco_cpu.physics import Array, Fields, WorldError
+from rayagi.envs.mujoco_cpu.physics import Array, WorldError
 from rayagi.envs.mujoco_cpu.task import GymnasiumTask
-from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import FORMULAS, Formulas, compile_formulas
+from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import FORMULAS, compile_formulas
 from rayagi.native import acting
 from rayagi.native.acting import CompiledActing
 from rayagi.native.binding import pointer
@@ -43,81 +41,48 @@ _GROUP = 8
 """Worlds per group: as many as fill a vector register, which makes the policy's cost per world lowest."""
 
 
-StartEpisode = Callable[[mujoco.MjData, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """What is the same in every rollout of N worlds.
-
-    Attributes:
-        loop: steps the worlds
-        formulas: the task's compiled functions
-        fields: the fields that the formulas read, (N, ...) each, in their order
-        controls_at: index of the controls in a row of state
-        low, high: action range, (nu,)
-        substeps: MuJoCo steps per environment step
-        dt: seconds per environment step
-        limit: environment steps per episode
-        elapsed: steps of each running episode, (N,) int64
-    """
-
-    loop: CompiledLoop
-    formulas: Formulas
-    fields: Fields
-    controls_at: int
-    low: Array
-    high: Array
-    substeps: int
-    dt: float
-    limit: int
-    elapsed: NDArray[np.int64]
-
-
 class RolloutLoop:
     """One rollout, shared by threads, which claim groups of worlds step by step."""
 
     def __init__(
         self,
-        settings: RolloutSettings,
+        env: RolloutMujocoVecEnv,
         agent: CompiledActing,
         rollout: Rollout,
         final_obs: Tensor,
-        start_episode: StartEpisode,
         group: int,
     ) -> None:
         """
         Args:
-            settings: of these worlds
+            env: has the worlds and their task
             agent: acts into ``rollout``
             rollout: T steps to fill; ``last_obs`` holds the first observation, and at the end the next one
             final_obs: filled where an episode ends, (T, N, obs_dim) float32
-            start_episode: starts a world's next episode, in a thread's own MjData
             group: worlds per group; the policy acts for a group at once
         """
-        num_worlds = len(settings.elapsed)
-        self._settings, self._agent, self._start_episode = settings, agent, start_episode
-        self._rows = (RowsStruct * len(settings.fields))(*map(_rows, settings.fields.values()))
-        self._done = torch.zeros(-(-num_worlds // group), dtype=torch.int64)
+        self._env, self._agent = env, agent
+        fields, low, high = env._physics.fields, env._low, env._high
+        self._rows = (RowsStruct * len(fields))(*map(_rows, fields.values()))
+        self._done = torch.zeros(-(-env.num_envs // group), dtype=torch.int64)
         self._kept = rollout, final_obs
         self._rollout = RolloutStruct(
-            settings.loop.address,
-            settings.substeps,
+            env.loop.address,
+            env._task.frame_skip,
             agent.function,
             agent.policy.address,
             agent.address,
-            settings.formulas.forward_position,
-            settings.formulas.compute_reward_done,
-            settings.formulas.observe,
-            len(settings.fields),
+            env.formulas.forward_position,
+            env.formulas.compute_reward_done,
+            env.formulas.observe,
+            len(fields),
             ctypes.addressof(self._rows),
-            settings.dt,
-            settings.limit,
-            settings.elapsed.ctypes.data,
-            len(settings.low),
-            settings.low.ctypes.data,
-            settings.high.ctypes.data,
-            settings.controls_at,
+            env._compiled.dt,
+            env._limit,
+            env._elapsed.ctypes.data,
+            len(low),
+            low.ctypes.data,
+            high.ctypes.data,
+            (env._physics.controls.ctypes.data - env._physics.rows.ctypes.data) // env._physics.rows.itemsize,
             rollout.num_steps,
             rollout.last_obs.shape[1],
             *map(pointer, (rollout.last_obs, rollout.actions, rollout.rewards)),
@@ -151,14 +116,14 @@ class RolloutLoop:
     def _run(self, data: mujoco.MjData, max_items: int) -> bool:
         state = self._thread_state(data)
         while True:
-            end = self._settings.loop.run_rollout(data, self._rollout, state, max_items)
+            end = self._env.loop.run_rollout(data, self._rollout, state, max_items)
             if end == EPISODE_ENDED:
-                self._start_episode(data, state.world)
+                self._env.start_episode(data, state.world)
             elif end == ACTION_NOT_FINITE:
                 raise WorldError(state.world, "action")
             elif end != WARNED:
                 return end != NONE_LEFT
-            elif self._settings.loop.became_unstable(data):  # other warnings are harmless
+            elif self._env.loop.became_unstable(data):  # other warnings are harmless
                 state.unstable = 1
                 with self._counting:
                     self.num_unstable += 1
@@ -201,18 +166,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         physics = self._physics
         if not isinstance(physics.loop, CompiledLoop) or acting.library() is None:
             raise CompilerError("the kernels for worlds and acting are not compiled")
-        self._settings = RolloutSettings(
-            loop=physics.loop,
-            formulas=compile_formulas(task, self._compiled, physics.fields),
-            fields=physics.fields,
-            controls_at=(physics.controls.ctypes.data - physics.rows.ctypes.data) // physics.rows.itemsize,
-            low=self._low,
-            high=self._high,
-            substeps=task.frame_skip,
-            dt=self._compiled.dt,
-            limit=self._limit,
-            elapsed=self._elapsed,
-        )
+        self.loop, self.formulas = physics.loop, compile_formulas(task, self._compiled, physics.fields)
         self._final_obs = torch.empty(0)
 
     def collect_rollout(
@@ -240,7 +194,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         agent = acting.compiled_acting(policy, rollout, noise)
         assert agent is not None
         group = max(1, min(_GROUP, self.num_envs // (2 * len(self._physics.datas))))
-        loop = RolloutLoop(self._settings, agent, rollout, self._final_obs, self._start_episode, group)
+        loop = RolloutLoop(self, agent, rollout, self._final_obs, group)
         try:
             self._physics.run_parallel(loop)
         except WorldError as error:
@@ -251,7 +205,8 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         ends = rollout.gather_finals(self._final_obs)
         return _episodes(rollout.rewards, ends, running, before)
 
-    def _start_episode(self, data: mujoco.MjData, world: int) -> None:
+    def start_episode(self, data: mujoco.MjData, world: int) -> None:
+        """Start a world's next episode, in a thread's own MjData."""
         self._physics.restart_in(data, world, *self._next_start(world))
 
 
