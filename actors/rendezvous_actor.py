@@ -106,11 +106,7 @@ class RendezvousActor:
             )
 
     def endpoint(self, generation: int, key: str) -> str | None:
-        """What was published under ``key``; None until then.
-
-        Raises:
-            RendezvousError: the generation is over.
-        """
+        """What was published under ``key``; None until then. Raises RendezvousError where the generation is over."""
         return self._generation_state(generation).endpoints.get(key)
 
     def adopt_membership(self, membership: MembershipView) -> None:

@@ -81,11 +81,7 @@ class AlphaBetaModel:
         return cls(origin=origin, coefficients=coefficients, points=profile.points)
 
     def step_s(self, step: Step, layout: Layout, nbytes: int) -> float:
-        """Projected seconds of a step.
-
-        Raises:
-            ProfileError: the model lacks this operation by this primitive.
-        """
+        """Projected seconds of a step. Raises ProfileError where the model lacks this operation by this primitive."""
         shape = StepShape.from_step(step, layout)
         coefficients = self.coefficients.get((step.primitive, step.op))
         if coefficients is None:

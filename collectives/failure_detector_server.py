@@ -29,11 +29,7 @@ class FailureDetectorServer:
     """Accepts subscribers and sends them death notices, each until its owner withdraws it."""
 
     def __init__(self, address: str) -> None:
-        """Listen on a free port of the address.
-
-        Raises:
-            OSError: the address is not one of this host.
-        """
+        """Listen on a free port of the address. Raises OSError where the address is not one of this host."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
         self._listener.setblocking(False)

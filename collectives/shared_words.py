@@ -116,11 +116,7 @@ class FencedWords:
 
 
 def atomic_words() -> Callable[[memoryview], SharedWords]:
-    """Constructor of ``AtomicWords``.
-
-    Raises:
-        CompilerError: there is no compiler.
-    """
+    """Constructor of ``AtomicWords``. Raises CompilerError where there is no compiler."""
     library = WORDS.load(files(__package__).joinpath("shared_words.c").read_text(encoding="utf-8"))
     library.rayagi_load.argtypes, library.rayagi_load.restype = (ctypes.c_void_p,), ctypes.c_uint64
     library.rayagi_store.argtypes, library.rayagi_store.restype = (ctypes.c_void_p, ctypes.c_uint64), None

@@ -24,11 +24,7 @@ _PATIENCE_S = 0.5
 
 
 def _known(store: ReplayStore, tree: int) -> int:
-    """The number of a tree.
-
-    Raises:
-        ReplayError: there is none of this number.
-    """
+    """The number of a tree. Raises ReplayError where there is none of this number."""
     if not 0 <= tree < len(store.specs):
         raise ReplayError(f"tree {tree} was requested of a store with {len(store.specs)} trees")
     return tree

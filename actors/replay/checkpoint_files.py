@@ -142,11 +142,7 @@ class SegmentWriter:
         self.num_bytes = 0
 
     def add(self, entries: NDArray[Any], blocks: NDArray[np.uint8]) -> None:
-        """Append the blocks of these rows.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Append the blocks of these rows. Raises OSError where they cannot be written."""
         if not len(entries):
             return
         if self._file < 0:
@@ -233,11 +229,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """Read and check the file.
-
-        Raises:
-            ReplayCheckpointError: it is missing, damaged, or of another format.
-        """
+        """Read and check the file. Raises ReplayCheckpointError where it is missing, damaged, or of another format."""
         text = read_file(folder, "manifest", most=_MOST_MANIFEST_BYTES).tobytes()
         first, _, body = text.partition(b"\n")
         if first.decode(errors="replace") != digest(body[:-1]) or not body.endswith(b"\n"):
@@ -354,11 +346,7 @@ def read_file(folder: Path, name: str, *, most: int) -> NDArray[np.uint8]:
 
 
 def write_file(path: Path, content: NDArray[Any]) -> None:
-    """Write and flush a new file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write and flush a new file. Raises OSError where it cannot be written."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         write_all(descriptor, content)
@@ -368,11 +356,7 @@ def write_file(path: Path, content: NDArray[Any]) -> None:
 
 
 def write_all(descriptor: int, content: NDArray[Any]) -> None:
-    """Append an array to a file.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Append an array to a file. Raises OSError where it cannot be written."""
     rest = _bytes(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -238,11 +238,7 @@ _TYPES = {"p": _ADDRESS, "i": _I64, "u": _U64, "d": _DOUBLE}
 
 @cache
 def library() -> ctypes.CDLL:
-    """The compiled program.
-
-    Raises:
-        ReplayError: it cannot be compiled here.
-    """
+    """The compiled program. Raises ReplayError where it cannot be compiled here."""
     try:
         return _load()
     except CompilerError as error:

@@ -312,11 +312,7 @@ def state_of(header: HeaderStruct) -> dict[str, Any] | None:
 
 
 def struct_of(state: Mapping[str, Any]) -> LimitStruct:
-    """Inverse of ``state_of``.
-
-    Raises:
-        ReplayError: ``state`` is no such value.
-    """
+    """Inverse of ``state_of``. Raises ReplayError where ``state`` is no such value."""
     try:
         struct = LimitStruct(*(math.inf if state[name] is None else state[name] for name in _FIELDS))
         exact = all(abs(state[name]) < 2**53 for name in ("offset", "min_size", "inserts", "samples"))

@@ -127,11 +127,7 @@ def endpoint(descriptor: int) -> str:
 
 
 def open_endpoint(found: str) -> int:
-    """Open a file of another process.
-
-    Raises:
-        ReplayError: it no longer exists, or cannot be opened.
-    """
+    """Open a file of another process. Raises ReplayError where it no longer exists, or cannot be opened."""
     path, _, inode = found.partition("#")
     try:
         if os.stat(path).st_ino != int(inode):

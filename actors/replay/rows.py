@@ -182,11 +182,7 @@ def in_order(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, .
 
 
 def checked(keys: Keys) -> Keys:
-    """Keys as contiguous arrays of the kernel's types.
-
-    Raises:
-        ReplayError: they are not (n,) each.
-    """
+    """Keys as contiguous arrays of the kernel's types. Raises ReplayError where they are not (n,) each."""
     indices = np.ascontiguousarray(keys.indices, np.int64)
     generations = np.ascontiguousarray(keys.generations, np.uint64)
     if indices.shape != generations.shape or indices.ndim != 1:

@@ -88,11 +88,7 @@ class ReplaySchema:
         return (self.max_length + column.extra) * column.step_bytes
 
     def position(self, name: str) -> int:
-        """Number of a column.
-
-        Raises:
-            ReplayError: there is none of this name.
-        """
+        """Number of a column. Raises ReplayError where there is none of this name."""
         for position, column in enumerate(self.columns):
             if column.name == name:
                 return position

@@ -40,11 +40,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Inverse of ``str``.
-
-        Raises:
-            ReplayError: it is no address.
-        """
+        """Inverse of ``str``. Raises ReplayError where it is no address."""
         parts = urlsplit(text)
         try:
             found = cls(parts.hostname or "", parts.port or 0, parts.path.removeprefix("/"))

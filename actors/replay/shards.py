@@ -183,11 +183,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         return self.present
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all shards of the table are present.
-
-        Raises:
-            ShardLostError: they are not within ``timeout_s``.
-        """
+        """Wait until all shards of the table are present. Raises ShardLostError where they are not within ``timeout_s``."""
         if poll(lambda: len(self.present) == self.num_shards or None, timeout_s) is None:
             raise ShardLostError(
                 f"{len(self.present)} of {self.num_shards} replay shards are present after {timeout_s:g} s"
@@ -350,11 +346,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
         return {shard: results[shard] for shard in sorted(results)}
 
     def check_open(self) -> None:
-        """Raise if it is closed.
-
-        Raises:
-            ReplayError: it is.
-        """
+        """Raise ReplayError if it is closed."""
         if self._closed.is_set():
             raise ReplayError("these replay shards are closed")
 

@@ -468,11 +468,7 @@ class ReplayStore(ClosesOnExit):
     # ---- for selectors
 
     def tree(self, spec: TreeSpec) -> int:
-        """Number of the tree with these leaves.
-
-        Raises:
-            ReplayError: the store was created without it.
-        """
+        """Number of the tree with these leaves. Raises ReplayError where the store was created without it."""
         if spec not in self.specs:
             raise ReplayError(
                 f"this store cannot select by {spec}: name the selector in selectors= when it is created"
@@ -637,11 +633,7 @@ class ReplayStore(ClosesOnExit):
             self._library.replay_release(self.native)
 
     def check_open(self) -> None:
-        """Raise if the store is closed.
-
-        Raises:
-            ReplayError: it is.
-        """
+        """Raise ReplayError if the store is closed."""
         if self._closed:
             raise ReplayError("this replay store is closed")
 

@@ -175,11 +175,7 @@ class ShardedTable(ABC):
         return dict.fromkeys(self.present, arguments)
 
     def _by_owner(self, indices: Integers) -> dict[int, Integers]:
-        """Positions of each shard's indices, ascending.
-
-        Raises:
-            ReplayError: an index is outside the table.
-        """
+        """Positions of each shard's indices, ascending. Raises ReplayError where an index is outside the table."""
         owners = self.owner(indices)
         if len(owners) and not 0 <= owners.min() <= owners.max() < self.num_shards:
             raise ReplayError(
@@ -201,11 +197,7 @@ class LocalShards(ShardedTable):
     """All shards of a table, open in this process."""
 
     def __init__(self, stores: Sequence[ReplayStore]) -> None:
-        """Take the shards in order.
-
-        Raises:
-            ReplayError: they are not all the shards of one table.
-        """
+        """Take the shards in order. Raises ReplayError where they are not all the shards of one table."""
         count = stores[0].num_shards if stores else 0
         if [store.base // store.capacity for store in stores] != list(range(count)):
             raise ReplayError(
@@ -326,11 +318,7 @@ def _tree_of(leaves: Floats) -> tuple[TreeStruct, Floats]:
 
 
 def drawable(everything: float) -> float:
-    """The sum of all leaves, if rows can be drawn by it.
-
-    Raises:
-        ReplayError: it is not positive and finite.
-    """
+    """The sum of all leaves, if rows can be drawn by it. Raises ReplayError where it is not positive and finite."""
     if not 0 < everything < np.inf:
         raise ReplayError(
             "nothing can be selected: all shards are empty, all weights are zero, or their sum is not finite"

@@ -23,11 +23,7 @@ class DescriptorInbox:
     """
 
     def __init__(self) -> None:
-        """Listen under a random name.
-
-        Raises:
-            OSError: this process has too many descriptors.
-        """
+        """Listen under a random name. Raises OSError where this process has too many descriptors."""
         self.token = secrets.randbits(64)
         """Its name, for ``send_descriptor``."""
         self._socket = socket.socket(socket.AF_UNIX)

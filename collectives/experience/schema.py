@@ -63,11 +63,7 @@ class Field:
 
     @classmethod
     def from_arrow(cls, column: pa.Field) -> Self:
-        """Inverse of ``arrow``.
-
-        Raises:
-            SchemaError: rayagi did not create the column.
-        """
+        """Inverse of ``arrow``. Raises SchemaError where rayagi did not create the column."""
         dtype = _NAMES.get((column.metadata or {}).get(_DTYPE_KEY, b"").decode())
         if dtype is None:
             raise SchemaError("?", f"column {column.name!r} does not say which torch type it holds")
@@ -122,11 +118,7 @@ class ExperienceSchema:
 
     @classmethod
     def from_arrow(cls, schema: pa.Schema) -> Self:
-        """Inverse of ``arrow``.
-
-        Raises:
-            SchemaError: rayagi did not create the schema.
-        """
+        """Inverse of ``arrow``. Raises SchemaError where rayagi did not create the schema."""
         name = (schema.metadata or {}).get(_NAME_KEY, b"?").decode()
         return cls(name, tuple(Field.from_arrow(column) for column in schema))
 

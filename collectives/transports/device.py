@@ -39,11 +39,7 @@ _MIN_SCRATCH_BYTES = 2**20
 
 
 def connect(group: TransportGroup) -> DeviceTransport:
-    """Connect the members of one GPU.
-
-    Raises:
-        CommunicatorError: they cannot share host memory.
-    """
+    """Connect the members of one GPU. Raises CommunicatorError where they cannot share host memory."""
     control = connecting.connect(group)
     if isinstance(control, str):
         raise CommunicatorError("connect", group.members[group.rank].rank, "nobody", 0.0, control)

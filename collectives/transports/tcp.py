@@ -211,11 +211,7 @@ class _Peer:
         return (select.POLLIN if self.into else 0) | (select.POLLOUT if self.out else 0)
 
     def send(self) -> None:
-        """As much as the connection takes now.
-
-        Raises:
-            ConnectionError: the other end is closed.
-        """
+        """As much as the connection takes now. Raises ConnectionError where the other end is closed."""
         while self.out:
             try:
                 _drop(self.out, self.socket.sendmsg(self.out))
