@@ -21,14 +21,8 @@ def exchange_endpoints(
 ) -> None:
     """Attach to all partners, and wait until they have attached to this GMI.
 
-    Args:
-        directory: shared with the partners
-        channel: name of the channel
-        index: of this GMI
-        endpoint: where this GMI receives messages
-        partners: names of the partner GMIs, by index
-        attach: called with the partners' endpoints, in this order
-        limit_s: time limit for all partners
+    ``endpoint``: where this GMI receives messages; ``partners``: their names, by index; ``attach`` is called with their
+    endpoints, in this order.
 
     Raises:
         ChannelTimeoutError: a partner did not announce its endpoint, or attach, in time.

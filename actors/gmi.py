@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 
@@ -18,10 +17,11 @@ from actors.host_memory import release_free_memory
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from actors.rendezvous_actor import RendezvousActor
 from actors.replay import ReplayCheckpointError
+from collectives.closing import ClosesOnExit
 from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.experience.directory import Directory
-from collectives.experience.remote_transport import RemoteTransport
+from collectives.experience.migrator import RemoteTransport
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
 from collectives.transport_factory import TransportName
@@ -99,7 +99,6 @@ class ProgramFactory(Protocol):
 
     def __call__(self, context: GmiContext) -> Program:
         """Build the program."""
-        ...
 
 
 class WorkloadFactory(Protocol):
@@ -107,10 +106,9 @@ class WorkloadFactory(Protocol):
 
     def __call__(self, context: GmiContext) -> Workload:
         """Build the workload."""
-        ...
 
 
-class Gmi:
+class Gmi(ClosesOnExit):
     """One GMI in one process: enters its slice, joins its group, builds its program, and runs it on request.
 
     Order of calls: ``worker_info``, ``enter``, ``join`` (in a group of more than one), ``build``, then the others. When
@@ -140,10 +138,7 @@ class Gmi:
         )
 
     def enter(self, gmi_slice: Slice) -> WorkerInfo:
-        """Enter the slice, and report the placement.
-
-        Args:
-            gmi_slice: names the allocated GPU and the partition created there
+        """Enter the slice, which names the allocated GPU and the partition created there; report the placement.
 
         Raises:
             SliceError: its cores or its device are not available here.
@@ -304,11 +299,3 @@ class Gmi:
 
     def __repr__(self) -> str:
         return str(self.identity)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -98,12 +98,8 @@ class GmiGroup:
     ) -> list[Any]:
         """Wait for the results of calls, in the order of ``refs``.
 
-        Args:
-            refs: object refs of the calls
-            asked: name of the call, for errors
-            timeout_s: for all calls together
-            of: called GMIs, in the order of ``refs``; None: all
-            watch: called every ``WATCH_S`` seconds without a result; an exception from it ends the wait
+        ``of``: the GMIs that were called, in this order, None: all; ``asked``: name of the call, for errors. ``watch``
+        is called every ``WATCH_S`` seconds without a result; an exception from it ends the wait.
 
         Raises:
             GmiLostError: a process or node ended.
@@ -212,10 +208,7 @@ def _start_one(
 def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambda index: None) -> None:
     """Close every GMI, wait up to ``timeout_s``, then kill the processes. Safe to call twice.
 
-    Args:
-        group: the GMIs
-        timeout_s: for all of them to close; 0: kill them at once
-        evict: called with the index of a GMI that did not close, before its process is killed
+    ``evict`` is called with the index of a GMI that did not close, before its process is killed.
     """
     if not ray.is_initialized():
         return

@@ -46,9 +46,7 @@ class Partitioners:
     def partition(self, plan: PlacementPlan, workers: Sequence[WorkerInfo]) -> PlacementPlan:
         """Partition every GPU for its slices; returns the plan with shares and environment variables.
 
-        Args:
-            plan: the plan with the GPUs that Ray allocated
-            workers: node and process of each GMI, in GMI order
+        ``plan``: with the GPUs that Ray allocated; ``workers``: in GMI order.
 
         Raises:
             PartitionError: a GPU could not be partitioned, or a node did not respond in time; call ``restore``.

@@ -21,7 +21,6 @@ class Closeable(Protocol):
 
     def close(self) -> None:
         """Disconnect from the partners."""
-        ...
 
 
 @contextmanager

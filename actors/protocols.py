@@ -143,23 +143,18 @@ class VecEnv(Protocol):
 
     def reset(self) -> Tensor:
         """Start a new episode in every environment. Returns (N, obs_dim) float32."""
-        ...
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment. ``actions``: (N, dim) float32, or (N,) int64 when discrete."""
-        ...
 
     def state_dict(self) -> StateDict:
         """State for a later restore; engines that do not expose their state return episode counters only."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Restore a saved state. Returns the observation to act on next, (N, obs_dim) float32."""
-        ...
 
     def close(self) -> None:
         """Release threads and simulators."""
-        ...
 
 
 @runtime_checkable
@@ -180,7 +175,6 @@ class RolloutEnv(VecEnv, Protocol):
         Returns:
             the episodes that ended, ordered by step, then environment.
         """
-        ...
 
 
 class EnvFactory(Protocol):
@@ -188,7 +182,6 @@ class EnvFactory(Protocol):
 
     def __call__(self, *, num_envs: int, first_env_index: int, seed: int, num_threads: int) -> VecEnv:
         """Make the environments."""
-        ...
 
 
 @dataclass(slots=True)
@@ -222,23 +215,18 @@ class Program(Protocol):
 
     def iterate(self) -> IterationResult:
         """One iteration: T steps of every environment, then the update."""
-        ...
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Run whole episodes without learning."""
-        ...
 
     def state_dict(self) -> StateDict:
         """``{"shared": ..., "local": ...}``: state that is equal on all replicas, and this GMI's own."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; without ``local``, environments restart."""
-        ...
 
     def close(self) -> None:
         """Release what the program holds."""
-        ...
 
 
 class Workload(Protocol):
@@ -246,11 +234,9 @@ class Workload(Protocol):
 
     def gmi_run(self, *args: Any, **kwargs: Any) -> Any:
         """The main routine, called on every GMI at once."""
-        ...
 
     def close(self) -> None:
         """Release what the workload holds."""
-        ...
 
 
 class Acting(Protocol):
@@ -266,7 +252,6 @@ class Acting(Protocol):
         Returns:
             actions on the host, (N, dim) or (N,), valid until the next rollout.
         """
-        ...
 
 
 class Policy(Protocol):
@@ -278,32 +263,24 @@ class Policy(Protocol):
 
     def observe(self, obs: Tensor) -> Tensor:
         """Normalise raw observations (..., obs_dim), on the policy's device."""
-        ...
 
     def outputs(self, observed: Tensor) -> Tensor:
         """Distribution parameters, (..., output_dim): means, or logits."""
-        ...
 
     def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """A recurrent policy's distribution parameters (N, output_dim), and its states (N, state_dim) after the step."""
-        ...
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """Actions from outputs and noise of the same shape (see actors.noise)."""
-        ...
 
     def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
         """Exploration noise of rollout ``number``, (T, N, output_dim) float32, on the policy's device."""
-        ...
 
     def mode(self, outputs: Tensor) -> Tensor:
         """The most likely actions."""
-        ...
 
     def environment_actions(self, actions: Tensor) -> Tensor:
         """What the environment receives for actions of ``sample`` or ``mode``; only a squashed Gaussian changes them."""
-        ...
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
         """A compiled kernel that replaces the functions above for a rollout; None if there is none."""
-        ...

@@ -21,8 +21,8 @@ from actors.remote_parameter_store import ParameterSnapshot, RelayParameterReade
 from collectives.experience.directory import ConsumerAnnouncement
 from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelError, ChannelTimeoutError, SchemaError
+from collectives.experience.migrator import RemoteTransport
 from collectives.experience.producer_ring import ProducerRing, ReservedSlot
-from collectives.experience.remote_transport import RemoteTransport
 from collectives.experience.routes import Route, SharedMemoryRoute
 from collectives.experience.schema import ExperienceSchema
 
@@ -88,13 +88,8 @@ class Relay:
     ) -> bool:
         """Hand over one transfer, and wait until its consumer has released it. False if the consumer is gone.
 
-        Args:
-            address: sender and consumer
-            after: sequence number of the delivery before, which Ray may deliver later
-            sequence: the sender's sequence number
-            version: of the policy
-            rows: of each channel's batch
-            messages: Arrow messages, one per channel
+        ``after``: sequence number of the delivery before, which Ray may deliver later; ``rows`` and ``messages``
+        (Arrow): of each channel's batch.
 
         Raises:
             SchemaError: the consumer expects another schema.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ray
 import ray.exceptions
 
 from actors.rendezvous_actor import RendezvousActor
+from collectives.closing import ClosesOnExit
 from collectives.errors import RendezvousError
 from collectives.experience.errors import ChannelError
 from collectives.rendezvous import JoinRequest, Member, MembershipView, Rendezvous, RendezvousStatus
@@ -26,7 +26,7 @@ def start_rendezvous_actor(world_size: int) -> Any:
     return ray.remote(RendezvousActor).options(**options).remote(world_size)
 
 
-class _RendezvousActorClient:
+class _RendezvousActorClient(ClosesOnExit):
     """Calls a rendezvous actor. Repeats registrations and endpoints twice a second, for an actor that has restarted."""
 
     def __init__(self, handle: Any, name: str) -> None:
@@ -147,11 +147,3 @@ class RemoteRendezvous(_RendezvousActorClient, Rendezvous):
             return self._call(method, *arguments)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
             raise RendezvousError(generation, f"the rendezvous actor does not answer: {error}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -44,16 +44,9 @@ class ReplayShardActor:
         host_id: str | None = None,
         **options: Any,
     ) -> None:
-        """Create the store and announce it.
+        """Create the store and announce it in the directory of ``rendezvous``, where readers and writers find the table.
 
-        Args:
-            rendezvous: handle of the actor whose directory readers and writers find the table in
-            table: its name there
-            schema, capacity, shard, num_shards, options: as of ``ReplayStore.create``
-            host_id: as of ``ReplayShard``
-
-        Raises:
-            ReplayError: as of ``ReplayStore.create`` and ``ReplayShard``.
+        Other arguments and errors as of ``ReplayStore.create`` and ``ReplayShard``.
         """
         self._directory = directory = RemoteDirectory(rendezvous)
         key = _key(table, shard)
@@ -82,13 +75,8 @@ def create_shards(
 ) -> list[Any]:
     """Start a shard on each of these nodes, which may repeat, and wait for all. Returns their actors' handles.
 
-    Args:
-        rendezvous, table, schema, capacity, options: as of ``ReplayShardActor``; capacity is each shard's
-        nodes: Ray's node ids, by shard
-        host_ids: as of ``ReplayShard``, by shard; empty: their own
-
-    Raises:
-        ReplayError: as of ``ReplayStore.create``.
+    ``nodes``: Ray's node ids, by shard; ``host_ids``: by shard, empty: their own. Other arguments and errors as of
+    ``ReplayShardActor``; ``capacity`` is each shard's.
     """
     handles = []
     for shard, node in enumerate(nodes):

@@ -10,21 +10,17 @@ import torch
 from actors.replay import Keys, Selection, wire
 from actors.replay.table import Exchange
 from collectives.communicator import Communicator
+from collectives.objects import exchange
 
 
 def exchange_over(communicator: Communicator) -> Exchange:
     """All-gather of values, for ``select(exchange=)``: each rank has the shard of its number, and all call it alike."""
 
-    def exchange(value: Any) -> list[Any]:
-        data = np.frombuffer(b"".join(wire.encode(value)), np.uint8)
-        sizes = communicator.all_gather(torch.tensor([len(data)])).ravel().tolist()
-        # Ranks send equally many bytes, in words of 8.
-        padded = np.zeros(-(-max(sizes) // 8) * 8, np.uint8)
-        padded[: len(data)] = data
-        gathered = communicator.all_gather(torch.from_numpy(padded.view(np.int64))).numpy()
-        return [wire.decode(memoryview(row.view(np.uint8))) for row in gathered]
+    def all_gather(value: Any) -> list[Any]:
+        messages = exchange(communicator, b"".join(wire.encode(value)))
+        return [wire.decode(memoryview(message)) for message in messages]
 
-    return exchange
+    return all_gather
 
 
 def broadcast_selection(
@@ -32,10 +28,7 @@ def broadcast_selection(
 ) -> Selection:
     """Give all ranks the selection that one has made (GEAR, section 3.3, last step of both modes).
 
-    Args:
-        communicator: all its ranks call this alike
-        selection: of rank ``source``; what the others give is not used
-        source: the rank that has selected
+    All ranks call this alike; only the ``selection`` of rank ``source`` is used.
     """
     count = torch.tensor([0 if selection is None else len(selection)])
     communicator.broadcast(count, source)

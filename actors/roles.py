@@ -247,19 +247,15 @@ class Learner(Protocol):
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Update on one rollout. Returns metrics named in the catalogue."""
-        ...
 
     def shared_state(self) -> StateDict:
         """State that is equal on all replicas."""
-        ...
 
     def local_state(self) -> StateDict:
         """State of this GMI's environments."""
-        ...
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Restore a saved state; without ``local``, this GMI's own state is reset."""
-        ...
 
 
 class Trainer:
@@ -300,11 +296,9 @@ class StepSource(Protocol):
     @property
     def obs(self) -> Tensor:
         """Observations to act on next, (N, obs_dim)."""
-        ...
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; ``actions`` on the host. The result is valid until the next step."""
-        ...
 
 
 @dataclass(slots=True)

@@ -80,14 +80,8 @@ class StepServer:
     ) -> None:
         """Open it; ``attach`` it before use.
 
-        Args:
-            simulator: the simulator to step
-            info: of its environments
-            num_envs: number of its environments
-            place: number of this simulator among the agent's, from 0
-            agent: the agent's name, for errors
-            limit_s: time limit for the agent's actions
-            log_probs: whether the agent sends the log probabilities of its actions
+        ``place``: number of this simulator among the agent's, from 0; ``agent``: its name, for errors; ``limit_s``: for
+        its actions; ``log_probs``: whether it sends the log probabilities of its actions.
         """
         self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
@@ -176,13 +170,9 @@ class RemoteSimulators:
     ) -> None:
         """Open it; ``attach`` it before use.
 
-        Args:
-            info: of the environments, equal in all simulators
-            num_envs: number of environments of each simulator
-            simulators: their names, for errors
-            limit_s: time limit for a step of all of them
-            resumes_episodes: whether restoring a saved state continues its episodes
-            log_probs: whether ``step`` sends the log probabilities of its actions
+        ``num_envs`` and names of ``simulators``: of each, in order; ``limit_s``: for a step of all;
+        ``resumes_episodes``: whether restoring a saved state continues theirs; ``log_probs``: whether ``step`` sends
+        the log probabilities of its actions.
         """
         self.info, self.num_envs, self.resumes_episodes = info, sum(num_envs), resumes_episodes
         self._limit_s = limit_s

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collectives.costs import UnitCost, unit_group
 from collectives.errors import ProfileError
@@ -119,18 +118,15 @@ def _fitted(points: Sequence[ProfilePoint]) -> CostCoefficients:
     best, least = np.zeros(4), np.inf
     for size in range(1, 5):
         for columns in combinations(range(4), size):
-            found = _least_squares(rows[:, columns] / scale[list(columns)])
+            found = np.linalg.lstsq(rows[:, columns] / scale[list(columns)], np.ones(len(rows)), rcond=None)[
+                0
+            ]
             residual = float(np.linalg.norm(rows[:, columns] @ (found / scale[list(columns)]) - 1))
             # A larger subset must reduce the residual: if points cannot separate two coefficients, the first gets both.
             if (found >= 0).all() and residual < least - 1e-9:
                 best, least = np.zeros(4), residual
                 best[list(columns)] = found / scale[list(columns)]
     return CostCoefficients(*(float(value) for value in best))
-
-
-def _least_squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The factors x that minimize |rows x - 1|: each row is already divided by its measured seconds."""
-    return np.asarray(np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0], dtype=np.float64)
 
 
 NOMINAL_MODEL = AlphaBetaModel(

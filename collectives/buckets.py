@@ -58,11 +58,9 @@ def adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
 
 def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Consecutive pieces of ``flat`` in the shapes of ``like``; ``flat`` may be longer."""
-    pieces, offset = [], 0
-    for tensor in like:
-        pieces.append(flat[offset : offset + tensor.numel()].view(tensor.shape))
-        offset += tensor.numel()
-    return pieces
+    sizes = [tensor.numel() for tensor in like]
+    pieces = flat[: sum(sizes)].split(sizes)
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
 
 
 def copy_all(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

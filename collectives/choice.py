@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Protocol
 
 import torch
 
 from collectives.alphabeta import AlphaBetaModel
-from collectives.composed import run_step
+from collectives.composed import TransportFactory, run_step
 from collectives.compositions import compose
 from collectives.layout import Layout
 from collectives.planner import CompositionPlan, plan_composition
@@ -37,18 +36,8 @@ class ScheduleChoice:
     """Chooses again by the measured cost of reductions; None if there is no alternative, or one was requested."""
 
 
-class ScopedTransportFactory(Protocol):
-    """The part of a transport factory that the choice needs."""
-
-    def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
-        """A transport of the primitive among these ranks."""
-
-    def scoped(self, name: str) -> ScopedTransportFactory:
-        """A factory with separate transports."""
-
-
 def choose_schedule(
-    transport_factory: ScopedTransportFactory,
+    transport_factory: TransportFactory,
     members: Sequence[Member],
     rank: int,
     composition: str,
@@ -80,7 +69,7 @@ def choose_schedule(
 
 
 def supported_primitives(
-    transport_factory: ScopedTransportFactory,
+    transport_factory: TransportFactory,
     layout: Layout,
     rank: int,
     control: Transport,
@@ -106,7 +95,7 @@ def supported_primitives(
 
 
 def plan_cheapest(
-    transport_factory: ScopedTransportFactory,
+    transport_factory: TransportFactory,
     layout: Layout,
     rank: int,
     control: Transport,

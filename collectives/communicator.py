@@ -55,7 +55,7 @@ class Communicator(Protocol):
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
-        """Reduce in place this member's share [begin, end) of the flat tensor, as ``collectives.shares`` says."""
+        """Reduce in place this member's share [begin, end) of the flat tensor: ``transports.base.shares``."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""

@@ -48,6 +48,9 @@ class TransportFactory(Protocol):
             CommunicatorError, RendezvousError: they could not connect.
         """
 
+    def scoped(self, name: str) -> TransportFactory:
+        """A factory for the same members with separate transports, for example to probe or time them."""
+
     def group(self, ranks: tuple[int, ...]) -> Communicator | None:
         """A communicator among these ranks; None on other members."""
 
@@ -72,13 +75,8 @@ class ComposedCommunicator(ClosesOnExit):
     ) -> None:
         """Connect to the members that this rank shares a group of the schedule with.
 
-        Args:
-            rank: of this member
-            schedule: the same on all members
-            transport_factory: connects it to others
-            generation: of the group, counted up after each loss
-            reason: why this schedule was chosen
-            tuner: may replace the schedule during training; None: it stays
+        The schedule is the same on all members; ``reason``: why it was chosen; ``tuner``: may replace it during
+        training.
 
         Raises:
             CommunicatorError, RendezvousError: a member is missing or cannot be reached.

@@ -18,11 +18,6 @@ def all_reduce_s(members: int, nbytes: float, bandwidth: float) -> float:
     return 2 * (members - 1) * nbytes / (members * bandwidth)
 
 
-def har_s(g: int, t: int, nbytes: float, b1: float, b2: float) -> float:
-    """Preprint, Table 2: 2 (g - 1) M_p / (g B2) + 2 (t - 1) M_p / (t B1)."""
-    return all_reduce_s(g, nbytes, b2) + all_reduce_s(t, nbytes, b1)
-
-
 def scaled_s(cost_s: float, measured_members: int, members: int) -> float:
     """Scale a measured cost to another number of members, by the ratio of the all-reduce formulas.
 

@@ -56,9 +56,8 @@ class FailureDetector(ClosesOnExit):
     def __init__(self, me: Member, on_lost: OnLost | None = None) -> None:
         """Start the watching thread, and this process's server at ``me.address`` if none runs yet.
 
-        Args:
-            me: this process
-            on_lost: called with the members just lost, on the watching thread or by ``watch``; must not block or raise
+        ``on_lost`` is called with the members just lost, on the watching thread or by ``watch``; it must not block or
+        raise.
 
         Raises:
             OSError: the address is not one of this host.

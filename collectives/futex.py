@@ -43,10 +43,7 @@ _syscall.restype = ctypes.c_long
 def sleep(address: int, expected: int, limit_s: float) -> None:
     """Sleep until woken, for at most ``limit_s``. Returns at once if the word is not ``expected``; a signal also ends it.
 
-    Args:
-        address: of a 32-bit word, or of the lower half of a 64-bit one
-        expected: value of the word; its lower 32 bits count
-        limit_s: not negative
+    The word has 32 bits, or is the lower half of one of 64 bits; the lower 32 bits of ``expected`` count.
     """
     if SYSCALL_NUMBERS is None:
         time.sleep(min(limit_s, _SLEEP_S))
@@ -58,10 +55,8 @@ def sleep(address: int, expected: int, limit_s: float) -> None:
 def claim(address: int) -> bool:
     """Set a word from 0 to another value, as one step: true for the one caller, of all processes, that did.
 
-    The compare-and-swap is the kernel's (``FUTEX_TRYLOCK_PI``), which needs no compiler; nothing is ever unlocked.
-
-    Args:
-        address: of a 32-bit word, or of the lower half of a 64-bit one
+    The word as of ``sleep``. The compare-and-swap is the kernel's (``FUTEX_TRYLOCK_PI``), which needs no compiler;
+    nothing is ever unlocked.
     """
     return (
         SYSCALL_NUMBERS is not None

@@ -36,16 +36,7 @@ class Kernel:
     level: int = logging.INFO
 
     def load(self, program: str, *, mirrors: Mirrors = NOTHING) -> ctypes.CDLL:
-        """Compile a program, or take it from the cache, and load it.
-
-        Args:
-            program: C source
-            mirrors: structs and constants that are defined both in C and in Python
-
-        Raises:
-            MirrorError: C and Python disagree about one of them.
-            CompilerError: it cannot be compiled here.
-        """
+        """Compile a program with this kernel's flags, or take it from the cache, and load it: ``compiler.load``."""
         return load(program, self.flags, mirrors=mirrors)
 
     def made_or_none(

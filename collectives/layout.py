@@ -71,11 +71,9 @@ class Layout:
 
     @classmethod
     def from_placement(cls, places: Sequence[tuple[str, str | None]]) -> Self:
-        """The layout of placed members, in any order of ranks.
+        """The layout of members with these node ids and GPU uuids (None: one device of its node, without a GPU), by rank.
 
-        Args:
-            places: node id and GPU uuid of each rank. Members without a GPU (None) share one device of their node.
-                Nodes and devices are ordered by their lowest rank.
+        Nodes and devices are ordered by their lowest rank.
         """
         nodes: dict[str, dict[str | None, list[int]]] = {}
         for rank, (node, gpu) in enumerate(places):

@@ -1,29 +1,35 @@
-"""All-gather of Python values, pickled into one vector of words each."""
+"""All-gather of bytes and of Python values."""
 
 from __future__ import annotations
 
 import pickle
 from typing import Any
 
-import numpy as np
 import torch
 
 from collectives.communicator import Communicator
+from collectives.transports.base import Transport
 
 _WORD_BYTES = 8
 
 
-def all_gather_objects(value: Any, communicator: Communicator) -> list[Any]:
-    """Every member's value, in rank order. Two all_gathers: of the sizes, then of the bytes, padded to the largest.
+def exchange(group: Transport | Communicator, message: bytes) -> list[bytes]:
+    """Every member's message, by rank. All members call it; messages may differ in length and be empty.
 
     Raises:
-        CommunicatorError: another member is missing or too late.
+        CommunicatorError: as the group's ``all_gather``.
     """
-    if communicator.world_size == 1:
-        return [value]
+    lengths = group.all_gather(torch.tensor([len(message)], dtype=torch.int64)).view(-1).tolist()
+    words = -(-max(lengths) // _WORD_BYTES)
+    if words == 0:
+        return [b""] * group.world_size
+    # int64 and not uint8: the one integer dtype that every transport supports.
+    padded = torch.frombuffer(bytearray(message.ljust(words * _WORD_BYTES, b"\0")), dtype=torch.int64)
+    rows = group.all_gather(padded)
+    return [row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
+
+
+def all_gather_objects(value: Any, group: Transport | Communicator) -> list[Any]:
+    """Every member's value, in rank order. Raises CommunicatorError where another member is missing or too late."""
     packed = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    sizes = communicator.all_gather(torch.tensor([len(packed)], dtype=torch.int64)).reshape(-1).tolist()
-    words = np.zeros(-(-max(sizes) // _WORD_BYTES), np.int64)
-    words.view(np.uint8)[: len(packed)] = np.frombuffer(packed, np.uint8)
-    gathered = communicator.all_gather(torch.from_numpy(words)).numpy().view(np.uint8)
-    return [pickle.loads(row[:size].data) for row, size in zip(gathered, sizes, strict=True)]
+    return [pickle.loads(message) for message in exchange(group, packed)]

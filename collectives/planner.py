@@ -231,11 +231,7 @@ def plan_composition(
 ) -> CompositionPlan:
     """Choose the composition with the least alpha-beta cost; among equal costs, with the fewest steps. A pure function.
 
-    Args:
-        layout: of the ranks
-        nbytes: of the bucket
-        model: costs of primitives, measured or assumed
-        available: primitives that work here; None: all of the model
+    ``available``: primitives that work here; None: all of the model.
 
     Raises:
         CompositionError: no composition connects the layout with these primitives.

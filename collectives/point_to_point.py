@@ -52,11 +52,8 @@ class PointToPointChannels:
     ) -> None:
         """Connects nothing yet.
 
-        Args:
-            rank: of this member
-            world_size: number of members
-            connect: makes the transport of a direction; this member is sender or receiver
-            guarded: runs a named operation for the communicator, which records its failure
+        ``connect`` makes the transport of a direction; ``guarded`` runs a named operation for the communicator, which
+        records its failure.
         """
         self._rank, self._world_size = rank, world_size
         self._connect, self._guarded = connect, guarded

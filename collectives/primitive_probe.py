@@ -6,20 +6,18 @@ probed, because it depends on NCCL's version, MIG, containers and permissions.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
-from collectives.errors import CommunicatorError
 from collectives.limits import call_with_timeout
+from collectives.objects import all_gather_objects
 from collectives.rendezvous import host_identity
 from collectives.schedule import Primitive
 from collectives.shared_words import unsupported_reason
-from collectives.shares import shares
-from collectives.transports.base import SupportsAllGather, Transport, exchange
+from collectives.transports.base import Transport, shares
 from collectives.transports.nccl import MIG_SINCE, Version, nccl_version
 
 _PROBE_ELEMENTS = 1001
@@ -36,17 +34,6 @@ class ProcessCapabilities:
     device: str
     """UUID of the GPU (``GPU-...``) or MIG instance (``MIG-...``) that it computes on, or ``cpu``."""
     nccl: Version | None
-
-    def to_json(self) -> str:
-        """As text, for the other members."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ProcessCapabilities:
-        """Parse the output of ``to_json``."""
-        fields = json.loads(text)
-        nccl = fields.pop("nccl")
-        return cls(**fields, nccl=None if nccl is None else (nccl[0], nccl[1], nccl[2]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +65,7 @@ def local_capabilities(device: torch.device) -> ProcessCapabilities:
 
 
 def probe_primitives(
-    control: SupportsAllGather,
+    control: Transport,
     capabilities: ProcessCapabilities,
     candidates: Mapping[Primitive, PrimitiveProbe],
     limit_s: float,
@@ -90,13 +77,9 @@ def probe_primitives(
     ``limit_s``.
 
     Raises:
-        CommunicatorError: a member is lost, or members name different candidates.
+        CommunicatorError: a member is lost.
     """
-    everyone = [
-        ProcessCapabilities.from_json(text.decode())
-        for text in exchange(control, capabilities.to_json().encode())
-    ]
-    _check_same_primitives(control, sorted(candidates))
+    everyone: list[ProcessCapabilities] = all_gather_objects(capabilities, control)
     probe_results: dict[Primitive, ProbeResult] = {}
     for primitive in sorted(candidates):
         candidate = candidates[primitive]
@@ -104,7 +87,7 @@ def probe_primitives(
         if len(candidate.members) > 1:
             group = [everyone[rank] for rank in candidate.members]
             objection = primitive_unsupported_reason(primitive, group) or probe(candidate.open, limit_s)
-        probe_results[primitive] = _combine_objections(exchange(control, objection.encode()))
+        probe_results[primitive] = _combine_objections(all_gather_objects(objection, control))
     return probe_results
 
 
@@ -113,7 +96,8 @@ def primitive_unsupported_reason(primitive: Primitive, group: Sequence[ProcessCa
     if primitive == "net":
         return ""
     if primitive == "ip":
-        return _no_shared_host(group) or _no_shared_memory(group)
+        works = all(capabilities.shared_memory for capabilities in group)
+        return _no_shared_host(group) or ("" if works else "a member cannot share memory")
     on_cpu = [capabilities.device == "cpu" for capabilities in group]
     if all(on_cpu):
         return "" if primitive == "rp" else "no CUDA: these members compute on a CPU"
@@ -161,35 +145,19 @@ def _wrong_result(open_transport: Callable[[], Transport]) -> str:
         transport.close()
 
 
-def _combine_objections(objections: Sequence[bytes]) -> ProbeResult:
+def _combine_objections(objections: Sequence[str]) -> ProbeResult:
     """Supported only if no member objects; equal objections are merged."""
     ranks: dict[str, list[int]] = {}
     for rank, objection in enumerate(objections):
         if objection:
-            ranks.setdefault(objection.decode(), []).append(rank)
+            ranks.setdefault(objection, []).append(rank)
     reasons = [f"ranks {', '.join(map(str, who))}: {what}" for what, who in ranks.items()]
     return ProbeResult(supported=not ranks, reason="; ".join(reasons))
-
-
-def _check_same_primitives(control: SupportsAllGather, names: Sequence[str]) -> None:
-    for rank, theirs in enumerate(exchange(control, " ".join(names).encode())):
-        if theirs.decode().split() != list(names):
-            raise CommunicatorError(
-                "available",
-                control.rank,
-                f"rank {rank}",
-                0.0,
-                f"rank {control.rank} probes {', '.join(names)}, and rank {rank} {theirs.decode()}",
-            )
 
 
 def _no_shared_host(group: Sequence[ProcessCapabilities]) -> str:
     hosts = len({capabilities.host_id for capabilities in group})
     return "" if hosts == 1 else f"its members are on {hosts} hosts, or containers that share no memory"
-
-
-def _no_shared_memory(group: Sequence[ProcessCapabilities]) -> str:
-    return "" if all(capabilities.shared_memory for capabilities in group) else "a member cannot share memory"
 
 
 def _not_one_device(group: Sequence[ProcessCapabilities]) -> str:

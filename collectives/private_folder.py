@@ -51,12 +51,7 @@ def private_folder(path: Path) -> Iterator[int]:
 def is_private_file(folder: int, name: str) -> bool:
     """Whether a file is regular, belongs to this user, and can be written by nobody else.
 
-    Args:
-        folder: a descriptor from ``private_folder``: no other user can put another file there afterwards
-        name: of the file in it
-
-    Raises:
-        FileNotFoundError: there is none.
+    ``folder`` is of ``private_folder``: no other user can put another file there afterwards. Raises FileNotFoundError.
     """
     found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()

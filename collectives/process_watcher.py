@@ -59,3 +59,12 @@ class ProcessWatcher:
                 self._poll.unregister(descriptor)
                 del self._pids[descriptor]
                 os.close(descriptor)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process has ended."""
+    processes = ProcessWatcher([pid])
+    try:
+        return bool(processes.ended())
+    finally:
+        processes.close()

@@ -168,13 +168,8 @@ def measure(
 ) -> CostProfile:
     """Profile a machine. Every rank calls it with the same arguments.
 
-    Args:
-        layout: of the ranks
-        primitives: those that work here
-        timed: (step, bytes) -> mean seconds on the slowest member, equal on every rank; runs the step many times
-            (``mean_s``) on the ranks that take part in it
-        machine: description of the machine
-        sizes: bytes of the buckets
+    ``timed`` (step, bytes) returns the mean seconds on the slowest member, equal on every rank; it runs the step many
+    times (``mean_s``) on the ranks that take part in it.
     """
     points = [
         ProfilePoint(StepShape.from_step(step, layout), nbytes, timed(step, nbytes))

@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from collectives.alphabeta import AlphaBetaModel
-from collectives.compiler import machine
+from collectives.compiler import cache_directory, machine
 from collectives.errors import ProfileError
 from collectives.layout import Layout
+from collectives.objects import exchange
 from collectives.profile import CostProfile, StepShape, steps_to_measure
 from collectives.rendezvous import PROTOCOL
 from collectives.schedule import Primitive
@@ -31,19 +32,12 @@ def load_or_measure_profile(
 ) -> CostProfile:
     """The profile in rank 0's cache for these machines and this layout; on a miss it is measured now and cached.
 
-    All members call it and get the same profile.
-
-    Args:
-        control: transport among all members
-        device: of this member
-        layout: of the members
-        usable: primitives that work here
-        measure: makes a profile; called by all members
+    All members of ``control`` call it, and ``measure``, and get the same profile.
     """
     path = profiles_directory() / f"{_key(control, device, layout, usable)}.json"
-    kept = _broadcast(control, _read(path, layout, usable) if control.rank == 0 else "")
+    kept = exchange(control, _read(path, layout, usable).encode() if control.rank == 0 else b"")[0]
     if kept:
-        return CostProfile.from_json(kept, str(path))
+        return CostProfile.from_json(kept.decode(), str(path))
     profile = measure()
     if control.rank == 0:
         _write(path, profile)
@@ -52,7 +46,7 @@ def load_or_measure_profile(
 
 def profiles_directory() -> Path:
     """Folder of the cache: ``$XDG_CACHE_HOME/rayagi/profiles``, usually below ``~/.cache``. It may be deleted."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "profiles"
+    return cache_directory().with_name("profiles")
 
 
 def _key(control: Transport, device: torch.device, layout: Layout, usable: Collection[Primitive]) -> str:
@@ -65,21 +59,6 @@ def _key(control: Transport, device: torch.device, layout: Layout, usable: Colle
     everyone = control.all_gather(torch.frombuffer(bytearray(digest), dtype=torch.int64))
     parts = [everyone.numpy().tobytes(), repr(layout.mpl).encode(), repr(layout.nodes).encode()]
     return hashlib.sha256(b"\0".join([*parts, *sorted(name.encode() for name in usable)])).hexdigest()[:32]
-
-
-def _broadcast(control: Transport, text: str) -> str:
-    """Rank 0's text, on every member."""
-    content = text.encode()
-    length = torch.tensor([len(content)], dtype=torch.int64)
-    control.broadcast(length)
-    if length.item() == 0:
-        return ""
-    # Padded to int64, which every transport supports.
-    padded = torch.zeros(-(-int(length.item()) // 8), dtype=torch.int64)
-    if content:
-        padded.numpy().view("uint8")[: len(content)] = bytearray(content)
-    control.broadcast(padded)
-    return bytes(padded.numpy().view("uint8")[: int(length.item())]).decode()
 
 
 def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:

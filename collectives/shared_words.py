@@ -48,10 +48,7 @@ class SharedWords(Protocol):
 
 
 def shared_words(memory: memoryview) -> SharedWords:
-    """The shared memory as words, with the access method of this machine.
-
-    Args:
-        memory: of format Q
+    """The shared memory, of format Q, as words, with the access method of this machine.
 
     Raises:
         ValueError: this machine cannot order accesses; ``unsupported_reason`` says why.

@@ -122,11 +122,7 @@ def communicator_among(
 ) -> Communicator:
     """This member's communicator with ``members``. All of them call it.
 
-    Args:
-        context: of their rendezvous
-        members: by rank
-        rank: of this process among them
-        name: unique among the groups of the rendezvous; empty for the group of all members
+    ``name``: unique among the groups of the rendezvous; empty for the group of all members.
     """
     if len(members) == 1:
         return SoloCommunicator(context.generation)

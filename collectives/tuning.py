@@ -51,10 +51,7 @@ class ScheduleTuner:
     ) -> CollectiveSchedule | None:
         """Called after a reduction that all members completed; returns the new schedule if it changes.
 
-        Args:
-            bucket: the reduced tensor
-            begin: the value that ``begin`` returned
-            largest: all-reduces a float64 tensor on the host in place, by max
+        ``begin``: what ``begin`` returned; ``largest`` all-reduces a float64 tensor on the host in place, by max.
         """
         if self._until_round > 0:
             self._until_round -= 1
@@ -63,7 +60,7 @@ class ScheduleTuner:
             self._num_counted += 1
             self._bytes[bucket.nbytes] += bucket.nbytes
             return (
-                self._for_size(max(self._bytes, key=self._rank))
+                self._for_size(max(self._bytes, key=lambda nbytes: (self._bytes[nbytes], nbytes)))
                 if self._num_counted == COUNTED_REDUCTIONS
                 else None
             )
@@ -71,9 +68,6 @@ class ScheduleTuner:
             return None
         self._seconds.append(self._now(bucket.device) - begin)
         return self._update_plan(largest) if len(self._seconds) == TIMED_REDUCTIONS else None
-
-    def _rank(self, nbytes: int) -> tuple[int, int]:
-        return self._bytes[nbytes], nbytes
 
     def _for_size(self, nbytes: int) -> CollectiveSchedule | None:
         """Plan for this bucket size, if the plan was made for another one."""

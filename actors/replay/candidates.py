@@ -65,14 +65,7 @@ class Candidates(NamedTuple):
     def of(
         cls, rows: NDArray[Any], base: int, order: Order, k: int, numbers: Numbers, taken: Integers
     ) -> Self:
-        """Those of one shard.
-
-        Args:
-            rows: its status table, of ``kernel.ROW``
-            base: global index of its first row
-            order, k, numbers: the keys and how many
-            taken: global indices that were selected before
-        """
+        """Those of one shard with this status table, without the global indices ``taken``, which were selected before."""
         tags = rows["tag"]
         selectable = (tags & np.uint64(3)) == kernel.COMMITTED
         is_random = order.kind == "random"

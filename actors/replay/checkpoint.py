@@ -133,9 +133,7 @@ class ReplayCheckpointer(ClosesOnExit):
     def write(self, folder: str | os.PathLike[str], state: Mapping[str, Any] | None = None) -> Saved:
         """Write a checkpoint into a new folder. It appears when it is complete, or not at all.
 
-        Args:
-            folder: where it will be
-            state: the caller's, of values of JSON: seeds, counters of draws
+        ``state`` is the caller's, of values of JSON: seeds, counters of draws.
 
         Raises:
             ReplayCheckpointError: it cannot be written, or the state is no JSON. Earlier checkpoints stay.

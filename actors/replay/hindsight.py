@@ -17,8 +17,9 @@ from actors.replay.candidates import Numbers
 from actors.replay.errors import ReplayError
 from actors.replay.rows import Selection
 from actors.replay.schema import ReplaySchema
+from actors.replay.shards import ReplayShards
 from actors.replay.store import ReplayStore
-from actors.replay.subscriptions import Gathered, Gatherer, ReadableShards, Subscription
+from actors.replay.subscriptions import Gathered, Gatherer, Subscription
 from actors.replay.tree import Integers
 
 Strategy = Literal["future", "final", "episode"]
@@ -92,7 +93,7 @@ class HindsightGatherer:
 
     def __init__(
         self,
-        store: ReplayStore | ReadableShards,
+        store: ReplayStore | ReplayShards,
         subscriptions: Sequence[Subscription],
         n: int,
         hindsight: Hindsight,
@@ -100,11 +101,7 @@ class HindsightGatherer:
         out: Mapping[str, Any] | None = None,
         threads: int | None = None,
     ) -> None:
-        """Prepare the batch.
-
-        Args:
-            store, subscriptions, n, out, threads: as of ``Gatherer``. Windows of goals and of rewards are relabelled
-            hindsight: how
+        """Prepare the batch. Arguments as of ``Gatherer``; windows of goals and of rewards are relabelled.
 
         Raises:
             ReplayError: as of ``Gatherer``; or there is nothing to relabel, or the columns do not fit together.
@@ -126,9 +123,7 @@ class HindsightGatherer:
     def __call__(self, selection: Selection, *, seed: int, draw: int) -> Gathered:
         """Copy the windows of these n rows and relabel them; the values of the call before are overwritten.
 
-        Args:
-            selection: of n rows
-            seed, draw: of the goals; those of the selection may be used, since the random numbers are others
+        ``seed`` and ``draw`` may be those of the selection, since the random numbers are others.
 
         Raises:
             ReplayError: as of ``Gatherer`` and ``Hindsight.relabel``; or the reward function returns something else.

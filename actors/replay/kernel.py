@@ -53,21 +53,6 @@ LOCK_BYTES, LOCK_AT = 64, 3072
 _I64, _ADDRESS, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
 _U64, _I32, _U32 = ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint32
 
-ROW = np.dtype(
-    [
-        *((name, np.uint64) for name in ("tag", "owner")),
-        ("priority", np.float64),
-        ("timestamp", np.int64),
-        ("sequence", np.uint64),
-        ("length", np.uint32),
-        ("slot", np.int32),
-        ("sampled", np.uint64),
-        ("next", np.int32),
-        ("prev", np.int32),
-    ]
-)
-"""A row of the status table, as NumPy sees it."""
-
 
 class _RowStruct(ctypes.Structure):
     """Row of kernel.c."""
@@ -83,6 +68,10 @@ class _RowStruct(ctypes.Structure):
         ("next", _I32),
         ("prev", _I32),
     )
+
+
+ROW = np.dtype(_RowStruct)
+"""A row of the status table, as NumPy sees it."""
 
 
 class LimitStruct(ctypes.Structure):

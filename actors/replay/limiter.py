@@ -10,12 +10,15 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from actors.replay import kernel
 from actors.replay.errors import ReplayBusyError, ReplayError, ReplayTimeoutError
 from actors.replay.kernel import HeaderStruct, LimitStruct, WaiterStruct
 from actors.replay.table_limit import ShardError
+
+if TYPE_CHECKING:
+    from actors.replay.store import ReplayStore
 
 SLEEP_S = 0.05
 """Longest sleep before a waiting request looks again by itself: who should have woken it may have been killed."""
@@ -155,19 +158,10 @@ class LimiterStatus:
         )
 
 
-class LimitedStore(Protocol):
-    """What a limiter needs of its store."""
-
-    native: int
-    capacity: int
-
-    def __len__(self) -> int: ...
-
-
 class Limiter:
     """A store's rate limiter, as ``ReplayStore.limiter`` gives it."""
 
-    def __init__(self, store: LimitedStore, header: HeaderStruct) -> None:
+    def __init__(self, store: ReplayStore, header: HeaderStruct) -> None:
         """Of a store and its header."""
         self.store, self._header, self._library = store, header, kernel.library()
 

@@ -33,11 +33,9 @@ def page_aligned(size: int) -> int:
 
 
 def create(size: int, folder: Path | None) -> int:
-    """Descriptor of a new file of zeros, allocated now: a write that finds no space later would end the process.
+    """Descriptor of a new file of ``size`` zeros, in memory or in a folder on disk.
 
-    Args:
-        size: bytes
-        folder: for a file on disk; None for memory
+    It is allocated now: a write that finds no space later would end the process.
 
     Raises:
         ReplayError: there is not enough space.
@@ -107,9 +105,7 @@ def _map(descriptor: int, size: int) -> tuple[mmap.mmap, int]:
 def map_shared(descriptor: int, *, populate: bool) -> memoryview:
     """Map a whole file, with huge pages where it has them. It is unmapped with the last view.
 
-    Args:
-        descriptor: of the file
-        populate: enter all pages now; else the first access to each is a page fault
+    ``populate``: enter all pages now; else the first access to each is a page fault.
     """
     size = os.fstat(descriptor).st_size
     space, begin = _map(descriptor, size)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
 from actors.replay.kernel import BINS
 from actors.replay.limiter import LimiterStatus
 from actors.replay.tree import Integers
+
+if TYPE_CHECKING:
+    from actors.replay.shards import ReplayShards
+    from actors.replay.store import ReplayStore
 
 EXAMINED_ROWS = 2**12
 """Most rows whose times sampled are read for a histogram; of a larger store, evenly spaced ones."""
@@ -113,17 +117,10 @@ _COUNTS = tuple(
 )
 
 
-class MeasuredStore(Protocol):
-    """A store that says what it has done."""
-
-    def metrics(self) -> ReplayMetrics:
-        """As of ``ReplayStore.metrics``."""
-
-
 class ReplayMeter:
     """Metrics of a store by the names of rayagi's catalogue, counters and histograms for the time between two calls."""
 
-    def __init__(self, store: MeasuredStore) -> None:
+    def __init__(self, store: ReplayStore | ReplayShards) -> None:
         """Begin the first interval."""
         self._store, self._before = store, store.metrics()
         self.histograms: dict[str, list[int]] = {}

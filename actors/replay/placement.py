@@ -114,12 +114,7 @@ class PlacementController:
     """Moves rows to the shards beside their reader, when most of the reads of another shard come from there."""
 
     def __init__(self, shards: ReplayShards, *, most_rows: int = 1024) -> None:
-        """Decide for the reader that this process is.
-
-        Args:
-            shards: its table, whose ``reads`` are what it decides by
-            most_rows: that one decision may move
-        """
+        """Decide for the reader that this process is, by ``shards.reads``. One decision moves at most ``most_rows``."""
         self._shards, self._most_rows = shards, most_rows
         self._counted: dict[int, int] = {}
 

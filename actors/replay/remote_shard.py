@@ -42,12 +42,7 @@ class RemoteShard:
     """
 
     def __init__(self, address: str, *, host_id: str, timeout_s: float) -> None:
-        """Connect.
-
-        Args:
-            address: of the shard
-            host_id: of this process
-            timeout_s: a shard that does not respond for so long is lost
+        """Connect. A shard that does not respond for ``timeout_s`` is lost; ``host_id`` is of this process.
 
         Raises:
             ReplayError: it is no address, or the shard refuses this client.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,7 +96,7 @@ class Uniform:
     def choose(self, table: Table, draw: _Draw) -> _Found:
         """As of ``Selector``."""
         drawn, probabilities = _by_targets(table, self.spec, draw)
-        return _found(drawn, _zeros(draw.k), probabilities)
+        return _found(drawn, np.zeros(draw.k, np.int64), probabilities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,6 @@ def _found(drawn: Drawn, steps: Integers, probabilities: Floats) -> _Found:
     return _Found(drawn.indices, drawn.generations, steps, probabilities, drawn.lengths, drawn.accepted)
 
 
-def _zeros(n: int) -> Integers:
-    """Steps of n whole trajectories."""
-    return np.zeros(n, np.int64)
-
-
 @lru_cache(maxsize=64)
 def _ones(n: int) -> NDArray[np.float32]:
     """Weights of n rows without importance sampling; read-only."""
@@ -183,7 +178,7 @@ def _starts(lengths: Integers, length: int, stride: int, draw: _Draw) -> Integer
     """Uniform start of a sub-sequence in each row."""
     windows = (lengths - length) // stride + 1
     if length == 1 and windows.max(initial=1) == 1:
-        return _zeros(draw.k)
+        return np.zeros(draw.k, np.int64)
     return (draw.numbers.uniforms(_STARTS, 0, draw.k) * windows).astype(np.int64) * stride
 
 
@@ -197,43 +192,37 @@ def _by_targets(table: Table, spec: TreeSpec, draw: _Draw) -> tuple[Drawn, Float
 # ---- by candidates, without replacement
 
 
-@dataclass(frozen=True, slots=True)
-class Fifo:
+class _ByOrder:
+    """The rows with the least keys of one order, each once; of equal ones, the least index."""
+
+    spec = None
+    """Needs no tree: it reads the whole status table."""
+    _order: ClassVar[Order]
+
+    def choose(self, table: Table, draw: _Draw) -> _Found:
+        """As of ``Selector``."""
+        return _by_candidates(table, draw, self._order)
+
+
+@dataclass(frozen=True)
+class Fifo(_ByOrder):
     """The rows with the least timestamps, each once; of equal ones, the least index."""
 
-    @property
-    def spec(self) -> None:
-        """Needs no tree: it reads the whole status table."""
-
-    def choose(self, table: Table, draw: _Draw) -> _Found:
-        """As of ``Selector``."""
-        return _by_candidates(table, draw, Order("oldest"))
+    _order = Order("oldest")
 
 
-@dataclass(frozen=True, slots=True)
-class Lifo:
+@dataclass(frozen=True)
+class Lifo(_ByOrder):
     """The rows with the greatest timestamps, each once; of equal ones, the least index."""
 
-    @property
-    def spec(self) -> None:
-        """Needs no tree: it reads the whole status table."""
-
-    def choose(self, table: Table, draw: _Draw) -> _Found:
-        """As of ``Selector``."""
-        return _by_candidates(table, draw, Order("newest"))
+    _order = Order("newest")
 
 
-@dataclass(frozen=True, slots=True)
-class TopK:
+@dataclass(frozen=True)
+class TopK(_ByOrder):
     """The rows with the highest priorities, each once; of equal ones, the least index."""
 
-    @property
-    def spec(self) -> None:
-        """Needs no tree: it reads the whole status table."""
-
-    def choose(self, table: Table, draw: _Draw) -> _Found:
-        """As of ``Selector``."""
-        return _by_candidates(table, draw, Order("highest"))
+    _order = Order("highest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +258,7 @@ def _by_candidates(table: Table, draw: _Draw, order: Order, everything: float | 
         total = float(found.available[0]) if everything is None else everything
         probabilities = found.weights / total
     accepted = table.mark(Keys(found.indices, found.generations))
-    zeros = _zeros(draw.k)
+    zeros = np.zeros(draw.k, np.int64)
     return _Found(found.indices, found.generations, zeros, probabilities, found.lengths, accepted)
 
 
@@ -347,7 +336,7 @@ def _select(table: Table, selector: Selector, k: int, seed: int, draw: int) -> S
     if k < 1:
         raise ReplayError(f"{k} rows were requested: use a positive number")
     parts: list[_Found] = []
-    missing, taken = k, _zeros(0)
+    missing, taken = k, np.zeros(0, np.int64)
     for round_ in range(_ROUNDS):
         found = selector.choose(table, _Draw(missing, Numbers(seed, draw, round_), taken))
         accepted = found.accepted

@@ -9,6 +9,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -291,7 +292,7 @@ class ReplayShards(ShardedTable, ClosesOnExit):
             self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _connected, (self._source, self._timeout_s)
+        return partial(ReplayShards, timeout_s=self._timeout_s), (self._source,)
 
     # ---- requests
 
@@ -493,10 +494,6 @@ class ReplayShards(ShardedTable, ClosesOnExit):
                     found.lost.append((begin, end))
             begin = end
         return found
-
-
-def _connected(shards: str | Sequence[str] | Discover, timeout_s: float) -> ReplayShards:
-    return ReplayShards(shards, timeout_s=timeout_s)
 
 
 def _watch(shards: weakref.ref[ReplayShards], missing: threading.Event, closed: threading.Event) -> None:

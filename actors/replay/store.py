@@ -478,13 +478,8 @@ class ReplayStore(ClosesOnExit):
     def draw(self, tree: int, n: int, *numbers: int) -> Drawn:
         """Rows that hold n random targets of a tree, counted as selected.
 
-        Args:
-            tree: as of ``tree``
-            n: draws
-            numbers: seed, stream, round and draw of the uniform numbers
-
-        Raises:
-            ReplayError: nothing can be selected.
+        ``numbers``: seed, stream, round and draw of the uniform numbers. Raises ReplayError where nothing can be
+        selected.
         """
         drawn, struct = Drawn.of(n)
         accepted = self._call(self._library.replay_draw, tree, n, *numbers, ctypes.addressof(struct))

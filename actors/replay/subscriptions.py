@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,11 @@ from actors.replay import kernel
 from actors.replay.errors import ReplayError, ShardLostError
 from actors.replay.kernel import PartStruct, address
 from actors.replay.rows import Keys, Selection, checked
-from actors.replay.schema import ReplaySchema
 from actors.replay.store import ReplayStore
+
+if TYPE_CHECKING:
+    from actors.replay.remote_shard import Request
+    from actors.replay.shards import ReplayShards
 
 Padding = Literal["in_place", "head", "tail"]
 _MOST_STEPS = 2**31
@@ -74,17 +77,6 @@ class Subscription:
         return cls(column=column, offset=offset, length=length, padding=padding, name=name)
 
 
-class RemoteWindows(Protocol):
-    """Windows that another host is asked for."""
-
-    def result(self) -> tuple[NDArray[np.uint8], list[Any], list[Any]]:
-        """Which rows are valid, and the values and masks of each subscription.
-
-        Raises:
-            ShardLostError: it does not respond any more.
-        """
-
-
 class Sources(NamedTuple):
     """Where the rows of a batch are.
 
@@ -97,23 +89,8 @@ class Sources(NamedTuple):
 
     order: NDArray[np.int64] | None
     local: list[tuple[ReplayStore, int, int]]
-    remote: list[tuple[RemoteWindows, int, int]]
+    remote: list[tuple[Request, int, int]]
     lost: list[tuple[int, int]]
-
-
-class ReadableShards(Protocol):
-    """Several shards of one table."""
-
-    schema: ReplaySchema
-
-    def sources(
-        self,
-        indices: NDArray[np.int64],
-        generations: NDArray[np.uint64],
-        steps: NDArray[np.int64],
-        subscriptions: Sequence[Subscription],
-    ) -> Sources:
-        """Where these rows are; other hosts are asked for theirs."""
 
 
 class Gathered(NamedTuple):
@@ -135,7 +112,7 @@ class Gatherer:
 
     def __init__(
         self,
-        store: ReplayStore | ReadableShards,
+        store: ReplayStore | ReplayShards,
         subscriptions: Sequence[Subscription],
         n: int,
         *,
@@ -268,7 +245,7 @@ class Gatherer:
         for other in others:
             other.result()
 
-    def _place(self, answer: RemoteWindows, at: NDArray[np.int64], valid: NDArray[np.uint8]) -> None:
+    def _place(self, answer: Request, at: NDArray[np.int64], valid: NDArray[np.uint8]) -> None:
         """Put the rows of another host at their places."""
         try:
             valid[at], values, masks = answer.result()
@@ -306,7 +283,7 @@ def refuse_outside(valid: NDArray[np.uint8], selection: Selection) -> None:
 
 
 def gather(
-    store: ReplayStore | ReadableShards,
+    store: ReplayStore | ReplayShards,
     selection: Selection,
     subscriptions: Sequence[Subscription],
     *,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,28 +27,6 @@ from actors.replay.tree import Edges, Floats, Integers, descend, merge, targets_
 Exchange = Callable[[Any], list[Any]]
 """Given this rank's value, returns the values of all shards in order: an all-gather."""
 _ALL_LOST = "nothing can be selected: all shards of the table are lost"
-
-
-class Table(Protocol):
-    """What selectors draw from: the only shard of a table, or all of its shards together."""
-
-    def tree(self, spec: TreeSpec) -> int:
-        """As of ``ReplayStore.tree``."""
-
-    def draw(self, tree: int, n: int, *numbers: int) -> Drawn:
-        """As of ``ReplayStore.draw``."""
-
-    def total(self, tree: int) -> float:
-        """Sum of all leaves of a tree."""
-
-    def candidates(self, order: Order, k: int, numbers: Numbers, taken: Integers) -> Candidates:
-        """As of ``ReplayStore.candidates``."""
-
-    def mark(self, keys: Keys) -> NDArray[np.bool_]:
-        """As of ``ReplayStore.mark``."""
-
-    def __len__(self) -> int:
-        """Rows that can be selected."""
 
 
 class ShardedTable(ABC):
@@ -91,16 +69,14 @@ class ShardedTable(ABC):
     def draw(self, tree: int, n: int, *numbers: int) -> Drawn:
         """Rows that hold n random targets of the whole table's tree, counted as selected.
 
-        Args:
-            tree: as of ``tree``
-            n: draws
-            numbers: seed, stream, round and draw of the uniform numbers
-
-        Raises:
-            ReplayError: nothing can be selected, or all shards are lost.
+        As of ``ReplayStore.draw``. Raises ReplayError where nothing can be selected, or all shards are lost.
         """
         if self.num_shards == 1:
-            return self._draw_from_only_shard(tree, n, *numbers)
+            # The same rows by one request: there are no edges to merge, and the shard counts what it draws.
+            answers = self.ask("draw", self._everywhere(tree, n, *numbers))
+            if not answers:
+                raise ReplayError(_ALL_LOST)
+            return Drawn(*answers[0])
         seed, stream, round_, draw = numbers
         u = Numbers(seed, draw, round_).uniforms(stream, 0, n)
         while (found := self._draw(tree, u)) is None:
@@ -110,13 +86,6 @@ class ShardedTable(ABC):
         accepted = found.weights > 0
         accepted[accepted] = self.mark(Keys(found.indices[accepted], found.generations[accepted]))
         return found._replace(accepted=accepted)
-
-    def _draw_from_only_shard(self, tree: int, n: int, *numbers: int) -> Drawn:
-        """The same rows by one request: there are no edges to merge, and the shard counts what it draws."""
-        answers = self.ask("draw", self._everywhere(tree, n, *numbers))
-        if not answers:
-            raise ReplayError(_ALL_LOST)
-        return Drawn(*answers[0])
 
     def _draw(self, tree: int, u: Floats) -> Drawn | None:
         """One attempt; None if a shard was lost between the two questions."""
@@ -304,6 +273,10 @@ class GatheredTable:
     def __len__(self) -> int:
         """Rows that can be selected."""
         return len(self._shards)
+
+
+Table = ReplayStore | ShardedTable | GatheredTable
+"""What selectors draw from: the only shard of a table, or all of its shards together."""
 
 
 def _tree_of(leaves: Floats) -> tuple[TreeStruct, Floats]:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from actors.replay import kernel
 from actors.replay.errors import RateLimitedError, ReplayTimeoutError
 
 if TYPE_CHECKING:
-    from actors.replay.store import ReplayStore
+    from actors.replay.table import ShardedTable
 
 _POLL_S = 0.01
 """Between two questions of a waiting reader."""
@@ -57,21 +57,7 @@ class ShardError(NamedTuple):
         return self.rows >= self.min_size and self.error > self.above
 
 
-class LimitedTable(Protocol):
-    """What the rule needs of a table."""
-
-    @property
-    def present(self) -> Sequence[int]:
-        """As of ``ShardedTable``."""
-
-    def ask(self, call: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """As of ``ShardedTable``."""
-
-    def stores_here(self) -> Sequence[ReplayStore]:
-        """As of ``ShardedTable``."""
-
-
-def wait_to_sample(table: LimitedTable, rows: int, keep_waiting: Callable[[], bool]) -> None:
+def wait_to_sample(table: ShardedTable, rows: int, keep_waiting: Callable[[], bool]) -> None:
     """As of ``ReplayStore.wait_to_sample``, for all shards of a table.
 
     Raises:
@@ -109,7 +95,7 @@ def admits_sample(errors: Sequence[ShardError]) -> bool:
     )
 
 
-def balanced(table: LimitedTable) -> list[ShardError]:
+def balanced(table: ShardedTable) -> list[ShardError]:
     """The errors of all shards that have a limit, after error was moved to where it admits writers.
 
     A process that is killed meanwhile leaves the sum of errors off by what it had moved.

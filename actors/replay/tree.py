@@ -65,13 +65,9 @@ def targets_of(u: Floats, everything: float) -> Floats:
 def descend(groups: Groups, top: int, targets: Floats) -> tuple[Integers, Integers, Floats]:
     """Go down from node 0 of level ``top`` to the node that holds each target, until a node is not in ``groups``.
 
-    With the groups of a whole tree this is the reference of the kernel's draws.
-
-    Args:
-        targets: (n,), at least 0 and less than the sum of all leaves
-
-    Returns:
-        Level and number of each target's node, and the rest of the target within it, (n,) each.
+    With the groups of a whole tree this is the reference of the kernel's draws. ``targets`` (n,) are at least 0 and
+    less than the sum of all leaves. Returns level and number of each target's node, and the rest of the target within
+    it, (n,) each.
     """
     level = np.full(len(targets), top)
     number = np.zeros(len(targets), np.int64)

@@ -88,11 +88,9 @@ def decode(data: memoryview) -> Any:
 
 
 def receive(connection: socket.socket, most_text: int = _MOST_TEXT, most_bytes: int = _MOST_BYTES) -> Any:
-    """Receive a message.
+    """Receive a message of a peer that sends with ``send``.
 
-    Args:
-        connection: of a peer that sends with ``send``
-        most_text, most_bytes: of the text, and of each array; small for a peer that is not known yet
+    ``most_text`` and ``most_bytes`` limit the text and each array: small for a peer that is not known yet.
 
     Raises:
         WireError: the connection was closed, or the bytes are no message.

@@ -41,11 +41,7 @@ class ProducerLink:
     ) -> None:
         """Find the consumer's queue in a producer ring.
 
-        Args:
-            layouts: of the schema that the consumer expects
-            ring_file: of the producer
-            consumer_file: of the consumer
-            leaked: gets the sequence number of each batch that is released too early, or never
+        ``leaked`` gets the sequence number of each batch that is released too early, or never.
 
         Raises:
             ChannelError: the ring has detached this consumer.

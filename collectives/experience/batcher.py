@@ -100,12 +100,9 @@ class Batcher(ClosesOnExit):
     """
 
     def __init__(self, plan: ChannelPlan, *, rows: int, device: torch.device = _CPU) -> None:
-        """Create the consumer endpoints.
+        """Create the consumer endpoints; ``next`` gives ``rows`` rows of the full groups.
 
-        Args:
-            plan: the plan of the dispensers
-            rows: of the full groups in a batch of ``next``
-            device: to which the trainer copies experience; for CUDA all of it is page-locked [unverified on GPU]
+        For a CUDA ``device`` all memory that experience is copied from is page-locked [unverified on GPU].
 
         Raises:
             ChannelError: there is not enough memory.
@@ -176,12 +173,8 @@ class Batcher(ClosesOnExit):
     ) -> None:
         """Announce the addresses of this consumer.
 
-        Args:
-            directory: where
-            name: of the channel set
-            index: number of this consumer in it, from 0; a successor takes the number of the one that died
-            node: where relays to its host are started (in Ray: the node id)
-            host_id: of its host; None: ``host_identity()``
+        ``index``: its number in the channel set ``name``, from 0; a successor takes the number of the one that died.
+        ``node``: where relays to its host are started (in Ray: the node id). ``host_id``: None: ``host_identity()``.
         """
         consumer = ConsumerAnnouncement(host_id or host_identity(), self.endpoints, self._identity, node)
         directory.announce(consumer_key(name, index), consumer.text())
@@ -189,9 +182,7 @@ class Batcher(ClosesOnExit):
     def next(self, timeout_s: float = 60.0, accept: Accept | None = None) -> Experience | None:
         """The next ``rows`` rows, in order of arrival. None once all producers have closed and too few rows are left.
 
-        Args:
-            timeout_s: how long to wait for them
-            accept: rows of versions that it rejects are released unused, and counted in ``stale_rows``
+        Rows of versions that ``accept`` rejects are released unused, and counted in ``stale_rows``.
 
         Raises:
             ChannelTimeoutError: too few rows came within the time limit. They are kept.

@@ -44,11 +44,9 @@ class ConsumerEndpoint(ClosesOnExit):
     ) -> None:
         """Create the shared-memory file.
 
-        Args:
-            schema: fields of the channel
-            leader: the consumer's endpoint of the first channel, if this one is of another channel of the same
-                producers. Of what a killed producer left, this one then takes only what is asked for by ``claim``
-            page_locked: whether batches are copied to a CUDA device: see ``SharedFile.page_lock``
+        ``leader``: the consumer's endpoint of the first channel, if this one is of another channel of the same
+        producers. Of what a killed producer left, this one then takes only what is asked for by ``claim``.
+        ``page_locked``: see ``SharedFile.page_lock``.
 
         Raises:
             ChannelError: there is not enough memory.

@@ -28,7 +28,7 @@ class ConsumerAnnouncement:
     identity: str = ""
     """Unique per consumer: a successor may have the same endpoint texts."""
     node: str = ""
-    """Name of its host for processes on other hosts (in Ray: the node id): see ``RemoteRouteFactory``."""
+    """Name of its host for processes on other hosts (in Ray: the node id): see ``migrator.RemoteTransport``."""
 
     def text(self) -> str:
         """As JSON, the value in the directory."""

@@ -80,7 +80,8 @@ class Dispenser(ClosesOnExit):
         self._routes: dict[int, Route] = {}
         self._carried: dict[int, int] = {}
         """Consumer by sequence number, of transfers whose slots are kept until their route reports the release."""
-        self.router: Router = _LeastBacklog(self)
+        self.router: Router | None = None
+        """Chooses the consumers, and attaches them; None: the one with the least backlog of those that are attached."""
         self.incomplete = 0
         """Transfers that a dead consumer had released in part. They count as consumed; the other parts are dropped."""
         self.rerouted = 0
@@ -164,7 +165,8 @@ class Dispenser(ClosesOnExit):
             if not route.alive:
                 self._detach(index)
         # 3. Attach new consumers, and give them what waits.
-        self.router.discover_consumers()
+        if self.router is not None:
+            self.router.discover_consumers()
         self._hand_over_waiting()
 
     def drain(self, timeout_s: float) -> int:
@@ -249,7 +251,7 @@ class Dispenser(ClosesOnExit):
             if not all(sequence in numbers for numbers in waiting):
                 self._resolve_partial(sequence)
                 continue
-            index = self.router.route(sequence)
+            index = least_backlog(self) if self.router is None else self.router.route(sequence)
             if index is None:
                 return
             route = self._routes[index]
@@ -276,20 +278,6 @@ class Dispenser(ClosesOnExit):
         """Close a route. Transfers that it copied and did not deliver wait again."""
         self._routes.pop(index).close()
         self._carried = {sequence: whose for sequence, whose in self._carried.items() if whose != index}
-
-
-class _LeastBacklog(Router):
-    """Router without discovery: chooses the consumer with the least backlog."""
-
-    def __init__(self, dispenser: Dispenser) -> None:
-        self._dispenser = dispenser
-
-    def discover_consumers(self) -> None:
-        """Nothing: consumers are attached by ``Dispenser.attach``."""
-
-    def route(self, sequence: int) -> int | None:
-        """The index of the consumer with the least backlog."""
-        return least_backlog(self._dispenser)
 
 
 def least_backlog(dispenser: Dispenser) -> int | None:

@@ -13,7 +13,7 @@ from collectives.experience import file_layout
 from collectives.experience.errors import ChannelError
 from collectives.experience.file_layout import RingLayout, SharedFile
 from collectives.experience.spsc_queue import untaken_entries
-from collectives.process_watcher import ProcessWatcher
+from collectives.process_watcher import has_ended
 from collectives.shared_words import SharedWords
 
 
@@ -39,30 +39,22 @@ def unreleased_batches(words: SharedWords, shape: RingLayout) -> dict[int, int]:
 def abandoned_slots(channel: str, words: SharedWords, shape: RingLayout, own_queue: int) -> list[int]:
     """Slots of a dead producer's unreleased batches that are in the queue of no live consumer, oldest first.
 
-    Args:
-        channel: name
-        words: of the ring
-        shape: of the ring
-        own_queue: of the calling consumer: batches posted to it are not abandoned
+    Batches in ``own_queue``, of the calling consumer, are not abandoned.
     """
     found = []
     for ticket, slot in unreleased_batches(words, shape).items():
         queue = words[shape.slot_word(slot) + file_layout.SLOT_STATE] - file_layout.STATE_POSTED
         entry = file_layout.entry_of(slot, ticket)
+        begin = shape.queue_word(queue)
         if (
             queue < 0
-            or _entry_at_tail(words, shape, queue) == entry  # killed before the tail that publishes it
-            or words[shape.queue_word(queue) + shape.voided_at + slot]
-            == ticket  # killed while it revoked the batch
+            or words[begin + file_layout.QUEUE_AT + words[begin + file_layout.TAIL] % shape.places]
+            == entry  # killed before the tail that publishes it
+            or words[begin + shape.voided_at + slot] == ticket  # killed while it revoked the batch
             or (queue != own_queue and not _will_release(channel, words, shape, queue, entry))
         ):
             found.append(slot)
     return found
-
-
-def _entry_at_tail(words: SharedWords, shape: RingLayout, queue: int) -> int:
-    begin = shape.queue_word(queue)
-    return words[begin + file_layout.QUEUE_AT + words[begin + file_layout.TAIL] % shape.places]
 
 
 def _will_release(channel: str, words: SharedWords, shape: RingLayout, queue: int, entry: int) -> bool:
@@ -76,12 +68,3 @@ def _will_release(channel: str, words: SharedWords, shape: RingLayout, queue: in
             return True
     # A closed consumer takes nothing more. Loaded after ``CONSUMER_CLOSED``, so that its last take is seen.
     return entry not in untaken_entries(words, shape, queue)
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a process has ended."""
-    processes = ProcessWatcher([pid])
-    try:
-        return bool(processes.ended())
-    finally:
-        processes.close()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 from collectives.experience.directory import ConsumerAnnouncement, Directory, consumer_key
 from collectives.experience.dispenser import Dispenser, least_backlog
 from collectives.experience.errors import ChannelError, SchemaError
+from collectives.experience.parameters import ReadableParameterStore
 from collectives.experience.routes import Route, Router, SharedMemoryRoute
 from collectives.rendezvous import host_identity
 
@@ -19,8 +20,18 @@ _POLL_S = 0.5
 _SEARCH_S = 0.05
 """Polling interval while none is."""
 
-RemoteRouteFactory = Callable[[Dispenser, ConsumerAnnouncement], Route]
-"""Creates a route to a consumer on another host."""
+
+class RemoteTransport(Protocol):
+    """Connections of one process to other hosts: routes for experience, parameter stores for reading."""
+
+    def __call__(self, dispenser: Dispenser, consumer: ConsumerAnnouncement) -> Route:
+        """Route to a consumer."""
+
+    def parameter_store(self, node: str, endpoint: str) -> ReadableParameterStore:
+        """Parameter store of a process on this node."""
+
+    def close(self) -> None:
+        """Close all of them. Safe to call twice."""
 
 
 class Migrator(Router):
@@ -39,17 +50,13 @@ class Migrator(Router):
         name: str,
         *,
         consumers: int | None = None,
-        remote_route: RemoteRouteFactory | None = None,
+        remote_route: RemoteTransport | None = None,
     ) -> None:
-        """Become the dispenser's router.
+        """Become the router of this dispenser, for the consumers that announce themselves under ``consumers/NAME/INDEX``.
 
-        Args:
-            dispenser: whose experience it routes
-            directory: where consumers announce themselves, under ``consumers/NAME/INDEX``
-            name: of the channel set
-            consumers: number of consumers. Everything then goes to consumer ``producer % consumers`` (synchronous
-                templates). None: each transfer goes to the consumer with the least backlog
-            remote_route: creates routes to consumers on other hosts; None: such consumers are an error
+        ``consumers``: their number; everything then goes to consumer ``producer % consumers`` (synchronous templates).
+        None: each transfer goes to the consumer with the least backlog. ``remote_route`` creates routes to consumers on
+        other hosts; None: such consumers are an error.
         """
         self._dispenser, self._directory, self._name = dispenser, directory, name
         self._fixed = None if consumers is None else dispenser.producer % consumers

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal, Protocol
 
 import torch
@@ -56,7 +58,7 @@ class Transport(Protocol):
         """Reduce in place on rank 0; what the others' tensors then hold is unspecified."""
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
-        """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified."""
+        """Reduce in place this member's share, [begin, end) by ``shares``; the rest is unspecified."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
@@ -85,49 +87,58 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 
 
 def combine(parts: Sequence[Tensor], out: Tensor, op: ReduceOp) -> None:
-    """Reduce parts of equal size in their order: ((p0 + p1) + p2) + ... ``out`` may alias the first part only.
+    """Reduce two or more parts of equal size in their order: ((p0 + p1) + p2) + ... ``out`` may alias the first part only.
 
     bfloat16 is summed in float32 and rounded once. A NaN in any part gives NaN, for max too.
     """
     if op == "max":
-        total = torch.maximum(parts[0], parts[1], out=out) if len(parts) > 1 else out.copy_(parts[0])
+        total = torch.maximum(parts[0], parts[1], out=out)
         for part in parts[2:]:
             torch.maximum(total, part, out=total)
         return
     total = out if out.dtype != torch.bfloat16 else torch.empty_like(out, dtype=torch.float32)
-    total.copy_(parts[0])
-    for part in parts[1:]:
+    torch.add(parts[0], parts[1], out=total) if total is out else total.copy_(parts[0]).add_(parts[1])
+    for part in parts[2:]:
         total.add_(part)
     if op == "mean":
-        total.div_(len(parts))
+        # By a tensor of the device: by a number of the host, CUDA multiplies by its rounded reciprocal.
+        total.div_(torch.full((), len(parts), dtype=total.dtype, device=total.device))
     if total is not out:
         out.copy_(total)
 
 
-_WORD_BYTES = 8
+def listening_address(members: Sequence[Member], rank: int) -> tuple[str, socket.AddressFamily]:
+    """Where a member listens for the others: loopback if all of them share a host."""
+    one_host = len({member.host_id for member in members}) == 1
+    address = "127.0.0.1" if one_host else members[rank].address
+    return address, family_of(address)
 
 
-class SupportsAllGather(Protocol):
-    """The part of a ``Transport`` or ``Communicator`` that an exchange needs."""
-
-    rank: int
-    world_size: int
-
-    def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stack every member's tensor in rank order: (world_size, *tensor.shape)."""
+def family_of(address: str) -> socket.AddressFamily:
+    """IPv6 or IPv4."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def exchange(group: SupportsAllGather, message: bytes) -> list[bytes]:
-    """Every member's message, by rank. All members call it; messages may differ in length and be empty.
+_ALIGN_ELEMENTS = 16
+"""Shares begin on multiples of a cache line of float32, so that two members never write to one line."""
 
-    Raises:
-        CommunicatorError: as the group's ``all_gather``.
-    """
-    lengths = group.all_gather(torch.tensor([len(message)], dtype=torch.int64)).view(-1).tolist()
-    words = -(-max(lengths) // _WORD_BYTES)
-    if words == 0:
-        return [b""] * group.world_size
-    # int64 and not uint8: the one integer dtype that every transport supports.
-    padded = torch.frombuffer(bytearray(message.ljust(words * _WORD_BYTES, b"\0")), dtype=torch.int64)
-    rows = group.all_gather(padded)
-    return [row.numpy().tobytes()[:length] for row, length in zip(rows, lengths, strict=True)]
+
+def shares(numel: int, world_size: int) -> tuple[tuple[int, int], ...]:
+    """[begin, end) of each rank's share: contiguous, in rank order, covering all elements; some may be empty."""
+    blocks = -(-numel // _ALIGN_ELEMENTS)
+    bounds = [min(numel, _ALIGN_ELEMENTS * (blocks * rank // world_size)) for rank in range(world_size + 1)]
+    return tuple(pairwise(bounds))
+
+
+class ReusedMemory:
+    """Memory of a device that operations use again; it at least doubles when it must grow."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def view(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """The first (numel,) elements, with unspecified contents. It replaces the view before."""
+        size = numel * dtype.itemsize
+        if self._bytes.numel() < size:
+            self._bytes = self._bytes.new_empty(max(size, 2 * self._bytes.numel()))
+        return self._bytes[:size].view(dtype)

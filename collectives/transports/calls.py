@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from collectives.errors import MismatchedCallError
+from collectives.rendezvous import Member
 from collectives.transports.base import ReduceOp
 
 _OF_A_LIST = " of a list"
@@ -107,23 +109,20 @@ def signature(word: int, number: int) -> Tensor:
     return torch.from_numpy(np.array([word, number], dtype=np.uint64)).view(torch.uint8)
 
 
-def find_difference(signatures: Tensor, rank: int, ranks: Sequence[int]) -> tuple[int, str] | None:
-    """Index of the first member with another signature, and the error text; None if all are equal.
+def refuse_difference(signatures: Tensor, rank: int, members: Sequence[Member]) -> None:
+    """Compare the signatures of all members, (world_size, 16) bytes; ``rank`` is this member's among them.
 
-    Args:
-        signatures: of all members, (world_size, 16) bytes
-        rank: of this member among them
-        ranks: ranks of the members in the whole group, for the error text
+    Raises:
+        MismatchedCallError: a member has another one than this.
     """
     table = signatures.cpu().contiguous().numpy().view(np.uint64).tolist()
     word, number = table[rank]
-    for index, (other_word, other_number) in enumerate(table):
+    for (other_word, other_number), other in zip(table, members, strict=True):
         if (other_word, other_number) != (word, number):
-            text = mismatch_message(ranks[rank], word, ranks[index], other_word)
+            text = mismatch_message(members[rank].rank, word, other.rank, other_word)
             if other_number != number:
                 text += f" (operations {number} and {other_number} of the group)"
-            return index, text
-    return None
+            raise MismatchedCallError(call_name(word), members[rank].rank, str(other), 0.0, text)
 
 
 def describe_call(word: int) -> str:

@@ -24,23 +24,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from collectives.errors import CommunicatorError, MismatchedCallError
+from collectives.errors import CommunicatorError
 from collectives.limits import poll_until_done
 from collectives.rendezvous import Member
-from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp, TransportGroup
-from collectives.transports.device_memory import ControlTransport, DeviceBuffer, remove_leftovers
-from collectives.transports.shm import connecting
+from collectives.transports.base import ReduceOp, ReusedMemory, Transport, TransportGroup, combine, shares
+from collectives.transports.device_memory import DeviceBuffer, remove_leftovers
+from collectives.transports.shm import transport as shared_memory
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 _SCRATCH = -1
 _MIN_SCRATCH_BYTES = 2**20
 
 
 def connect(group: TransportGroup) -> DeviceTransport:
     """Connect the members of one GPU. Raises CommunicatorError where they cannot share host memory."""
-    control = connecting.connect(group)
+    control = shared_memory.connect(group)
     if isinstance(control, str):
         raise CommunicatorError("connect", group.members[group.rank].rank, "nobody", 0.0, control)
     return DeviceTransport(control, group.members, group.device, group.timeout_s)
@@ -53,7 +51,7 @@ class DeviceTransport:
     """
 
     def __init__(
-        self, control: ControlTransport, members: Sequence[Member], device: torch.device, timeout_s: float
+        self, control: Transport, members: Sequence[Member], device: torch.device, timeout_s: float
     ) -> None:
         """``control`` connects ``members`` and limits the waits for them; ``timeout_s`` limits waits for the device."""
         self.rank = control.rank
@@ -64,7 +62,7 @@ class DeviceTransport:
         self._timeout_s = timeout_s
         self._registered: dict[int, DeviceBuffer] = {}
         self._scratch: DeviceBuffer | None = None
-        self._sums: dict[torch.dtype, Tensor] = {}
+        self._sum = ReusedMemory(device)
         self._broken: str | None = None
         self._num_operations = 0
 
@@ -81,13 +79,15 @@ class DeviceTransport:
             self._gather_shares(views, tensor if self.rank == 0 else None)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
-        """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified."""
+        """Reduce in place this member's share, [begin, end) by ``shares``; the rest is unspecified."""
         begin, end = shares(tensor.numel(), self.world_size)[self.rank]
         with self._operation("reduce_scatter", tensor, op) as views:
             own = views[self.rank]
             self._reduce_share(views, op)
             self._device_barrier()
-            self._copy_out(own[begin:end], tensor[begin:end])
+            if own.data_ptr() != tensor.data_ptr():
+                tensor.detach().view(-1)[begin:end].copy_(own[begin:end])
+                self._synchronize()
         return begin, end
 
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -118,7 +118,6 @@ class DeviceTransport:
             CommunicatorError: members requested different sizes, or cannot share the device's memory.
         """
         number = len(self._registered)
-        _check_dtype(dtype)
         with self._translated("buffer"):
             self._check_same_call(calls.encode_call("buffer", 0, dtype, numel))
             if not numel:  # it has no address to register
@@ -136,7 +135,7 @@ class DeviceTransport:
         self._control.close()
         self._registered.clear()
         self._scratch = None
-        self._sums.clear()
+        self._sum = ReusedMemory(self._device)
         remove_leftovers(self._members)
 
     @contextmanager
@@ -144,7 +143,8 @@ class DeviceTransport:
         self, call: str, tensor: Tensor, op: ReduceOp = "sum", detail: int = 0, layout: int = 0
     ) -> Iterator[tuple[Tensor, ...]]:
         """Begin an operation: compare the calls; yields every member's tensor, by rank, with complete contents."""
-        self._check_arguments(call, tensor, op, detail)
+        if tensor.device != self._device:
+            raise ValueError(f"{call} takes tensors on {self._device}, not one on {tensor.device}")
         with self._translated(call):
             registered = self._find(tensor)
             place = registered.number + 1 if registered else calls.ON_DEVICE
@@ -157,18 +157,6 @@ class DeviceTransport:
                 yield tuple(view[: tensor.numel()] for view in registered.views)
             else:
                 yield self._through_scratch(tensor)
-
-    def _check_arguments(self, call: str, tensor: Tensor, op: ReduceOp, detail: int) -> None:
-        if tensor.device != self._device or not tensor.is_contiguous():
-            raise ValueError(
-                f"{call} takes contiguous tensors on {self._device}, not one on {tensor.device} "
-                f"of strides {tensor.stride()}"
-            )
-        _check_dtype(tensor.dtype)
-        if op == "mean" and not tensor.is_floating_point():
-            raise ValueError(f"{call}: the mean of {tensor.dtype} is not one of its values; use 'sum'")
-        if not 0 <= detail < self.world_size:
-            raise ValueError(f"{call}: source {detail} is none of the ranks 0 to {self.world_size - 1}")
 
     def _find(self, tensor: Tensor) -> DeviceBuffer | None:
         """The registered buffer that the tensor begins; None if it begins none."""
@@ -197,14 +185,8 @@ class DeviceTransport:
         """
         begin, end = shares(views[0].numel(), self.world_size)[self.rank]
         parts = [view[begin:end] for view in views]
-        total = self._sum(end - begin, torch.float32 if parts[0].dtype == torch.bfloat16 else parts[0].dtype)
-        combine = torch.maximum if op == "max" else torch.add
-        total.copy_(parts[0])
-        for part in parts[1:]:
-            combine(total, part, out=total)
-        if op == "mean":
-            # Divided by a tensor of the device: by a number of the host, CUDA multiplies by its rounded reciprocal.
-            total.div_(torch.full((), self.world_size, dtype=total.dtype, device=total.device))
+        total = self._sum.view(end - begin, parts[0].dtype)
+        combine(parts, total, op)
         views[self.rank][begin:end].copy_(total)
 
     def _gather_shares(self, views: Sequence[Tensor], tensor: Tensor | None) -> None:
@@ -217,31 +199,16 @@ class DeviceTransport:
                     result[begin:end].copy_(view[begin:end])
         self._device_barrier()  # before a member overwrites what others read
 
-    def _sum(self, numel: int, dtype: torch.dtype) -> Tensor:
-        """Reused memory for a share's sum."""
-        if dtype not in self._sums or self._sums[dtype].numel() < numel:
-            self._sums[dtype] = torch.empty(numel, dtype=dtype, device=self._device)
-        return self._sums[dtype][:numel]
-
     def _check_same_call(self, word: int) -> None:
         """Wait for all members, and compare their calls."""
         self._num_operations += 1
         gathered = self._control.all_gather(calls.signature(word, self._num_operations))
-        different = calls.find_difference(gathered, self.rank, [member.rank for member in self._members])
-        if different is not None:
-            other = self._members[different[0]]
-            raise MismatchedCallError(calls.call_name(word), self._me, str(other), 0.0, different[1])
+        calls.refuse_difference(gathered, self.rank, self._members)
 
     def _device_barrier(self) -> None:
         """Wait until all members' streams have finished their earlier work."""
         self._synchronize()
         self._control.barrier()
-
-    def _copy_out(self, view: Tensor, tensor: Tensor) -> None:
-        """Copy a result to the caller's tensor, unless it is there already."""
-        if view.data_ptr() != tensor.data_ptr():
-            tensor.detach().view(-1).copy_(view)
-            self._synchronize()
 
     def _synchronize(self) -> None:
         """Wait until the device has finished this thread's work."""
@@ -250,7 +217,7 @@ class DeviceTransport:
         with torch.cuda.device(self._device):
             done = torch.cuda.Event()
             done.record()
-            poll_until_done(done.query, self._timeout_s, _nothing)
+            poll_until_done(done.query, self._timeout_s, lambda: None)  # no other process is involved
 
     @contextmanager
     def _translated(self, call: str) -> Iterator[None]:
@@ -267,12 +234,3 @@ class DeviceTransport:
                 raise
             waited_s = time.monotonic() - begin
             raise CommunicatorError(call, self._me, str(self._device), waited_s, str(error)) from error
-
-
-def _nothing() -> None:
-    """No check: no other process is involved in the wait."""
-
-
-def _check_dtype(dtype: torch.dtype) -> None:
-    if dtype not in _DTYPES:
-        raise ValueError(f"members reduce {', '.join(map(str, _DTYPES))}, not {dtype}")

@@ -6,31 +6,20 @@ anonymous shared memory. [unverified on GPU] that handles open between MPS clien
 
 from __future__ import annotations
 
-import os
 import pickle
-import select
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.multiprocessing  # teaches ForkingPickler to send tensors as handles
 from torch import Tensor
 
+from collectives.objects import all_gather_objects
+from collectives.process_watcher import has_ended
 from collectives.rendezvous import Member
-from collectives.transports.base import SupportsAllGather, exchange
-
-
-class ControlTransport(SupportsAllGather, Protocol):
-    """The part of a host transport that members of one device need."""
-
-    def barrier(self) -> None:
-        """Wait until every member has arrived."""
-
-    def close(self) -> None:
-        """Leave: members that wait for this one get an error."""
+from collectives.transports.base import Transport
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class DeviceBuffer:
     @classmethod
     def share(
         cls,
-        control: ControlTransport,
+        control: Transport,
         number: int,
         numel: int,
         dtype: torch.dtype,
@@ -52,13 +41,8 @@ class DeviceBuffer:
     ) -> DeviceBuffer:
         """Allocate this member's zeroed piece and open the others'. All members call it at the same time.
 
-        Args:
-            control: transport among the members, on their host
-            number: identifies the buffer
-            numel: elements of each piece
-            dtype: of the elements
-            device: of all pieces
-            synchronize: waits until the device has finished this thread's work
+        ``control`` connects the members on their host; ``synchronize`` waits until the device has finished this
+        thread's work.
 
         Raises:
             RuntimeError: the memory cannot be shared.
@@ -69,7 +53,7 @@ class DeviceBuffer:
         ranks = range(control.world_size)
         # One handle per receiver: torch counts the references to the memory.
         handles = [bytes(ForkingPickler.dumps(own)) if rank != control.rank else b"" for rank in ranks]
-        received = [pickle.loads(message) for message in exchange(control, pickle.dumps(handles))]
+        received = all_gather_objects(handles, control)
         views = tuple(
             own if rank == control.rank else pickle.loads(received[rank][control.rank]) for rank in ranks
         )
@@ -82,21 +66,6 @@ class DeviceBuffer:
 def remove_leftovers(members: Sequence[Member]) -> None:
     """Remove torch's reference count files of killed members, which nothing else removes."""
     for member in members:
-        if _has_ended(member.pid):
+        if has_ended(member.pid):
             for path in Path("/dev/shm").glob(f"torch_{member.pid}_*"):
                 path.unlink(missing_ok=True)
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    except OSError:  # a kernel without pidfd
-        return False
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(0))
-    finally:
-        os.close(descriptor)

@@ -24,14 +24,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.rendezvous import Member, other_members
-from collectives.shares import shares
+from collectives.errors import CommunicatorError
+from collectives.rendezvous import Member
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp, TransportGroup, combine
+from collectives.transports.base import (
+    ReduceOp,
+    ReusedMemory,
+    TransportGroup,
+    combine,
+    listening_address,
+    shares,
+)
 from collectives.transports.gloo_mesh import connected_mesh
+from collectives.transports.ring import GroupTransport
 
-_LOOPBACK = "127.0.0.1"
 _CHECK_INTERVAL = timedelta(milliseconds=50)
 """Between two checks of the other members during a wait."""
 _LONG_S = 0.5
@@ -74,8 +80,7 @@ class GlooStore:
         Raises:
             CommunicatorError: the address cannot be listened on.
         """
-        address = _address(members, 0)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        address, family = listening_address(members, 0)
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.bind((address, 0))
@@ -133,8 +138,8 @@ class GlooStore:
                 return cls(store, host, int(port))
 
 
-class GlooTransport:
-    """A separate Gloo process group: torch's default group stays untouched."""
+class GlooTransport(GroupTransport):
+    """A process group of Gloo's."""
 
     def __init__(
         self,
@@ -144,33 +149,21 @@ class GlooTransport:
         timeout_s: float,
         check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
-        """Connect to every other member. ``rank`` counts within ``members``.
-
-        ``check(waited_s)`` is called during waits and after long ones; it may raise CommunicatorError if a member is lost
-        or gave up.
+        """Connect to every other member. ``rank`` and ``check`` as of ``GroupTransport``; ``check`` also after long waits.
 
         Raises:
             CommunicatorError: a member did not connect within ``timeout_s``.
         """
-        self.rank = rank
-        self.world_size = len(members)
-        self._members = members
-        self._me = members[rank].rank
-        self._awaited = other_members(members, rank)
-        self._others = ", ".join(map(str, self._awaited))
-        self._timeout_s, self._check, self._store = timeout_s, check, store
-        self._stage, self._scratch = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
-        self._broken: str | None = None
-        self._num_operations = 0
-        self._began_s = 0.0
-        """Start of the current or last operation."""
+        super().__init__(members, rank, device=torch.device("cpu"), timeout_s=timeout_s, check=check)
+        self._store = store
+        self._stage, self._scratch = ReusedMemory(), ReusedMemory()
         gloo: Any = dist.ProcessGroupGloo  # torch's stubs leave out what its own tests use
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=_address(members, rank))]
+        options._devices = [gloo.create_device(hostname=listening_address(members, rank)[0])]
         options._timeout = timedelta(seconds=timeout_s + _GRACE_S)
         begin = time.monotonic()
         try:
-            self._group: Any = connected_mesh(
+            self._group = connected_mesh(
                 store.store, rank, self.world_size, options, lambda: check(time.monotonic() - begin)
             )
         except CommunicatorError:
@@ -198,7 +191,7 @@ class GlooTransport:
         self._check_same_call("reduce", tensor, calls.OPS.index(op), layout)
         with self._staged(tensor) as flat:
             begin, end = self._reduce_share("reduce", flat, op)
-            own = self._scratch_like(flat, end - begin).copy_(flat[begin:end])
+            own = self._scratch.view(end - begin, flat.dtype).copy_(flat[begin:end])
             nothing = [0] * self.world_size
             into, sizes = (flat, self._sizes(flat)) if self.rank == 0 else (flat[:0], nothing)
             if flat.numel():
@@ -226,42 +219,13 @@ class GlooTransport:
             with self._staged(tensor) as flat:
                 self._run("broadcast", lambda group: [group.broadcast(_bytes(flat), source)])
 
-    def barrier(self) -> None:
-        """Wait until every member has arrived: comparing the calls is a barrier."""
-        self._check_same_call("barrier")
-
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory: operations copy tensors anyway."""
         return torch.zeros(numel, dtype=dtype)
 
-    def close(self) -> None:
-        """Close the connections; a member that still waits for this one gets an error. Safe to call twice."""
-        self._broken = self._broken or "this communicator is closed"
-        if self._group is not None:
-            ending, self._group = _GroupReleaser(self._group), None
-            # In a thread: the group's destructor waits for an aborted operation, up to Gloo's own time limit.
-            threading.Thread(target=ending, name="gloo-ending", daemon=True).start()
-
-    def _check_same_call(
-        self, call: str, tensor: Tensor | None = None, detail: int = 0, layout: int = 0
-    ) -> None:
-        """Compare all members' calls before Gloo sees a size: with different sizes it ends the process, or mixes data.
-
-        Raises:
-            CommunicatorError: on all members, if one called something else; the transport is closed then.
-        """
-        self._num_operations += 1
-        self._began_s = time.monotonic()
-        kind = (torch.uint8, 0) if tensor is None else (tensor.dtype, tensor.numel())
-        own = calls.signature(calls.encode_call(call, detail, *kind, layout=layout), self._num_operations)
-        gathered = torch.empty((self.world_size, len(own)), dtype=torch.uint8)
-        self._run(call, lambda group: [group._allgather_base(gathered.view(-1), own)])
-        different = calls.find_difference(gathered, self.rank, [member.rank for member in self._members])
-        if different is not None:
-            self._broken = f"an earlier {call} failed: {different[1]}"
-            self.close()
-            other = self._members[different[0]]
-            raise MismatchedCallError(call, self._me, str(other), 0.0, different[1])
+    def _leave(self, last: list[Any]) -> None:
+        # In a thread: the group's destructor waits for an aborted operation, up to Gloo's own time limit.
+        threading.Thread(target=last.clear, name="gloo-ending", daemon=True).start()
 
     def _sizes(self, tensor: Tensor) -> list[int]:
         return [end - begin for begin, end in shares(tensor.numel(), self.world_size)]
@@ -270,7 +234,7 @@ class GlooTransport:
         begin, end = shares(tensor.numel(), self.world_size)[self.rank]
         if not tensor.numel():
             return begin, end
-        parts = self._scratch_like(tensor, self.world_size * (end - begin))
+        parts = self._scratch.view(self.world_size * (end - begin), tensor.dtype)
         self._exchange(operation, tensor, self._sizes(tensor), parts, [end - begin] * self.world_size)
         combine(parts.view(self.world_size, -1).unbind(0), tensor[begin:end], op)
         return begin, end
@@ -295,49 +259,21 @@ class GlooTransport:
     @contextmanager
     def _staged(self, tensor: Tensor) -> Iterator[Tensor]:
         """A copy on the host, copied back unless an error is raised."""
-        size = tensor.numel() * tensor.element_size()
-        if self._stage.numel() < size:
-            self._stage = torch.empty(max(size, 2 * self._stage.numel()), dtype=torch.uint8)
-        flat = self._stage[:size].view(tensor.dtype).copy_(tensor.detach().view(-1))
+        flat = self._stage.view(tensor.numel(), tensor.dtype).copy_(tensor.detach().view(-1))
         yield flat
         tensor.detach().view(-1).copy_(flat)
 
-    def _scratch_like(self, tensor: Tensor, numel: int) -> Tensor:
-        """Reused memory of the tensor's dtype: the steady state allocates nothing."""
-        size = numel * tensor.element_size()
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(max(size, 2 * self._scratch.numel()), dtype=torch.uint8)
-        return self._scratch[:size].view(tensor.dtype)
-
-    def _run(self, operation: str, start: Callable[[Any], Sequence[dist.Work]]) -> None:
-        """Start parts of an operation and wait for all within the time limit.
-
-        Raises:
-            CommunicatorError: it failed, took too long, or a member was lost; the transport is closed then.
-        """
-        if self._broken is not None:
-            raise CommunicatorError(operation, self._me, "nobody", 0.0, self._broken)
-        begin = time.monotonic()
-        try:
-            for work in start(self._group):
-                while not self._ended(work):
-                    self._check(time.monotonic() - begin)
-                    if time.monotonic() - begin >= self._timeout_s:
-                        raise TimeoutError(f"not all came within {self._timeout_s:.1f} s")
-            passed_s = time.monotonic() - self._began_s
-            if passed_s >= _LONG_S:
-                # This process may have been suspended, and the others may have given up the operation that it completed.
-                self._check(passed_s)
-        except (RuntimeError, TimeoutError) as error:
-            detail = (self._broken or str(error)).splitlines()[0]
-            self._broken = f"an earlier {operation} failed: {detail}"
-            # Closing the connections makes members that wait for this one fail now, not at their own time limit.
-            self.close()
-            if isinstance(error, CommunicatorError):
-                raise
-            failed = CommunicatorError(operation, self._me, self._others, time.monotonic() - begin, detail)
-            failed.awaited = self._awaited
-            raise failed from error
+    def _await(self, works: Sequence[dist.Work], begin: float) -> None:
+        """As of ``GroupTransport``."""
+        for work in works:
+            while not self._ended(work):
+                self._check(time.monotonic() - begin)
+                if time.monotonic() - begin >= self._timeout_s:
+                    raise TimeoutError(f"not all came within {self._timeout_s:.1f} s")
+        passed_s = time.monotonic() - self._began_s
+        if passed_s >= _LONG_S:
+            # This process may have been suspended, and the others may have given up the operation that it completed.
+            self._check(passed_s)
 
     def _ended(self, work: dist.Work) -> bool:
         """Wait for one interval. Raises RuntimeError if the operation failed, or the transport was closed."""
@@ -353,23 +289,6 @@ class GlooTransport:
         return True
 
 
-class _GroupReleaser:
-    """Holds the last reference to a group, and drops it when called."""
-
-    def __init__(self, group: Any) -> None:
-        self._group = group
-
-    def __call__(self) -> None:
-        self._group = None
-
-
 def _bytes(tensor: Tensor) -> Tensor:
     """The same memory as flat bytes: Gloo need not know the dtype."""
     return tensor.view(-1).view(torch.uint8)
-
-
-def _address(members: Sequence[Member], rank: int) -> str:
-    """Listening address of a member: loopback if all members share a host."""
-    if len({member.host_id for member in members}) == 1:
-        return _LOOPBACK
-    return members[rank].address

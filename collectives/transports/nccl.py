@@ -1,4 +1,4 @@
-"""NCCL rings among GMIs on different GPUs (``rp``), and NCCL's support of several ranks on one GPU.
+"""NCCL rings among GMIs on different GPUs (``rp``).
 
 [unverified on GPU] Start, environment and end; the operations are those of ``ring.py``, which is tested on CPUs.
 The behaviour of ``ProcessGroupNCCL`` is as in PyTorch's source (torch 2.11 to 2.13).
@@ -25,15 +25,11 @@ from collectives.transports.ring import RingTransport
 
 Version = tuple[int, int, int]
 
-SHARED_GPU_SINCE: Version = (2, 30, 0)
-"""First NCCL that supports several ranks on one GPU."""
 MIG_SINCE: Version = (2, 31, 0)
 """First NCCL that supports MIG instances of one GPU as separate devices."""
 
-_RING = {"NCCL_ALGO": "Ring"}
+_RING = ("NCCL_ALGO", "Ring")
 """One algorithm for all sizes, with a fixed order of summation: NVLS may differ from run to run."""
-_SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
-"""All ranks' blocks must be resident on the GPU at once, besides their training, or they deadlock: so few blocks each."""
 _OWN_ERROR_HANDLING = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
 """Without it torch's watchdog thread ends the process when an operation fails or times out."""
 
@@ -66,7 +62,7 @@ def parse_version(parts: Sequence[int | str]) -> Version:
 
 
 class NcclTransport(RingTransport):
-    """NCCL among members with a GPU each, or that share one. [unverified on GPU]"""
+    """NCCL among members with a GPU each. [unverified on GPU]"""
 
     def __init__(
         self,
@@ -76,22 +72,19 @@ class NcclTransport(RingTransport):
         *,
         device: torch.device,
         timeout_s: float,
-        shared_gpu: bool = False,
         check: Callable[[float], None] = lambda waited_s: None,
     ) -> None:
         """Connect to all members through the first member's store, and all-reduce one number.
 
         ``rank`` counts within ``members``; ``check`` as for ``RingTransport``.
 
-        NCCL reads its environment once per process: the first transport of a process determines ``shared_gpu``.
-
         Raises:
-            CommunicatorError: NCCL is missing, too old or rejects these members, or one did not come within ``timeout_s``.
+            CommunicatorError: NCCL is missing or rejects these members, or one did not come within ``timeout_s``.
         """
         me = members[rank].rank
-        refuse_version(me, nccl_version(), shared_gpu)
-        for name, value in {**_RING, **(_SHARED_GPU if shared_gpu else {})}.items():
-            os.environ.setdefault(name, value)
+        if nccl_version() is None:
+            raise CommunicatorError("connect", me, "nobody", 0.0, "torch was built without NCCL")
+        os.environ.setdefault(*_RING)
         # A namespace in the store, so that the caller may use other keys.
         names = dist.PrefixStore("nccl", store.store)
 
@@ -113,25 +106,9 @@ class NcclTransport(RingTransport):
             raise CommunicatorError("connect", me, awaited, waited_s, detail) from error
         super().__init__(group, members, rank, device=device, timeout_s=timeout_s, check=check)
 
-    def _leave(self, group: Any) -> None:
+    def _leave(self, last: list[Any]) -> None:
         """Abort: ends kernels that wait for a lost member, and waits for no other member."""
-        group.abort()
-
-
-def refuse_version(rank: int, version: Version | None, shared_gpu: bool) -> None:
-    """Raise early if this NCCL cannot connect the members.
-
-    Raises:
-        CommunicatorError: torch has no NCCL, or one without support for ranks that share a GPU.
-    """
-    reason = None
-    if version is None:
-        reason = "torch was built without NCCL"
-    elif shared_gpu and version < SHARED_GPU_SINCE:
-        wanted, found = (".".join(map(str, each)) for each in (SHARED_GPU_SINCE, version))
-        reason = f"ranks can share a GPU from NCCL {wanted} on, and this is {found}"
-    if reason is not None:
-        raise CommunicatorError("connect", rank, "nobody", 0.0, reason)
+        last[0].abort()
 
 
 def _group(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> Any:

@@ -38,7 +38,7 @@ class TransportDefinition:
 TRANSPORTS: tuple[TransportDefinition, ...] = (
     TransportDefinition("device", ("device",), "collectives.transports.device", device="cuda"),
     TransportDefinition("nccl", ("rp",), "collectives.transports.nccl", device="cuda"),
-    TransportDefinition("shm", ("ip", "device"), "collectives.transports.shm.connecting"),
+    TransportDefinition("shm", ("ip", "device"), "collectives.transports.shm.transport"),
     TransportDefinition("tcp", ("ip", "rp", "device", "net"), "collectives.transports.tcp"),
     TransportDefinition("gloo", ("ip", "rp", "device", "net"), "collectives.transports.gloo"),
 )

@@ -23,13 +23,19 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from collectives.errors import CommunicatorError, MismatchedCallError
+from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member, other_members
-from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp, TransportGroup, combine
+from collectives.transports.base import (
+    ReduceOp,
+    ReusedMemory,
+    TransportGroup,
+    combine,
+    family_of,
+    listening_address,
+    shares,
+)
 
-_LOOPBACK = "127.0.0.1"
 _CHECK_S = 0.05
 """Between two checks of the other members during a wait."""
 _LONG_S = 0.5
@@ -73,18 +79,13 @@ def _key(group: TransportGroup, rank: int) -> str:
 
 @contextmanager
 def _listener(group: TransportGroup) -> Iterator[socket.socket]:
-    """Listens on this member's address: loopback if all members share a host."""
-    one_host = len({member.host_id for member in group.members}) == 1
-    address = _LOOPBACK if one_host else group.members[group.rank].address
-    with socket.socket(_family(address), socket.SOCK_STREAM) as listener:
+    """Listens on this member's address."""
+    address, family = listening_address(group.members, group.rank)
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((address, 0))
         listener.listen(len(group.members))
         listener.setblocking(False)
         yield listener
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def _reach(group: TransportGroup, rank: int, begin: float) -> socket.socket:
@@ -93,7 +94,7 @@ def _reach(group: TransportGroup, rank: int, begin: float) -> socket.socket:
     hello = bytes.fromhex(token) + group.rank.to_bytes(_RANK_BYTES, "big")
     while True:
         _check(group, begin)
-        found = socket.socket(_family(host), socket.SOCK_STREAM)
+        found = socket.socket(family_of(host), socket.SOCK_STREAM)
         try:
             found.settimeout(_ATTEMPT_S)
             found.connect((host, int(port)))
@@ -278,7 +279,7 @@ class TcpTransport:
             for place, (member, connection) in enumerate(zip(members, sockets, strict=True))
             if connection is not None
         }
-        self._stage, self._scratch = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
+        self._stage, self._scratch = ReusedMemory(), ReusedMemory()
         self._broken: str | None = None
         self._is_running = False
         self._num_operations = 0
@@ -392,7 +393,7 @@ class TcpTransport:
         """Send each member its share, and reduce the own one in rank order; returns it, a view of ``flat``."""
         pieces = self._pieces(flat)
         own = pieces[self.rank]
-        parts = self._scratch_like(flat, self.world_size * own.numel()).view(self.world_size, -1)
+        parts = self._scratch.view(self.world_size * own.numel(), flat.dtype).view(self.world_size, -1)
         parts[self.rank] = own
         self._move({rank: pieces[rank] for rank in self._peers}, {rank: parts[rank] for rank in self._peers})
         if own.numel():
@@ -447,37 +448,13 @@ class TcpTransport:
                 if now_s - moved_s >= self._timeout_s:  # of a wait: large tensors may take longer
                     raise TimeoutError(f"nothing came for {self._timeout_s:.1f} s")
         if not is_equal:
-            self._raise_mismatch()
-
-    def _raise_mismatch(self) -> None:
-        different = calls.find_difference(
-            self._signatures, self.rank, [member.rank for member in self._members]
-        )
-        assert different is not None
-        other, text = different
-        raise MismatchedCallError(
-            calls.call_name(int(self._signatures[self.rank].view(torch.int64)[0])),
-            self._me.rank,
-            str(self._members[other]),
-            0.0,
-            text,
-        )
+            calls.refuse_difference(self._signatures, self.rank, self._members)
 
     def _staged(self, tensor: Tensor | None) -> Tensor:
         """A copy on the host, in memory that is used again."""
         if tensor is None:
             return torch.empty(0)
-        size = tensor.numel() * tensor.element_size()
-        if self._stage.numel() < size:
-            self._stage = torch.empty(max(size, 2 * self._stage.numel()), dtype=torch.uint8)
-        return self._stage[:size].view(tensor.dtype).copy_(tensor.detach().reshape(-1))
-
-    def _scratch_like(self, tensor: Tensor, numel: int) -> Tensor:
-        """Memory of the tensor's dtype, used again."""
-        size = numel * tensor.element_size()
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(max(size, 2 * self._scratch.numel()), dtype=torch.uint8)
-        return self._scratch[:size].view(tensor.dtype)
+        return self._stage.view(tensor.numel(), tensor.dtype).copy_(tensor.detach().reshape(-1))
 
 
 class _Poller:

@@ -15,10 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from collectives.rendezvous import Member, this_member
+from collectives.transports.base import combine
 from collectives.transports.gloo import GlooStore
 from collectives.transports.shm import Segment, SharedMemoryTransport
 from collectives.transports.shm.kernel import Operation, library, reduction
-from collectives.transports.shm.prepared_reductions import Reduction
+from collectives.transports.shm.prepared_reductions import chunk_elements, chunks
 
 TIMEOUT_S = 120.0
 REDUCING = ("gloo", "staged", "registered")
@@ -111,7 +112,6 @@ class _Bench:
         self._shared = SharedMemoryTransport(segment, members, rank, TIMEOUT_S)
         # What a user would call: torch.distributed on its own default group.
         dist.init_process_group("gloo", store=store.store, rank=rank, world_size=len(members))
-        self._reduction = Reduction("sum", torch.float32, len(members))
         self._registered = torch.empty(0)
         self._neighbours = torch.empty(0)
         self._private: list[Tensor] = []
@@ -159,11 +159,9 @@ class _Bench:
         if name == "registered":
             return [registered], lambda: self._shared.all_reduce(registered)
         if name == "one process":
-            chunks = [
-                [tensor[chunk] for tensor in private]
-                for chunk in self._reduction.chunks(0, registered.numel())
-            ]
-            return private, lambda: self._reduce_all(chunks)
+            size = chunk_elements("sum", torch.float32)
+            parts = [[tensor[chunk] for tensor in private] for chunk in chunks(0, registered.numel(), size)]
+            return private, lambda: self._reduce_all(parts)
         if name == "one process, compiled":
             everything = reduction(
                 "two_shot", 0, "sum", torch.float32, len(registered), private, self._world_size
@@ -176,7 +174,7 @@ class _Bench:
     def _reduce_all(self, chunks: list[list[Tensor]]) -> None:
         """What all members of "registered" do together, by this one alone and on its own memory."""
         for parts in chunks:
-            self._reduction(parts, parts[0])
+            combine(parts, parts[0], "sum")
             for part in parts[1:]:
                 part.copy_(parts[0])
 

@@ -187,7 +187,7 @@ class TeamTrainer:
         windows = [Subscription(column=each.name, length=length + each.extra) for each in schema.columns]
         self._own_rows = OwnRows(self.stores, windows)
         self._exchange = (
-            partial(all_gather_objects, communicator=communicator) if communicator.world_size > 1 else None
+            partial(all_gather_objects, group=communicator) if communicator.world_size > 1 else None
         )
 
     @property

@@ -83,7 +83,7 @@ class OfflineData:
             fill(store, source)
         self._own = OwnRows(self.stores, subscriptions)
         self._exchange = (
-            partial(all_gather_objects, communicator=communicator) if communicator.world_size > 1 else None
+            partial(all_gather_objects, group=communicator) if communicator.world_size > 1 else None
         )
 
     def select(self, batch_size: int, draw: int) -> Selection:

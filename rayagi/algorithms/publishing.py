@@ -12,8 +12,8 @@ from torch import Tensor
 from actors.protocols import StateDict
 from collectives.experience.directory import Directory
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
+from collectives.experience.migrator import RemoteTransport
 from collectives.experience.parameters import ParameterStore, ReadableParameterStore
-from collectives.experience.remote_transport import RemoteTransport
 from collectives.rendezvous import host_identity, poll
 from rayagi.algorithms.gradient_updater import on_host
 from rayagi.algorithms.normalisers import moments_state

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from actors.replay import Gatherer, ReplayError, ReplaySchema, ReplayStore, Selection, Subscription, kernel
 from actors.replay.store import checked
-from actors.replay.subscriptions import Gathered, ReadableShards, refuse_outside
+from actors.replay.shards import ReplayShards
+from actors.replay.subscriptions import Gathered, refuse_outside
 
 _ALIGNMENT = 16
 """Bytes: of every tensor in a buffer."""
@@ -120,7 +121,7 @@ class CopyGatherer:
 
     def __init__(
         self,
-        store: ReplayStore | ReadableShards,
+        store: ReplayStore | ReplayShards,
         subscriptions: Sequence[Subscription],
         n: int,
         device: torch.device,
@@ -178,7 +179,7 @@ class Located(NamedTuple):
     valid: NDArray[np.bool_]
 
 
-def refuse_unreadable(store: ReplayStore | ReadableShards) -> ReplayStore:
+def refuse_unreadable(store: ReplayStore | ReplayShards) -> ReplayStore:
     """The store, if a device can read its rows in this process's memory. Raises UnavailableError: it cannot."""
     if not isinstance(store, ReplayStore):
         raise UnavailableError("the table has several shards")

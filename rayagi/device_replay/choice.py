@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from actors.replay import Keys, ReplayError, ReplayStore, Selection, Subscription, kernel
-from actors.replay.subscriptions import ReadableShards
+from actors.replay.shards import ReplayShards
 from rayagi.device_replay.buffers import CopyGatherer, DeviceBatch, UnavailableError
 
 _logger = logging.getLogger(__name__)
@@ -31,14 +31,14 @@ class BatchGatherer(Protocol):
         """Release memory."""
 
 
-Way = Callable[[ReplayStore | ReadableShards, Sequence[Subscription], int, torch.device], BatchGatherer]
+Way = Callable[[ReplayStore | ReplayShards, Sequence[Subscription], int, torch.device], BatchGatherer]
 
 
 def _by_warp(module: str, name: str) -> Way:
     """A way whose kernels are Warp's, in a module that needs it."""
 
     def make(
-        store: ReplayStore | ReadableShards,
+        store: ReplayStore | ReplayShards,
         subscriptions: Sequence[Subscription],
         n: int,
         device: torch.device,
@@ -79,7 +79,7 @@ class DeviceGatherer:
 
     def __init__(
         self,
-        store: ReplayStore | ReadableShards,
+        store: ReplayStore | ReplayShards,
         subscriptions: Sequence[Subscription],
         n: int,
         device: torch.device,

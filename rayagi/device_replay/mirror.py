@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actors.replay import Column, Keys, ReplayStore, Selection, Subscription
-from actors.replay.subscriptions import ReadableShards
+from actors.replay.shards import ReplayShards
 from rayagi.device_replay.buffers import (
     BatchField,
     CopyGatherer,
@@ -45,7 +45,7 @@ class MirrorGatherer:
 
     def __init__(
         self,
-        store: ReplayStore | ReadableShards,
+        store: ReplayStore | ReplayShards,
         subscriptions: Sequence[Subscription],
         n: int,
         device: torch.device,

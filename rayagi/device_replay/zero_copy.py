@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.replay import ReplayStore, Selection, Subscription
-from actors.replay.subscriptions import ReadableShards
+from actors.replay.shards import ReplayShards
 from collectives.page_locking import MAPPED, PORTABLE, page_lock, unlock
 from rayagi.device_replay.buffers import (
     BatchField,
@@ -93,7 +93,7 @@ class ZeroCopyGatherer:
 
     def __init__(
         self,
-        store: ReplayStore | ReadableShards,
+        store: ReplayStore | ReplayShards,
         subscriptions: Sequence[Subscription],
         n: int,
         device: torch.device,

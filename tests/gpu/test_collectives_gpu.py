@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from collectives.errors import CommunicatorError
+from collectives.objects import exchange
 from collectives.primitive_probe import PrimitiveProbe, local_capabilities, probe_primitives
-from collectives.transports.base import exchange
 from collectives.transports.gloo import GlooStore
-from collectives.transports.nccl import SHARED_GPU_SINCE, NcclTransport, nccl_version
+from collectives.transports.nccl import NcclTransport, nccl_version
 from placement.inventory import local_machine
 from tests.unit.collectives.device_cases import (
     CASES,
@@ -94,6 +94,12 @@ def test_a_killed_member_is_noticed_and_leaves_nothing():
         assert not list(Path("/dev/shm").glob(f"torch_{pid}_*"))
 
 
+SHARED_GPU_SINCE = (2, 30, 0)
+"""First NCCL that supports several ranks on one GPU."""
+SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
+"""All ranks' blocks must be resident on the GPU at once, or they deadlock: so few blocks each."""
+
+
 @dataclass(frozen=True)
 class Nccl:
     """Connect over NCCL and reduce; what the error says where it does not go."""
@@ -105,7 +111,9 @@ class Nccl:
         device = torch.device("cuda", self.devices[communicator.rank])
         torch.cuda.set_device(device)
         try:
-            transport = over_nccl(communicator, device, self.shared_gpu)
+            if self.shared_gpu:
+                os.environ.update(SHARED_GPU)
+            transport = over_nccl(communicator, device)
         except CommunicatorError as error:
             return str(error)
         found = {}
@@ -123,15 +131,13 @@ class Nccl:
         return found
 
 
-def over_nccl(communicator, device, shared_gpu):
+def over_nccl(communicator, device):
     members = all_members(communicator)
     store = GlooStore.host(members, LIMIT_S) if communicator.rank == 0 else None
     endpoint = exchange(communicator, store.endpoint.encode() if store else b"")[0].decode()
     store = store or GlooStore.connect(endpoint, communicator.rank, LIMIT_S)
     communicator.barrier()  # a host that is refused at once takes its store along
-    return NcclTransport(
-        store, members, communicator.rank, device=device, timeout_s=LIMIT_S, shared_gpu=shared_gpu
-    )
+    return NcclTransport(store, members, communicator.rank, device=device, timeout_s=LIMIT_S)
 
 
 def check_sums(answers):
@@ -179,7 +185,7 @@ def offers(communicator, done):
     device = torch.device("cuda", 0)
     candidates = {
         "device": PrimitiveProbe(members=members, open=lambda: _Borrowed(connected(communicator, device))),
-        "rp": PrimitiveProbe(members=members, open=lambda: over_nccl(communicator, device, shared_gpu=False)),
+        "rp": PrimitiveProbe(members=members, open=lambda: over_nccl(communicator, device)),
     }
     return probe_primitives(
         communicator, local_capabilities(device), candidates, LIMIT_S

@@ -189,7 +189,7 @@ static reducer *const reducers[] = { /* index: dtype * 3 + op, both in the order
 /* -- shares and chunks -- */
 enum { SHARE_ELEMENTS = 16, CHUNK_BYTES = 8192 };
 
-/* The tensor has one share per member (as collectives/shares.py), a share has chunks of 8 KB. */
+/* The tensor has one share per member (as shares() of transports/base.py), a share has chunks of 8 KB. */
 static uint64_t share_begin(const struct operation *o, int size, int rank) {
     uint64_t blocks = (o->numel + SHARE_ELEMENTS - 1) / SHARE_ELEMENTS;
     uint64_t begin = SHARE_ELEMENTS * (blocks * rank / size);

@@ -32,7 +32,7 @@ from collectives.transports.shm.waiting import ARRIVALS, ASLEEP, BLAMED, CALL, G
 OPERATIONS = Kernel(
     name="operations in shared memory",
     module=__name__,
-    reference="collectives.transports.shm.prepared_reductions:Reduction",
+    reference="collectives.transports.base:combine",
     without="shared memory: reductions without the compiled kernel, which is faster",
     level=logging.WARNING,
 )
@@ -124,15 +124,9 @@ def reduction(
 ) -> Operation:
     """A reduction of the first elements of every member's part of a region.
 
-    Args:
-        kind: one_shot: each member stages its tensor in the region, and reduces all of them into its own tensor;
-            two_shot: each member reduces a share, in place
-        call: encoded call that members compare
-        op: how elements are combined
-        dtype: their type
-        numel: elements of each member
-        pieces: the members' parts by rank, at equal distances: of staging memory, or of a registered buffer
-        outputs: number of ranks, from 0 on, that get the result; 0: each gets its share
+    one_shot: each member stages its tensor in the region, and reduces all of them into its own tensor; two_shot: each
+    member reduces a share, in place. ``pieces``: the members' parts by rank, at equal distances: of staging memory, or
+    of a registered buffer. ``outputs``: number of ranks, from 0 on, that get the result; 0: each gets its share.
     """
     begin, second = pieces[0].data_ptr(), pieces[1].data_ptr()
     operator = _DTYPES.index(dtype) * len(calls.OPS) + calls.OPS.index(op)
@@ -164,11 +158,7 @@ class KernelBarrier(Barrier):
         self.run(self.barrier_operation(call))
 
     def run(self, operation: Operation, own: int = 0) -> None:
-        """Take part in an operation of all members.
-
-        Args:
-            operation: what all members do
-            own: address of this member's tensor, for one_shot
+        """Take part in an operation of all members. ``own``: address of this member's tensor, for one_shot.
 
         Raises:
             CommunicatorError: as of ``Barrier.arrive``. What the tensors then hold is unspecified.
@@ -263,7 +253,9 @@ def _load() -> ctypes.CDLL:
 def announce_kernel(words: SharedWords, rank: int) -> None:
     """Write this member's kernel version to its slot, before the group's first barrier."""
     if library() is not None:  # the first barrier's arrival publishes it
-        words[rank * STRIDE + _KERNEL] = _fingerprint()
+        words[rank * STRIDE + _KERNEL] = (
+            int.from_bytes(hashlib.sha256(_source().encode()).digest()[:8], "little") | 1
+        )
 
 
 def all_members_have_kernel(words: SharedWords, size: int) -> bool:
@@ -275,10 +267,6 @@ def all_members_have_kernel(words: SharedWords, size: int) -> bool:
 @cache
 def _source() -> str:
     return files(__package__).joinpath("kernel.c").read_text(encoding="utf-8")
-
-
-def _fingerprint() -> int:
-    return int.from_bytes(hashlib.sha256(_source().encode()).digest()[:8], "little") | 1
 
 
 def _num_cores(members: Sequence[Member]) -> int:

@@ -146,14 +146,10 @@ class Segment:
         preallocate(self._open(), self._end, self.world_size * piece_bytes)
 
     def map_region(self, piece_bytes: int, caller_rank: int) -> Region:
-        """Map the next region; every member requests the same sizes in the same order.
+        """Map the next region; every member requests the same sizes, in whole pages, in the same order.
 
-        Args:
-            piece_bytes: of each member, whole pages
-            caller_rank: rank whose piece stays usable after ``close``
-
-        Raises:
-            OSError: this process has no free address range for it.
+        The piece of ``caller_rank`` stays usable after ``close``. Raises OSError where this process has no free address
+        range.
         """
         size = self.world_size * piece_bytes
         memory = mmap.mmap(self._open(), size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=self._end)

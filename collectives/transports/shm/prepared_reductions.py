@@ -9,80 +9,35 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import ReduceOp, shares
 from collectives.transports.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm import kernel
 from collectives.transports.shm.memory import NUM_STAGING_BUFFERS, Region
 
-REDUCIBLE = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
 _CHUNK_BYTES = 2**17 - 64
 """Of the accumulator. Chunks of four members fit a second-level cache of 1 MiB. A chunk has fewer elements than torch splits
 over threads, which would cost more than they save and compete with other members' threads."""
 _ALIGN_ELEMENTS = 16
-
-
-class Reduction:
-    """One operator for one dtype: combines parts of at most ``chunk`` elements. bfloat16 is summed in float32."""
-
-    def __init__(self, op: ReduceOp, dtype: torch.dtype, world_size: int) -> None:
-        """
-        Raises:
-            ValueError: unknown operator, unsupported dtype, or the mean of integers.
-        """
-        if op not in ("sum", "mean", "max"):
-            raise ValueError(f"op is {op!r}; it can be sum, mean or max")
-        if dtype not in REDUCIBLE:
-            names = ", ".join(str(reducible).removeprefix("torch.") for reducible in REDUCIBLE)
-            raise ValueError(f"cannot reduce {dtype}; convert to one of {names}")
-        if op == "mean" and dtype == torch.int64:
-            raise ValueError("the mean of int64 is not an integer; use op='sum', or convert to float64")
-        self.op, self.dtype = op, dtype
-        self._combine = torch.maximum if op == "max" else torch.add
-        self._wide: tuple[Tensor, Tensor] | None = None
-        accumulated = dtype
-        if dtype == torch.bfloat16 and op != "max":
-            accumulated = torch.float32
-        self.chunk = _CHUNK_BYTES // accumulated.itemsize // _ALIGN_ELEMENTS * _ALIGN_ELEMENTS
-        if accumulated != dtype:
-            self._wide = (torch.empty(self.chunk), torch.empty(self.chunk))
-        self._divisor = torch.tensor(world_size, dtype=accumulated) if op == "mean" else None
-
-    def __call__(self, parts: Sequence[Tensor], out: Tensor) -> None:
-        """Combine ``parts`` (at least two) into ``out``, which may alias the first part only."""
-        if self._wide is not None:
-            self._combine_wide(parts, out, *self._wide)
-            return
-        self._combine(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            self._combine(out, part, out=out)
-        if self._divisor is not None:
-            torch.div(out, self._divisor, out=out)
-
-    def _combine_wide(self, parts: Sequence[Tensor], out: Tensor, total: Tensor, part_wide: Tensor) -> None:
-        total, part_wide = total[: out.numel()], part_wide[: out.numel()]
-        total.copy_(parts[0])
-        for part in parts[1:]:
-            part_wide.copy_(part)
-            self._combine(total, part_wide, out=total)
-        if self._divisor is not None:
-            torch.div(total, self._divisor, out=total)
-        out.copy_(total)
-
-    def chunks(self, begin: int, end: int) -> Iterator[slice]:
-        """Split [begin, end) into slices of at most ``chunk`` elements."""
-        for start in range(begin, end, self.chunk):
-            yield slice(start, min(start + self.chunk, end))
-
-
 _SMALL_BYTES = 2**15
 """Largest registered tensor for one-shot: below it, a barrier costs more than reducing everything on every member. Other
 tensors also save two copies, so their limit is a chunk."""
 
 
+def chunk_elements(op: ReduceOp, dtype: torch.dtype) -> int:
+    """Elements that one call of ``combine`` reduces, at most. bfloat16 is summed in float32."""
+    accumulated = torch.float32 if dtype == torch.bfloat16 and op != "max" else dtype
+    return _CHUNK_BYTES // accumulated.itemsize // _ALIGN_ELEMENTS * _ALIGN_ELEMENTS
+
+
+def chunks(begin: int, end: int, size: int) -> Iterator[slice]:
+    """Split [begin, end) into slices of at most ``size`` elements."""
+    for start in range(begin, end, size):
+        yield slice(start, min(start + size, end))
+
+
 class Chunk(NamedTuple):
-    """Inputs and output of one ``Reduction`` call, and the views that the result is copied to."""
+    """Inputs and output of one ``combine`` call, and the views that the result is copied to."""
 
     parts: tuple[Tensor, ...]
     out: Tensor
@@ -93,7 +48,8 @@ class PreparedReduction(NamedTuple):
     """A reduction of tensors of one type, size and place."""
 
     word: int
-    reduction: Reduction
+    op: ReduceOp
+    dtype: torch.dtype
     receivers: range
     """Ranks that get a result."""
     one_shot: bool
@@ -113,24 +69,22 @@ class PreparedReductions:
         self.reduction = lru_cache(maxsize=256)(self._reduction)
         """A prepared reduction by call, operator, dtype, number of elements, place, layout."""
         self.share = lru_cache(maxsize=256)(self._share)
-        """This member's chunks of the first elements of a region."""
+        """This member's chunks of a region's first elements, by operator, dtype, region, number of elements, receivers."""
         self.compiled_share = lru_cache(maxsize=256)(self._compiled_share)
-        """The same for ``KernelBarrier.reduce_share``, by operator, dtype, region, number of elements, receivers."""
+        """The same for ``KernelBarrier.reduce_share``."""
         self.staged_views = lru_cache(maxsize=256)(self._staged_views)
         """Every member's first elements in a staging buffer, by dtype, buffer, number of elements."""
-        self._operators = lru_cache(maxsize=32)(self._operator)
 
     def clear(self) -> None:
         """Drop all cached views."""
-        for kept in (self.reduction, self.share, self.compiled_share, self.staged_views, self._operators):
+        for kept in (self.reduction, self.share, self.compiled_share, self.staged_views):
             kept.cache_clear()
 
     def _reduction(
         self, call: str, op: ReduceOp, dtype: torch.dtype, numel: int, place: int, layout: int = 0
     ) -> PreparedReduction:
-        operator = self._operators(op, dtype)
         staged = place in (ON_HOST, ON_DEVICE)
-        small = operator.chunk if place == ON_HOST else _SMALL_BYTES // dtype.itemsize
+        small = chunk_elements(op, dtype) if place == ON_HOST else _SMALL_BYTES // dtype.itemsize
         one_shot = numel <= small and place != ON_DEVICE
         if call == "reduce":
             receivers = range(1)
@@ -151,7 +105,7 @@ class PreparedReductions:
             pieces = self._regions[region_of(place)].pieces
             compiled = (kernel.reduction("two_shot", word, op, dtype, numel, pieces, outputs),)
         return PreparedReduction(
-            word, operator, receivers, one_shot, shares(numel, self._world_size)[self._rank], compiled
+            word, op, dtype, receivers, one_shot, shares(numel, self._world_size)[self._rank], compiled
         )
 
     def _compiled_share(
@@ -162,18 +116,18 @@ class PreparedReductions:
     def _staged_views(self, dtype: torch.dtype, staging_buffer: int, numel: int) -> tuple[Tensor, ...]:
         return self._regions[staging_buffer].views(numel, dtype)
 
-    def _operator(self, op: ReduceOp, dtype: torch.dtype) -> Reduction:
-        return Reduction(op, dtype, self._world_size)
-
-    def _share(self, reduction: Reduction, region: int, numel: int, receivers: range) -> list[Chunk]:
-        members = self._regions[region].views(numel, reduction.dtype)
+    def _share(
+        self, op: ReduceOp, dtype: torch.dtype, region: int, numel: int, receivers: range
+    ) -> list[Chunk]:
+        members = self._regions[region].views(numel, dtype)
+        begin, end = shares(numel, self._world_size)[self._rank]
         return [
             Chunk(
                 parts=tuple(member[chunk] for member in members),
                 out=members[0][chunk],
                 copies=tuple(members[rank][chunk] for rank in receivers if rank != 0),
             )
-            for chunk in reduction.chunks(*shares(numel, self._world_size)[self._rank])
+            for chunk in chunks(begin, end, chunk_elements(op, dtype))
         ]
 
 

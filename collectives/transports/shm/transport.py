@@ -11,6 +11,7 @@ There are three algorithms:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -20,8 +21,9 @@ from torch import Tensor
 from collectives.closing import ClosesOnExit
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import Member
+from collectives.shared_words import unsupported_reason
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp
+from collectives.transports.base import ReduceOp, TransportGroup, combine
 from collectives.transports.calls import ON_DEVICE, ON_HOST
 from collectives.transports.shm.kernel import (
     KernelBarrier,
@@ -36,6 +38,57 @@ from collectives.transports.shm.staging import Staging, pieces
 from collectives.transports.shm.waiting import Barrier
 
 _MOST_BUFFERS = ON_DEVICE - 1
+_MAPPED = "mapped"
+"""Published by a member that mapped the first member's memory; otherwise it publishes the reason."""
+
+
+def connect(group: TransportGroup) -> SharedMemoryTransport | str:
+    """Map the first member's memory, or return which members cannot.
+
+    A process may open another's memory only if the kernel lets it trace that process: not if it belongs to another user,
+    or to another PID namespace.
+    """
+    if reason := unsupported_reason():
+        return reason
+    segment, refusals = map_first_members_segment(group)
+    if segment is not None and not refusals:
+        return SharedMemoryTransport(segment, group.members, group.rank, group.timeout_s, group.check)
+    if segment is not None:
+        segment.close()
+    return f"members cannot share memory: {'; '.join(refusals)}; run them as one user in one PID namespace"
+
+
+def map_first_members_segment(group: TransportGroup) -> tuple[Segment | None, list[str]]:
+    """The first member's memory (None if this member cannot map it), and all members' refusals, equal on all."""
+    members, rank, segment = group.members, group.rank, None
+    try:
+        if rank == 0:
+            segment = Segment.host(len(members))
+            group.publish(group.key, segment.endpoint)
+        else:
+            segment, refusal = _attach(group.published(members[0], group.key), group)
+            group.publish(f"{group.key} mapped by {rank}", refusal or _MAPPED)
+        answers = [
+            group.published(member, f"{group.key} mapped by {other}")
+            for other, member in enumerate(members)
+            if other > 0
+        ]
+    except BaseException:
+        if segment is not None:
+            segment.close()
+        raise
+    return segment, [answer for answer in answers if answer != _MAPPED]
+
+
+def _attach(endpoint: str, group: TransportGroup) -> tuple[Segment | None, str]:
+    """The first member's memory; or None and the reason why this process cannot map it."""
+    try:
+        return Segment.attach(endpoint, len(group.members), group.rank), ""
+    except CommunicatorError as error:
+        if not isinstance(error.__cause__, OSError):  # of another version or size
+            raise
+        who = f"rank {group.members[group.rank].rank} (pid {os.getpid()}, user {os.geteuid()})"
+        return None, f"{who} {error.detail}"
 
 
 class SharedMemoryTransport(ClosesOnExit):
@@ -90,7 +143,7 @@ class SharedMemoryTransport(ClosesOnExit):
         self._reduce("reduce", tensor, op, layout)
 
     def reduce_scatter(self, tensor: Tensor, op: ReduceOp = "sum") -> tuple[int, int]:
-        """Reduce in place this member's share, [begin, end) by ``collectives.shares``; the rest is unspecified.
+        """Reduce in place this member's share, [begin, end) by ``shares``; the rest is unspecified.
 
         Only registered memory gains by it: of other tensors all is reduced.
         """
@@ -122,8 +175,6 @@ class SharedMemoryTransport(ClosesOnExit):
 
     def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
         """Overwrite every member's tensor with the source's, in place."""
-        if not 0 <= source < self.world_size:
-            raise ValueError(f"source is {source}, of {self.world_size} members; give a rank of this group")
         with self._lock:
             place, flat = self._place("broadcast", tensor), _flat(tensor)
             word = calls.encode_call("broadcast", source, flat.dtype, flat.numel(), place, layout)
@@ -254,7 +305,7 @@ class SharedMemoryTransport(ClosesOnExit):
         self._staging.put(flat, (0, flat.numel()), staging_buffer)
         self._arrive(prepared.word)
         if self.rank in prepared.receivers:
-            prepared.reduction(self._prepared.staged_views(flat.dtype, staging_buffer, flat.numel()), flat)
+            combine(self._prepared.staged_views(flat.dtype, staging_buffer, flat.numel()), flat, prepared.op)
 
     def _reduce_shares_staged(self, prepared: PreparedReduction, flat: Tensor) -> None:
         """Reduce piece by piece, with one barrier each: the previous and the next piece use the other staging buffer."""
@@ -279,15 +330,12 @@ class SharedMemoryTransport(ClosesOnExit):
 
     def _reduce_share(self, prepared: PreparedReduction, region: int, numel: int) -> None:
         """Reduce this member's share of the first elements of a region, and write it to the receivers' parts."""
+        key = (prepared.op, prepared.dtype, region, numel, prepared.receivers)
         if self._kernel is not None:
-            reduction = prepared.reduction
-            operation = self._prepared.compiled_share(
-                reduction.op, reduction.dtype, region, numel, prepared.receivers
-            )
-            self._kernel.reduce_share(operation)
+            self._kernel.reduce_share(self._prepared.compiled_share(*key))
             return
-        for parts, out, copies in self._prepared.share(prepared.reduction, region, numel, prepared.receivers):
-            prepared.reduction(parts, out)
+        for parts, out, copies in self._prepared.share(*key):
+            combine(parts, out, prepared.op)
             for copy in copies:
                 copy.copy_(out)
 

@@ -6,9 +6,9 @@ from functools import reduce
 
 import torch
 
+from collectives.objects import exchange
 from collectives.rendezvous import this_member
-from collectives.shares import shares
-from collectives.transports.base import exchange
+from collectives.transports.base import shares
 from collectives.transports.device import DeviceTransport
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)

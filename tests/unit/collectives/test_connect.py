@@ -30,7 +30,7 @@ from collectives.transports import registry
 from collectives.transports.gloo import GlooStore
 from collectives.transports.registry import TRANSPORTS, TransportDefinition, candidates, transport_names
 from collectives.transports.shm import Segment
-from collectives.transports.shm.connecting import map_first_members_segment
+from collectives.transports.shm.transport import map_first_members_segment
 
 
 def connect_all(members, transport, timeout_s=10.0, composition="auto"):

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.compositions import compose, composition_names, hybrid, ip_only, rp_only
-from collectives.costs import UnitCost, all_reduce_s, har_s, project, scaled_s, unit_group
+from collectives.costs import UnitCost, all_reduce_s, project, scaled_s, unit_group
 from collectives.errors import CompositionError
 from collectives.layout import Layout
 
@@ -35,6 +35,11 @@ def mpr_s(g: int, t: int, nbytes: float, b1: float) -> float:
 def mrr_s(g: int, t: int, nbytes: float, b2: float) -> float:
     """Preprint, Table 2: 2 (g - 1) (t + 1) M_p / (g B2): t rings one after another, and the ring over their roots."""
     return (t + 1) * all_reduce_s(g, nbytes, b2)
+
+
+def har_s(g: int, t: int, nbytes: float, b1: float, b2: float) -> float:
+    """Preprint, Table 2: 2 (g - 1) M_p / (g B2) + 2 (t - 1) M_p / (t B1)."""
+    return all_reduce_s(g, nbytes, b2) + all_reduce_s(t, nbytes, b1)
 
 
 def hybrid_members(n: int, m: int, k: int) -> int:

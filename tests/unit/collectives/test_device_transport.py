@@ -208,24 +208,13 @@ def test_a_closed_transport_says_so():
         assert "this communicator is closed" in str(answer.error)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda transport: transport.all_reduce(torch.ones(4, 4).t()), "contiguous"),
-        (lambda transport: transport.all_reduce(torch.ones(4, device="meta")), "not one on meta"),
-        (lambda transport: transport.all_reduce(torch.ones(4, dtype=torch.int32)), "not torch.int32"),
-        (lambda transport: transport.all_reduce(torch.ones(4, dtype=torch.int64), "mean"), "use 'sum'"),
-        (lambda transport: transport.broadcast(torch.ones(4), 2), "none of the ranks 0 to 1"),
-        (lambda transport: transport.buffer(4, torch.int32), "not torch.int32"),
-    ],
-)
-def test_what_cannot_be_reduced_is_refused_before_anyone_waits(call, message):
+def test_a_tensor_elsewhere_is_refused_before_anyone_waits():
     class Alone:
         rank, world_size = 0, 2
 
     transport = DeviceTransport(Alone(), [this_member(0), this_member(1)], torch.device("cpu"), 1.0)
-    with pytest.raises(ValueError, match=message):
-        call(transport)
+    with pytest.raises(ValueError, match="not one on meta"):
+        transport.all_reduce(torch.ones(4, device="meta"))
 
 
 def test_files_that_a_killed_member_left_are_removed_and_those_of_others_stay():

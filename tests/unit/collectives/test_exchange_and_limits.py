@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from members import Failed, run_group
 
 from collectives.limits import call_with_timeout, poll_until_done
-from collectives.transports.base import exchange
+from collectives.objects import exchange
 
 
 class Exchange:

@@ -9,7 +9,7 @@ from members import Failed, run_group
 from collectives.buckets import views
 from collectives.compositions import compose
 from collectives.layout import Layout
-from collectives.shares import shares
+from collectives.transports.base import shares
 from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 from tests.unit.collectives.schedule_reference import execute
 

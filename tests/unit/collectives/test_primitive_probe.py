@@ -63,11 +63,6 @@ def test_what_rules_a_primitive_out_is_known_beforehand(primitive, group, reason
     assert reason in found
 
 
-def test_capabilities_survive_serialization():
-    for capabilities in (ON_CPU, ON_GPU):
-        assert ProcessCapabilities.from_json(capabilities.to_json()) == capabilities
-
-
 def test_a_process_on_a_cpu_knows_that_it_is_on_one():
     capabilities = local_capabilities(torch.device("cpu"))
     assert capabilities.device == "cpu"
@@ -176,12 +171,3 @@ def test_groups_of_one_primitive_are_probed_in_parallel():
         assert found["device"] == ProbeResult(
             supported=False, reason="ranks 2, 3: its members are on 2 different GPUs"
         )
-
-
-def test_members_that_probe_different_primitives_get_an_error():
-    def task(communicator, done):
-        name = "ip" if communicator.rank == 0 else "rp"
-        return probe_primitives(communicator, ON_CPU, {name: PrimitiveProbe(members=(), open=Right)}, 1.0)
-
-    for answer in run_group("inprocess", 2, task):
-        assert " probes " in str(answer.error)

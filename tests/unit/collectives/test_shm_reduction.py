@@ -1,12 +1,13 @@
 import pytest
 import torch
 
-from collectives.transports.shm.prepared_reductions import REDUCIBLE, Reduction
+from collectives.transports.base import DTYPES, combine
+from collectives.transports.shm.prepared_reductions import chunk_elements, chunks
 
 
 def reduced(op, parts):
     out = torch.empty_like(parts[0])
-    Reduction(op, parts[0].dtype, len(parts))(parts, out)
+    combine(parts, out, op)
     return out
 
 
@@ -33,7 +34,7 @@ def test_the_mean_of_bfloat16_is_divided_before_it_is_rounded():
 def test_out_may_be_the_first_part():
     parts = [torch.tensor([1.0, 5.0]), torch.tensor([2.0, 4.0]), torch.tensor([3.0, 3.0])]
     for op, expected in (("max", [3.0, 5.0]), ("sum", [8.0, 12.0])):
-        Reduction(op, torch.float32, 3)(parts, parts[0])
+        combine(parts, parts[0], op)
         assert parts[0].tolist() == expected
 
 
@@ -51,24 +52,11 @@ def test_nan_and_infinity_propagate(dtype, world_size):
     assert largest[2:].tolist() == [inf, 1.0, inf]
 
 
-@pytest.mark.parametrize("dtype", REDUCIBLE)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_chunks_cover_a_range_once_and_stay_below_torch_s_threads(dtype):
-    reduction = Reduction("sum", dtype, 2)
-    assert reduction.chunk < 32768  # at::internal::GRAIN_SIZE
-    assert reduction.chunk % 16 == 0
-    chunks = list(reduction.chunks(5, 100_003))
-    assert [index for chunk in chunks for index in range(chunk.start, chunk.stop)] == list(range(5, 100_003))
-    assert all(chunk.stop - chunk.start <= reduction.chunk for chunk in chunks)
-
-
-@pytest.mark.parametrize(
-    ("op", "dtype", "reason"),
-    [
-        ("mean", torch.int64, "mean of int64"),
-        ("sum", torch.int32, "cannot reduce torch.int32"),
-        ("product", torch.float32, "'product'; it can be sum, mean or max"),
-    ],
-)
-def test_what_cannot_be_reduced_is_refused_with_the_reason(op, dtype, reason):
-    with pytest.raises(ValueError, match=reason):
-        Reduction(op, dtype, 2)
+    size = chunk_elements("sum", dtype)
+    assert size < 32768  # at::internal::GRAIN_SIZE
+    assert size % 16 == 0
+    covered = list(chunks(5, 100_003, size))
+    assert [index for chunk in covered for index in range(chunk.start, chunk.stop)] == list(range(5, 100_003))
+    assert all(chunk.stop - chunk.start <= size for chunk in covered)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from collectives.errors import CommunicatorError, MismatchedCallError
-from collectives.shares import shares
 from collectives.transports import calls
-from collectives.transports.base import ReduceOp, combine
+from collectives.transports.base import ReduceOp, combine, shares
 
 
 class InProcessGroup:
