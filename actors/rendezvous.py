@@ -12,7 +12,7 @@ from actors.rendezvous_actor import RendezvousActor
 from collectives.closing import ClosesOnExit
 from collectives.errors import RendezvousError
 from collectives.experience.errors import ChannelError
-from collectives.rendezvous import JoinRequest, Member, MembershipView, Rendezvous, RendezvousStatus
+from collectives.rendezvous import Member, Rendezvous, RendezvousStatus
 
 _CALL_TIMEOUT_S = 30.0
 """For one small call, including a restart of the actor."""
@@ -102,9 +102,9 @@ class RemoteDirectory(_RendezvousActorClient):
 
 
 class RemoteRendezvous(_RendezvousActorClient, Rendezvous):
-    """``Rendezvous`` on a rendezvous actor's handle, for ``collectives.connect`` and ``membership``.
+    """``Rendezvous`` on a rendezvous actor's handle, for ``collectives.connect``.
 
-    Needed to form a generation and to connect; a connected group needs no actor.
+    Needed to connect; a connected group needs no actor.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -129,18 +129,6 @@ class RemoteRendezvous(_RendezvousActorClient, Rendezvous):
         """What was published under ``key``; None until then."""
         endpoint: str | None = self._ask(generation, "endpoint", generation, key)
         return endpoint
-
-    def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
-        """Ask to join the next generation."""
-        generation = 0 if join_request.previous is None else join_request.previous.generation + 1
-        answer: MembershipView | RendezvousStatus = self._ask(generation, "request_join", join_request)
-        if isinstance(answer, MembershipView):
-            self._remember(answer.generation, "adopt_membership", "", answer)
-        return answer
-
-    def cancel_join(self, member: Member) -> None:
-        """Withdraw the request."""
-        self._ask(0, "cancel_join", member)
 
     def _ask(self, generation: int, method: str, *arguments: Any) -> Any:
         try:

@@ -36,7 +36,7 @@ class Communicator(Protocol):
     rank: int
     world_size: int
     generation: int
-    """Of the group: counted up when its survivors re-form it after a loss."""
+    """Of the group: counted up when its members connect anew after a loss."""
 
     def all_reduce(self, tensors: Tensors, op: ReduceOp = "sum") -> None:
         """Reduce in place. ``mean`` is for floats: the sum, divided once.

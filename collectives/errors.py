@@ -43,7 +43,7 @@ class MismatchedCallError(CommunicatorError):
 
 
 class MemberLostError(CommunicatorError):
-    """A member's process or host is lost. The other members raise it in any operation, and form the next generation.
+    """A member's process or host is lost. The other members raise it in any operation.
 
     Attributes:
         lost: the lost members

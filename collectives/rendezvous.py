@@ -61,38 +61,10 @@ class RendezvousStatus:
 
     present: tuple[Member, ...]
     """Members that have registered, by rank."""
-    expected: tuple[Member, ...]
-    """Members that belong to the generation and have not registered, as far as they are known."""
     lost: tuple[Member, ...]
     """Members reported as lost."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MembershipView:
-    """The members of a generation, by rank."""
-
-    generation: int
-    members: tuple[Member, ...]
-
-    def find_member(self, process: Member) -> Member | None:
-        """The entry of this process, whatever its rank; None if it is no member."""
-        return next((member for member in self.members if member.process == process.process), None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JoinRequest:
-    """Request of a process to join the next generation. Each repetition is complete, so the rendezvous keeps no state."""
-
-    member: Member
-    """A newcomer prefers its rank; a survivor keeps it."""
-    previous: MembershipView | None
-    """The generation that it survived; None for a newcomer."""
-    lost: tuple[Member, ...]
-    """Members that it knows to be lost."""
-    survivor_wait_s: float
-    """How long to wait for members that neither rejoin nor are known to be lost."""
-    replacement_wait_s: float
-    """How long to wait for newcomers while the group is not full."""
+    expected: tuple[Member, ...] = ()
+    """Members that belong to the generation and have not registered, as far as they are known."""
 
 
 class Rendezvous(Protocol):
@@ -120,12 +92,6 @@ class Rendezvous(Protocol):
 
     def endpoint(self, generation: int, key: str) -> str | None:
         """What was published under ``key``; None until then."""
-
-    def request_join(self, join_request: JoinRequest) -> MembershipView | RendezvousStatus:
-        """Ask to join the next generation. Returns its members once it is formed, else the current status."""
-
-    def cancel_join(self, member: Member) -> None:
-        """Withdraw the request."""
 
 
 def host_identity() -> str:
@@ -170,7 +136,7 @@ def gather_members(
         MemberLostError: a present or expected member is lost while others are awaited.
     """
     begin = time.monotonic()
-    status = RendezvousStatus(present=(), expected=(), lost=())
+    status = RendezvousStatus(present=(), lost=())
 
     def all_present() -> tuple[Member, ...] | None:
         nonlocal status

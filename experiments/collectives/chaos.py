@@ -40,6 +40,7 @@ from experiments.collectives.chaos_member import (
     Settings,
     live,
 )
+from experiments.collectives.membership import ElasticRendezvous
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -71,7 +72,7 @@ def _in_turn(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _OneAtATime(RendezvousActor):
+class _OneAtATime(ElasticRendezvous):
     """Answers as Ray's actor does, one request after another, where a manager has a thread for each client."""
 
     def __init__(self, world_size: int) -> None:
@@ -79,7 +80,7 @@ class _OneAtATime(RendezvousActor):
         self.turn = threading.RLock()
 
 
-for _name, _method in vars(RendezvousActor).items():
+for _name, _method in (vars(RendezvousActor) | vars(ElasticRendezvous)).items():
     if callable(_method) and not _name.startswith("_"):
         setattr(_OneAtATime, _name, _in_turn(_method))
 _Host.register("RendezvousActor", _OneAtATime)

@@ -18,10 +18,10 @@ from collectives.communicator import Communicator
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
 from collectives.failure_detector_server import get_failure_detector_server
-from collectives.membership import join, rejoin
-from collectives.rendezvous import Member, MembershipView, poll, this_member
+from collectives.rendezvous import Member, poll, this_member
 from collectives.transport_factory import TransportName
 from collectives.transports.gloo import GlooStore
+from experiments.collectives.membership import MembershipView, join, rejoin
 
 NUMEL = 100_003
 """Elements of a reduction: odd, and several chunks of shared memory."""

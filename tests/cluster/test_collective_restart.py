@@ -5,7 +5,6 @@ import select
 import signal
 import sys
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from ray import cloudpickle
 from actors.rendezvous import RemoteRendezvous, start_rendezvous_actor
 from collectives.connect import connect
 from collectives.errors import MemberLostError
-from collectives.membership import join, rejoin
-from collectives.rendezvous import JoinRequest, MembershipView, this_member
+from collectives.rendezvous import this_member
 
 pytestmark = pytest.mark.cluster
 
@@ -44,31 +42,17 @@ def _cluster():
 class GroupMember:
     """Belongs to a group through its generations."""
 
-    def join(self, handle, rank):
+    def join(self, handle, rank, generation):
+        self.rank = rank
         with RemoteRendezvous(handle) as rendezvous:
-            self._enter(rendezvous, join(rendezvous, this_member(rank), timeout_s=LIMIT_S))
-        return self.membership
-
-    def rejoin(self, handle, lost):
-        self.communicator.close()
-        with RemoteRendezvous(handle) as rendezvous:
-            self._enter(
-                rendezvous,
-                rejoin(
-                    rendezvous,
-                    self.me,
-                    self.membership,
-                    lost=lost,
-                    replacement_wait_s=LIMIT_S,
-                    timeout_s=LIMIT_S,
-                ),
+            self.communicator = connect(
+                rendezvous, this_member(rank), world_size=3, timeout_s=LIMIT_S, generation=generation
             )
-        return self.membership
 
     def reduce(self, times):
         """The sum of all ranks plus one, as often."""
         for _ in range(times):
-            tensor = torch.tensor([self.me.rank + 1.0])
+            tensor = torch.tensor([self.rank + 1.0])
             self.communicator.all_reduce(tensor)
         return tensor.item()
 
@@ -77,20 +61,11 @@ class GroupMember:
             while True:
                 self.reduce(1)
         except MemberLostError as error:
+            self.communicator.close()
             return error
 
     def pid(self):
         return os.getpid()
-
-    def _enter(self, rendezvous, membership):
-        self.membership, self.me = membership, membership.find_member(this_member(0))
-        self.communicator = connect(
-            rendezvous,
-            self.me,
-            world_size=len(membership.members),
-            timeout_s=LIMIT_S,
-            generation=membership.generation,
-        )
 
 
 def kill(pid):
@@ -107,18 +82,17 @@ def kill_actor(handle):
     kill(ray.get(handle.__ray_call__.remote(lambda self: os.getpid()), timeout=LIMIT_S))
 
 
-def test_the_actor_dies_while_a_group_reduces_and_the_next_generation_forms_at_the_one_that_comes_back():
+def test_the_actor_dies_while_a_group_reduces_and_the_next_generation_meets_at_the_one_that_comes_back():
     handle = start_rendezvous_actor(3)
-    members = [ray.remote(GroupMember).options(num_cpus=0).remote() for _ in range(4)]
-    first, second, third, replacement = members
-    rosters = ray.get(
-        [one.join.remote(handle, rank) for rank, one in enumerate(members[:3])], timeout=LIMIT_S
+    first, second, third, replacement = [
+        ray.remote(GroupMember).options(num_cpus=0).remote() for _ in range(4)
+    ]
+    ray.get(
+        [one.join.remote(handle, rank, 0) for rank, one in enumerate((first, second, third))], timeout=LIMIT_S
     )
-    assert rosters[0].generation == 0
-    assert rosters[0] == rosters[1] == rosters[2]
     pid = ray.get(second.pid.remote())
 
-    sums = [one.reduce.remote(2000) for one in members[:3]]
+    sums = [one.reduce.remote(2000) for one in (first, second, third)]
     kill_actor(handle)
     assert ray.get(sums, timeout=LIMIT_S) == [6.0] * 3
 
@@ -127,23 +101,11 @@ def test_the_actor_dies_while_a_group_reduces_and_the_next_generation_forms_at_t
     errors = ray.get(errors, timeout=LIMIT_S)
     assert [[lost.pid for lost in error.lost] for error in errors] == [[pid], [pid]]
     kill_actor(handle)  # it has come back, and dies again
-    following = [one.rejoin.remote(handle, errors[0].lost) for one in (first, third)]
-    following.append(replacement.join.remote(handle, 1))
-    following = ray.get(following, timeout=LIMIT_S)
-    assert following[0] == following[1] == following[2]
-    assert following[0].generation == 1
-    # Survivors keep their ranks, and the replacement has the lost one's.
-    old, new = rosters[0].members, following[0].members
-    assert (new[0], new[2]) == (old[0], old[2])
-    assert new[1].pid == ray.get(replacement.pid.remote())
-    live = (first, third, replacement)
+    live = (first, replacement, third)
+    ray.get([one.join.remote(handle, rank, 1) for rank, one in enumerate(live)], timeout=LIMIT_S)
     assert ray.get([one.reduce.remote(10) for one in live], timeout=LIMIT_S) == [6.0] * 3
     for handle_of_it in (*live, handle):
         ray.kill(handle_of_it)
-
-
-def newcomer(member):
-    return JoinRequest(member=member, previous=None, lost=(), survivor_wait_s=0.0, replacement_wait_s=0.0)
 
 
 class Observed(RemoteRendezvous):
@@ -213,16 +175,4 @@ def test_an_endpoint_that_was_published_before_the_actor_died_is_found_afterward
     for member in (host, other):
         member.join(LIMIT_S)
     assert [host.answer, other.answer] == [3.0, 3.0]
-    ray.kill(handle)
-
-
-def test_a_generation_that_only_one_heard_of_is_told_by_it_to_the_actor_that_comes_back():
-    handle = start_rendezvous_actor(2)
-    me, other = this_member(0), replace(this_member(1), pid=os.getppid())
-    with RemoteRendezvous(handle) as informed, RemoteRendezvous(handle) as uninformed:
-        uninformed.request_join(newcomer(me))
-        formed = informed.request_join(newcomer(other))
-        assert formed == MembershipView(generation=0, members=(me, other))
-        kill_actor(handle)
-        assert join(uninformed, me, timeout_s=LIMIT_S) == formed
     ray.kill(handle)

@@ -14,10 +14,10 @@ Task = Callable[[Any, int, Any], Any]
 """``task(rendezvous, number, event)``: ``event`` is shared by all."""
 
 
-def run_processes(number: int, task: Task, *, world_size: int) -> list[Any]:
+def run_processes(number: int, task: Task, *, world_size: int, actor: str = "RendezvousActor") -> list[Any]:
     """What each process's task returned, ``Failed`` where it raised, None where the process was killed."""
     with _RendezvousManager(ctx=context) as manager:
-        rendezvous = manager.RendezvousActor(world_size)
+        rendezvous = getattr(manager, actor)(world_size)
         event = context.Event()
         return answers_of(_live, [(rendezvous, index, task, event) for index in range(number)])
 
