@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -94,18 +94,11 @@ class GmiContext:
     """Transport to other hosts; None: not available."""
 
 
-class ProgramFactory(Protocol):
-    """Builds a GMI's program inside its process; picklable."""
+ProgramFactory = Callable[[GmiContext], Program]
+"""Builds a GMI's program inside its process; picklable."""
 
-    def __call__(self, context: GmiContext) -> Program:
-        """Build the program."""
-
-
-class WorkloadFactory(Protocol):
-    """Builds a user-defined workload inside a GMI's process; picklable."""
-
-    def __call__(self, context: GmiContext) -> Workload:
-        """Build the workload."""
+WorkloadFactory = Callable[[GmiContext], Workload]
+"""Builds a user-defined workload inside a GMI's process; picklable."""
 
 
 class Gmi(ClosesOnExit):

@@ -201,12 +201,7 @@ class RelayRoute(Route):
         """Deliveries in flight."""
         return len(self._in_flight)
 
-    @property
-    def copies_batches(self) -> bool:
-        """Yes: the dispenser keeps a slot until the consumer has released the copy."""
-        return True
-
-    def hand_over(self, sequence: int) -> None:
+    def hand_over(self, sequence: int) -> bool:
         """Put a copy of every part into Ray's object store, as arguments of a call of the relay."""
         encoded_batches = [ring.encoded_batch(sequence) for ring in self._rings]
         messages = [np.frombuffer(encoded_batch.message, dtype=np.uint8) for encoded_batch in encoded_batches]
@@ -215,6 +210,7 @@ class RelayRoute(Route):
             self._address, self._newest, sequence, encoded_batches[0].version, rows, *messages
         )
         self._in_flight[answer] = self._newest = sequence
+        return True
 
     def released(self) -> Iterator[int]:
         """Sequence numbers that the consumer has released since the last call.

@@ -18,7 +18,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from collectives.closing import ClosesOnExit
@@ -32,8 +32,6 @@ _HEARTBEAT_TIMEOUT_S = 1.2
 _ENDED = "its process has ended"
 _OWN_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL)
 """What this process or host lacks says nothing of another process."""
-
-OnLost = Callable[[tuple[Member, ...]], None]
 
 
 @dataclass(slots=True)
@@ -49,15 +47,12 @@ class _Link:
 class FailureDetector(ClosesOnExit):
     """Watches the members given to ``watch`` until it is closed.
 
-    A loss is final. It does not end waits by itself: a wait calls ``check`` regularly, or is woken by ``on_lost``.
+    A loss is final. It does not end waits by itself: a wait calls ``check`` regularly.
     It watches processes, not groups: a member that closes its failure detector is not lost.
     """
 
-    def __init__(self, me: Member, on_lost: OnLost | None = None) -> None:
+    def __init__(self, me: Member) -> None:
         """Start the watching thread, and this process's server at ``me.address`` if none runs yet.
-
-        ``on_lost`` is called with the members just lost, on the watching thread or by ``watch``; it must not block or
-        raise.
 
         Raises:
             OSError: the address is not one of this host.
@@ -65,7 +60,6 @@ class FailureDetector(ClosesOnExit):
         self._server = get_failure_detector_server(me.address)
         self.me = replace(me, port=self._server.port)
         """This member, with the port of its server."""
-        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], Member] = {}
         self._lost: dict[tuple[str, int], tuple[Member, str]] = {}
@@ -120,13 +114,12 @@ class FailureDetector(ClosesOnExit):
             )
 
     def close(self) -> None:
-        """Stop the thread and close the descriptors. Safe to call twice, and in ``on_lost``."""
+        """Stop the thread and close the descriptors. Safe to call twice."""
         with self._lock:  # the thread closes descriptors only with this lock
             if not self._closing:
                 self._closing = True
                 os.eventfd_write(self._wake, 1)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
 
     def _watch_process(self, member: Member) -> None:
         try:
@@ -177,15 +170,13 @@ class FailureDetector(ClosesOnExit):
         return CommunicatorError("connect", self.me.rank, str(member), 0.0, detail)
 
     def _record_loss(self, member: Member, reason: str) -> None:
-        """Record a loss once. If it is a process of this host, send death notices; then call ``on_lost``."""
+        """Record a loss once. If it is a process of this host, send death notices."""
         with self._lock:
             if member.process in self._lost or self._closing:
                 return
             self._lost[member.process] = (member, reason)
             if member.host_id == self.me.host_id:
                 self._server.announce(self, member.pid)
-        if self._on_lost is not None:
-            self._on_lost((member,))
 
     def _record_host_loss(self, member: Member, reason: str) -> None:
         for other in self._of_host(member.host_id):

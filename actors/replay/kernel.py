@@ -28,6 +28,8 @@ FREE, WRITING, COMMITTED, DELETED = range(4)
 REMOVALS = ("fifo", "lifo", "oldest", "lowest_priority", "random", "user")
 ROWS, WINDOWS, PRIORITIES, TIMESTAMPS, LEAST_PRIORITIES = range(5)
 """Kinds of trees: what a leaf is."""
+TREES_OF_REMOVALS = {"oldest": TIMESTAMPS, "lowest_priority": LEAST_PRIORITIES, "random": ROWS}
+"""Kind of the tree that a removal finds its row by."""
 PADDINGS = ("in_place", "head", "tail")
 STALE, VALID, OUTSIDE = range(3)
 (

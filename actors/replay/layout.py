@@ -40,10 +40,8 @@ def check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: i
 def tree_specs(selectors: Sequence[Any], removal: str) -> list[TreeSpec]:
     """Trees that selectors and removal need; that of rows is always there."""
     specs = [TreeSpec(kernel.ROWS), *(selector.spec for selector in selectors if selector.spec is not None)]
-    if removal == "oldest":
-        specs.append(TreeSpec(kernel.TIMESTAMPS))
-    if removal == "lowest_priority":
-        specs.append(TreeSpec(kernel.LEAST_PRIORITIES))
+    if removal in kernel.TREES_OF_REMOVALS:
+        specs.append(TreeSpec(kernel.TREES_OF_REMOVALS[removal]))
     return list(dict.fromkeys(specs))
 
 

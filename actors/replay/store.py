@@ -659,12 +659,7 @@ class ReplayStore(ClosesOnExit):
                 spec.length,
                 spec.stride,
             )
-        removal = meta["removal"]
-        by_tree = {
-            "oldest": kernel.TIMESTAMPS,
-            "lowest_priority": kernel.LEAST_PRIORITIES,
-            "random": kernel.ROWS,
-        }
+        tree = kernel.TREES_OF_REMOVALS.get(meta["removal"])
         kinds = [spec.kind for spec in self.specs]
         struct = StoreStruct(
             *(
@@ -677,7 +672,7 @@ class ReplayStore(ClosesOnExit):
             ),
             *(ctypes.addressof(columns), ctypes.addressof(trees)),
             *(self.capacity, self.base, slots, len(columns), len(trees)),
-            kinds.index(by_tree[removal]) if removal in by_tree else -1,
+            -1 if tree is None else kinds.index(tree),
             at + layout["warmth"],
             self._descriptors[2] if meta["spills"] else -1,
             int(LOCK_LIMIT_S * 1e9),

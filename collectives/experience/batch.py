@@ -56,11 +56,7 @@ class ProducerLink:
         self._inherited: set[int] = set()
         """All inherited slots: a dead producer fills none again."""
         self.producer, self.origin = words[file_layout.PRODUCER], words[file_layout.ORIGIN]
-        self.shape = RingLayout(
-            slots=words[file_layout.SLOTS],
-            slot_stride=words[file_layout.STRIDE],
-            schema_bytes=words[file_layout.SCHEMA_BYTES],
-        )
+        self.shape = RingLayout.of(words)
         self._refuse_other(layouts.schema)
         self.consumer = self._own_queue(consumer_file)
         self._queue_word = begin = self.shape.queue_word(self.consumer)

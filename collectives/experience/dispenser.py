@@ -254,9 +254,7 @@ class Dispenser(ClosesOnExit):
             index = least_backlog(self) if self.router is None else self.router.route(sequence)
             if index is None:
                 return
-            route = self._routes[index]
-            route.hand_over(sequence)
-            if route.copies_batches:
+            if self._routes[index].hand_over(sequence):
                 self._carried[sequence] = index
             self.rerouted += sequence <= self._newest
             self._newest = max(self._newest, sequence)

@@ -22,8 +22,6 @@ import logging
 import mmap
 import os
 import sys
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Self
 from weakref import WeakSet
 
@@ -33,7 +31,7 @@ import torch
 from collectives.experience.errors import ChannelError
 from collectives.experience.schema import ExperienceSchema
 from collectives.page_locking import page_lock, unlock
-from collectives.shared_words import shared_words, unsupported_reason
+from collectives.shared_words import SharedWords, shared_words, unsupported_reason
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned, preallocate
 
 _logger = logging.getLogger(__name__)
@@ -98,54 +96,36 @@ _INODE_BITS, _FD_BITS = 22, 20
 """Bits of ``word_of``; the process has the other 22, as many as Linux uses at most."""
 
 
-@dataclass(frozen=True)
 class RingLayout:
     """Offsets and sizes within a producer ring's file."""
 
-    slots: int
-    slot_stride: int
-    """Bytes from one slot to the next: its header and its message, in whole cache lines."""
-    schema_bytes: int
-
-    @cached_property
-    def places(self) -> int:
+    def __init__(self, slots: int, slot_stride: int, schema_bytes: int) -> None:
+        """``slot_stride``: bytes from one slot to the next: its header and its message, in whole cache lines."""
+        self.slots, self.slot_stride, self.schema_bytes = slots, slot_stride, schema_bytes
+        self.places = slots + 1
         """Entries of one queue: one more than slots, so that the place at ``TAIL`` never holds an untaken entry."""
-        return self.slots + 1
-
-    @cached_property
-    def released_at(self) -> int:
+        by_slot = (
+            -(-slots // LINE) * LINE
+        )  # words of a table with one word for each slot, in whole cache lines
+        self.released_at = QUEUE_AT + -(-self.places // LINE) * LINE
         """Word within a queue where the tickets of released batches begin, by slot."""
-        return QUEUE_AT + -(-self.places // LINE) * LINE
-
-    @cached_property
-    def queue_words(self) -> int:
-        """Words of one queue: entries, released tickets, voided tickets, claims, each in whole cache lines."""
-        return self.released_at + 3 * -(-self.slots // LINE) * LINE
-
-    @cached_property
-    def voided_at(self) -> int:
+        self.voided_at = self.released_at + by_slot
         """Word within a queue where the tickets of revoked batches begin, by slot."""
-        return self.released_at + -(-self.slots // LINE) * LINE
-
-    @cached_property
-    def claims_at(self) -> int:
+        self.claims_at = self.voided_at + by_slot
         """Word within a queue where the claims begin, by slot."""
-        return self.voided_at + -(-self.slots // LINE) * LINE
-
-    @cached_property
-    def schema_at(self) -> int:
+        self.queue_words = self.claims_at + by_slot
+        """Words of one queue."""
+        self.schema_at = (CONSUMERS_AT + MAX_CONSUMERS * self.queue_words) * WORD
         """Byte at which the schema message begins."""
-        return (CONSUMERS_AT + MAX_CONSUMERS * self.queue_words) * WORD
-
-    @cached_property
-    def slots_at(self) -> int:
+        self.slots_at = page_aligned(self.schema_at + schema_bytes)
         """Byte at which the slots begin."""
-        return page_aligned(self.schema_at + self.schema_bytes)
-
-    @cached_property
-    def size(self) -> int:
+        self.size = page_aligned(self.slots_at + slots * slot_stride)
         """Bytes of the file."""
-        return page_aligned(self.slots_at + self.slots * self.slot_stride)
+
+    @classmethod
+    def of(cls, words: SharedWords) -> Self:
+        """That of a ring with this header."""
+        return cls(words[SLOTS], words[STRIDE], words[SCHEMA_BYTES])
 
     def queue_word(self, consumer: int) -> int:
         """Word at which a consumer's queue begins."""

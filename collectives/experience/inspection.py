@@ -89,11 +89,7 @@ class ProducerRingFile:
         self._bytes = memoryview(memory)
         self._words = words = shared_words(self._bytes.cast("Q"))
         self._inode, self._alive = inode, alive
-        self._shape = RingLayout(
-            slots=words[file_layout.SLOTS],
-            slot_stride=words[file_layout.STRIDE],
-            schema_bytes=words[file_layout.SCHEMA_BYTES],
-        )
+        self._shape = RingLayout.of(words)
         begin = self._shape.schema_at
         self.schema = file_layout.read_schema(self._bytes[begin : begin + self._shape.schema_bytes])
         self._layouts = MessageLayouts(self.schema)

@@ -20,12 +20,11 @@ class Route(Protocol):
     def backlog(self) -> int:
         """Transfers that were handed over and not released."""
 
-    @property
-    def copies_batches(self) -> bool:
-        """Whether it sends copies. The dispenser then keeps the slots until ``released`` yields their sequence number."""
+    def hand_over(self, sequence: int) -> bool:
+        """Deliver the waiting batches of this sequence number to the consumer.
 
-    def hand_over(self, sequence: int) -> None:
-        """Deliver the waiting batches of this sequence number to the consumer."""
+        Returns whether these are copies. The dispenser then keeps the slots until ``released`` yields the number.
+        """
 
     def released(self) -> Iterable[int]:
         """Sequence numbers that were released since the last call, and whose slots the dispenser must free."""
@@ -63,15 +62,11 @@ class SharedMemoryRoute(Route):
         """Posted transfers that are not released."""
         return max(ring.backlog(queue) for ring, queue, _ in self._queues)
 
-    @property
-    def copies_batches(self) -> bool:
-        """No: the consumer reads the slots in place."""
-        return False
-
-    def hand_over(self, sequence: int) -> None:
-        """Post every part to the consumer's queue."""
+    def hand_over(self, sequence: int) -> bool:
+        """Post every part to the consumer's queue, which reads the slots in place."""
         for ring, queue, _ in self._queues:
             ring.post(sequence, queue)
+        return False
 
     def released(self) -> Iterable[int]:
         """Nothing: the rings free these slots themselves."""

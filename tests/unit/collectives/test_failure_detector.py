@@ -108,6 +108,20 @@ class Losses:
         assert self._arrived.acquire(timeout=LIMIT_S), f"nothing was detected within {LIMIT_S} s"
 
 
+class Watching(FailureDetector):
+    """Reports each loss at once."""
+
+    def __init__(self, me, losses):
+        self._report = losses
+        super().__init__(me)
+
+    def _record_loss(self, member, reason):
+        known = self.lost()
+        super()._record_loss(member, reason)
+        if self.lost() != known:
+            self._report((member,))
+
+
 def descriptors():
     """How many of each kind this process holds."""
     gc.collect()
@@ -149,7 +163,7 @@ def test_a_silent_host_is_detected(other_network):
     losses = Losses()
     pipe.send("10.213.77.2")
     far = pipe.recv()
-    with FailureDetector(replace(member(0), address="10.213.77.1"), losses) as failure_detector:
+    with Watching(replace(member(0), address="10.213.77.1"), losses) as failure_detector:
         failure_detector.watch([failure_detector.me, far])
         failure_detector.check("barrier")
         ip("link", "set", "far", "down", inside=pid)  # its process lives, and nothing says goodbye
@@ -161,7 +175,7 @@ def test_a_silent_host_is_detected(other_network):
 @pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
 def test_the_end_of_a_process_is_detected_and_reported(host):
     losses = Losses()
-    with Other(1, host) as other, FailureDetector(member(0), losses) as failure_detector:
+    with Other(1, host) as other, Watching(member(0), losses) as failure_detector:
         failure_detector.watch([failure_detector.me, other.member])
         failure_detector.check("all_reduce")
         assert failure_detector.lost() == ()
@@ -190,7 +204,7 @@ def test_a_member_that_had_ended_before_is_lost_at_once(host):
 
 def test_a_member_of_another_host_can_be_watched_between_its_generations():
     losses = Losses()
-    with Other(1, "another") as other, FailureDetector(member(0), losses) as failure_detector:
+    with Other(1, "another") as other, Watching(member(0), losses) as failure_detector:
         other.pipe.send([])
         assert other.ask() == "watching"
         assert other.ask("close") == "closed"
@@ -203,7 +217,7 @@ def test_a_member_of_another_host_can_be_watched_between_its_generations():
 @pytest.mark.parametrize("host", [None, "another"], ids=["same host", "another host"])
 def test_a_member_that_leaves_in_order_is_not_lost(host):
     losses = Losses()
-    with Other(1, host) as leaver, Other(2) as dier, FailureDetector(member(0), losses) as failure_detector:
+    with Other(1, host) as leaver, Other(2) as dier, Watching(member(0), losses) as failure_detector:
         failure_detector.watch([leaver.member, dier.member])
         leaver.ask([failure_detector.me, dier.member])
         assert leaver.ask("close") == "closed"
@@ -214,7 +228,7 @@ def test_a_member_that_leaves_in_order_is_not_lost(host):
 
 def test_a_forked_child_keeps_no_connection_of_its_parent():
     losses = Losses()
-    with Other(1, "another") as other, FailureDetector(member(0), losses) as failure_detector:
+    with Other(1, "another") as other, Watching(member(0), losses) as failure_detector:
         other.pipe.send([])
         assert other.ask() == "watching"
         failure_detector.watch([other.member])
@@ -275,7 +289,7 @@ def test_the_first_member_of_another_host_sends_death_notices():
     with (
         Other(1, "another") as first,
         Other(2, "another") as second,
-        FailureDetector(member(0), losses) as failure_detector,
+        Watching(member(0), losses) as failure_detector,
     ):
         everyone = [failure_detector.me, first.member, second.member]
         first.ask(everyone)
@@ -291,7 +305,7 @@ def test_a_new_subscriber_gets_earlier_death_notices():
     with (
         Other(1, "another") as first,
         Other(2, "another") as second,
-        FailureDetector(member(0), losses) as failure_detector,
+        Watching(member(0), losses) as failure_detector,
     ):
         second.kill()
         first.ask([first.member, second.member])
@@ -306,7 +320,7 @@ def test_a_new_subscriber_gets_death_notices_of_a_member_that_has_left():
     with (
         Other(1, "another") as first,
         Other(2, "another") as second,
-        FailureDetector(member(0), losses) as failure_detector,
+        Watching(member(0), losses) as failure_detector,
     ):
         second.kill()
         first.ask([first.member, second.member])
@@ -333,7 +347,7 @@ def test_withdrawn_death_notices_expire_after_a_while(monkeypatch, remembered_s,
 
 def test_a_stopped_process_is_not_lost():
     losses = Losses()
-    with Other(1) as busy, Other(2) as dier, FailureDetector(member(0), losses) as failure_detector:
+    with Other(1) as busy, Other(2) as dier, Watching(member(0), losses) as failure_detector:
         failure_detector.watch([busy.member, dier.member])
         os.kill(busy.member.pid, signal.SIGSTOP)
         dier.kill()
@@ -355,21 +369,6 @@ def test_closing_leaves_no_thread_and_no_descriptor():
         assert threading.active_count() == threads
 
 
-def test_on_lost_may_close_the_failure_detector():
-    closed = threading.Event()
-
-    def close(_):
-        failure_detector.close()
-        closed.set()
-
-    with Other(1) as other:
-        failure_detector = FailureDetector(member(0), close)
-        failure_detector.watch([other.member])
-        other.kill()
-        assert closed.wait(LIMIT_S)
-        failure_detector.close()
-
-
 def test_closing_uses_no_descriptor_that_the_thread_has_closed(monkeypatch):
     """The number may be another file's by then."""
     write, woken = os.eventfd_write, []
@@ -388,7 +387,7 @@ def test_closing_uses_no_descriptor_that_the_thread_has_closed(monkeypatch):
 
 
 def test_watching_after_closing_leaks_nothing():
-    """``on_lost`` may close the detector while it connects to other hosts."""
+    """Another thread may close the detector while it connects to other hosts."""
     with Other(1) as near, Other(2, "another") as far:
         FailureDetector(member(0)).close()
         before = descriptors()
