@@ -15,6 +15,7 @@ from collectives.buckets import adjacent, checked, copy_all, views
 from collectives.closing import ClosesOnExit
 from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError, MismatchedCallError
+from collectives.objects import all_gather_objects
 from collectives.point_to_point import Direction, PointToPointChannels
 from collectives.queue import OperationQueue, QueuedOperation
 from collectives.schedule import CollectiveSchedule, Primitive, Step, ranks_text
@@ -187,12 +188,7 @@ class ComposedCommunicator(ClosesOnExit):
 
     def _group(self, ranks: tuple[int, ...]) -> Communicator | None:
         """Make a group after all members have compared their ranks."""
-        row = torch.full((self.world_size,), -1, dtype=torch.int64)
-        row[: len(ranks)] = torch.tensor(ranks)
-        requested = [
-            [rank for rank in theirs if rank >= 0]
-            for theirs in self._group_transport.all_gather(row).tolist()
-        ]
+        requested = all_gather_objects([*ranks], self._group_transport)
         for rank, theirs in enumerate(requested):
             if theirs != [*ranks]:
                 text = f"rank {self.rank} called group({[*ranks]}), and rank {rank} group({theirs})"

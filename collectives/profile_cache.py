@@ -56,8 +56,7 @@ def _key(control: Transport, device: torch.device, layout: Layout, usable: Colle
         share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
         own += [torch.cuda.get_device_name(device), str(torch.version.cuda), share]
     digest = hashlib.sha256("\0".join(own).encode()).digest()
-    everyone = control.all_gather(torch.frombuffer(bytearray(digest), dtype=torch.int64))
-    parts = [everyone.numpy().tobytes(), repr(layout.mpl).encode(), repr(layout.nodes).encode()]
+    parts = [b"".join(exchange(control, digest)), repr(layout.mpl).encode(), repr(layout.nodes).encode()]
     return hashlib.sha256(b"\0".join([*parts, *sorted(name.encode() for name in usable)])).hexdigest()[:32]
 
 

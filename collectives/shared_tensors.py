@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from collectives.communicator import Communicator
 from collectives.experience import file_layout
 from collectives.experience.errors import ChannelError
 from collectives.experience.file_layout import SharedFile
+from collectives.objects import all_gather_objects
 from collectives.rendezvous import host_identity
 from collectives.transports.shm.memory import CACHE_LINE_BYTES
 
@@ -122,17 +122,12 @@ def _common_file(communicator: Communicator, size: int) -> SharedFile:
     if communicator.rank == 0:
         own = SharedFile.create(_NAME, size)
         own.words[file_layout.MAGIC] = SHARED_TENSORS_MAGIC
-    word = torch.tensor([0, 0] if own is None else divmod(file_layout.word_of(own.endpoint), 2**32))
-    communicator.broadcast(word)
-    if own is not None:
-        return own
-    endpoint = file_layout.endpoint_in(int(word[0]) * 2**32 + int(word[1]))
-    return SharedFile.open(_NAME, endpoint, SHARED_TENSORS_MAGIC)
+    endpoint = all_gather_objects(None if own is None else own.endpoint, communicator)[0]
+    return own or SharedFile.open(_NAME, endpoint, SHARED_TENSORS_MAGIC)
 
 
 def _refuse_several_hosts(communicator: Communicator) -> None:
-    digest = hashlib.sha256(host_identity().encode()).digest()
-    hosts = communicator.all_gather(torch.tensor([int.from_bytes(digest[:7])])).unique()
+    hosts = set(all_gather_objects(host_identity(), communicator))
     if len(hosts) > 1:
         raise ChannelError(
             _NAME,

@@ -200,7 +200,7 @@ class Limiter:
         Raises:
             ReplayError: ``state`` is no such value.
         """
-        saved, own = None if state is None else struct_of(state), self._struct()
+        saved, own = None if state is None else struct_of(state), _struct_in(self._header)
         if own is None:
             return
         rule = ("samples_per_insert", "below", "above", "min_size")
@@ -217,7 +217,7 @@ class Limiter:
 
     def status(self) -> LimiterStatus:
         """The limit, its counters, who waits and since when."""
-        struct, ended = self._struct(), self._header
+        struct, ended = _struct_in(self._header), self._header
         places = (WaiterStruct * kernel.WAITERS)()
         found = max(0, self._library.replay_waiters(self.store.native, ctypes.addressof(places)))
         return LimiterStatus(
@@ -236,7 +236,7 @@ class Limiter:
 
     def shard_error(self) -> ShardError | None:
         """What this limiter adds to that of a table of several shards; None without a limit."""
-        struct = self._struct()
+        struct = _struct_in(self._header)
         if struct is None:
             return None
         early = struct.samples_per_insert * min(
@@ -271,7 +271,7 @@ class Limiter:
 
     def timeout_s(self) -> float:
         """Longest wait of a request; inf without a limit."""
-        struct = self._struct()
+        struct = _struct_in(self._header)
         return math.inf if struct is None else float(struct.timeout_s)
 
     def begin(self, kind: int, rows: int) -> int:
@@ -281,10 +281,6 @@ class Limiter:
     def end(self, kind: int, place: int, waited_s: float) -> None:
         """The wait has ended."""
         self._library.replay_wait_end(self.store.native, kind, place, int(waited_s * 1e9))
-
-    def _struct(self) -> LimitStruct | None:
-        """A copy of the limit in use."""
-        return _struct_in(self._header)
 
     def _change(self, limit: RateLimit | None, struct: LimitStruct | None, *, restored: bool) -> None:
         if limit is not None and limit.min_size > self.store.capacity:

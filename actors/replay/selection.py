@@ -51,7 +51,14 @@ class _Found(NamedTuple):
 
     def only(self, accepted: NDArray[np.bool_]) -> _Found:
         """Those of them that count."""
-        return _Found(*(column[accepted] for column in self[:5]), None)
+        return _Found(
+            self.indices[accepted],
+            self.generations[accepted],
+            self.steps[accepted],
+            self.probabilities[accepted],
+            self.lengths[accepted],
+            None,
+        )
 
 
 class Selector(Protocol):

@@ -193,31 +193,28 @@ class ReplayShards(ShardedTable, ClosesOnExit):
     def _join(self) -> list[ReplayError]:
         """Connect to what is missing. Returns why it could not be."""
         with self._joining:
-            return self._join_missing()
-
-    def _join_missing(self) -> list[ReplayError]:
-        with self._lock:
-            known = {member.remote.address for member in self._members.values()}
-        errors: list[ReplayError] = []
-        for address in self._discover():
-            if address in known or self._closed.is_set():
-                continue
-            try:
-                remote = RemoteShard(address, host_id=self.host_id, timeout_s=self._timeout_s)
-            except ReplayError as error:
-                errors.append(error)
-                continue
-            try:
-                self._enter(_Member(remote, self.host_id))
-            except ReplayError as error:
-                remote.close()
-                errors.append(error)
-        with self._lock:
-            if len(self._members) < (self.num_shards if self._meta else 1):
-                self._missing.set()
-            else:
-                self._missing.clear()
-        return errors
+            with self._lock:
+                known = {member.remote.address for member in self._members.values()}
+            errors: list[ReplayError] = []
+            for address in self._discover():
+                if address in known or self._closed.is_set():
+                    continue
+                try:
+                    remote = RemoteShard(address, host_id=self.host_id, timeout_s=self._timeout_s)
+                except ReplayError as error:
+                    errors.append(error)
+                    continue
+                try:
+                    self._enter(_Member(remote, self.host_id))
+                except ReplayError as error:
+                    remote.close()
+                    errors.append(error)
+            with self._lock:
+                if len(self._members) < (self.num_shards if self._meta else 1):
+                    self._missing.set()
+                else:
+                    self._missing.clear()
+            return errors
 
     def _enter(self, member: _Member) -> None:
         """Take a shard into the table.
