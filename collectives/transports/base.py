@@ -96,14 +96,14 @@ def combine(parts: Sequence[Tensor], out: Tensor, op: ReduceOp) -> None:
         for part in parts[2:]:
             torch.maximum(total, part, out=total)
         return
-    total = out if out.dtype != torch.bfloat16 else torch.empty_like(out, dtype=torch.float32)
-    torch.add(parts[0], parts[1], out=total) if total is out else total.copy_(parts[0]).add_(parts[1])
+    is_wide = out.dtype != torch.bfloat16
+    total = torch.add(parts[0], parts[1], out=out) if is_wide else parts[0].float().add_(parts[1])
     for part in parts[2:]:
         total.add_(part)
     if op == "mean":
         # By a tensor of the device: by a number of the host, CUDA multiplies by its rounded reciprocal.
         total.div_(torch.full((), len(parts), dtype=total.dtype, device=total.device))
-    if total is not out:
+    if not is_wide:
         out.copy_(total)
 
 
