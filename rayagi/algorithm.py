@@ -36,7 +36,6 @@ from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session
-from rayagi.envs import env_info
 from rayagi.models.policy import load_policy, new_policy, num_parameters
 from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
@@ -107,7 +106,7 @@ class GmiAlgorithm(Algorithm):
         self._set_up_metrics()  # RLlib's step() uses these metrics
         env = self.run_spec.env
         self.unstable = UnstableShare(env.max_unstable_share)
-        self.info = env_info(env.id, env.engine, env.kwargs)
+        self.info = env.info()
         refuse_unfit_env(self.run_spec, self.info)
         self.session: Session | None = session_of(
             self.run_spec,

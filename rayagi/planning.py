@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from placement.backend_choice import UnusedGpu, without_gpus
 from placement.errors import PlanError
 from placement.plan import PlacementPlan, make_plan
@@ -75,8 +73,8 @@ def usable_machine(spec: RunSpec, machine: Machine) -> tuple[Machine, tuple[Unus
     """
     if not uses_gpus(spec, machine):
         return machine, ()
-    gmi = replace(spec.gmi, num_gmis=None, gmis_per_gpu=1, num_envs=1, left_out=())
-    unused = plan_of(replace(spec, gmi=gmi), machine).unused
+    one_each = spec.with_gmi(num_gmis=None, gmis_per_gpu=1, num_envs=1, left_out=())
+    unused = plan_of(one_each, machine).unused
     return without_gpus(machine, unused), unused
 
 

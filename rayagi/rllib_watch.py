@@ -36,7 +36,7 @@ class RunWatch:
             _logger.info("Expected: %s.", self._expected.text())
         self._exporter = RunExporter(run=run, task=spec.env.id)
         self._health_monitor = RunHealthMonitor(
-            replace(spec, gmi=replace(spec.gmi, replan=False)),
+            spec.with_gmi(replan=False),
             session,
             reopen=_never,
             log=_logger.warning,

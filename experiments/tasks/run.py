@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from actors.roles import Agent, evaluate
 from experiments.learning.run import read_curve
 from experiments.origin import origin
-from rayagi.envs import RenderingError, make_env_factory, render_env
+from rayagi.envs import RenderingError, render_env
 from rayagi.run.versions import usable_cores
 from rayagi.serving.source import SavedPolicy, saved_policy
 
@@ -60,7 +60,7 @@ def training_curve(folder: Path) -> list[dict[str, float]]:
 def evaluation(saved: SavedPolicy, num_episodes: int) -> dict[str, float]:
     """Whole episodes of the policy's mode."""
     spec = saved.spec
-    make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    make_envs = spec.env.factory()
     env = make_envs(
         num_envs=num_episodes, first_env_index=0, seed=_EVALUATION_SEED, num_threads=usable_cores()
     )

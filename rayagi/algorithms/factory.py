@@ -8,7 +8,6 @@ from pkgutil import resolve_name
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, Program
 from rayagi.config.spec import RunSpec
-from rayagi.envs import make_env_factory
 from rayagi.profiler import name_process
 
 _PROGRAMS: dict[tuple[str, ...], str] = {
@@ -41,5 +40,4 @@ class TrainingFactory:
 
 def training_factory(spec: RunSpec) -> TrainingFactory:
     """The programs of a run on the spec's own environment."""
-    env = spec.env
-    return TrainingFactory(spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)))
+    return TrainingFactory(spec, spec.env.factory())

@@ -46,8 +46,7 @@ def _nbytes(arguments: argparse.Namespace) -> int:
 def _gradient_bytes(task: str) -> int:
     # Imported here: torch takes seconds, and only a task needs it.
     from rayagi.config.presets import preset
-    from rayagi.envs import env_info
     from rayagi.models.networks import FlatParameters, make_model
 
-    info = env_info(task)
-    return FlatParameters(make_model(info, preset(task).network)).gradients.nbytes
+    spec = preset(task)
+    return FlatParameters(make_model(spec.env.info(), spec.network)).gradients.nbytes

@@ -15,7 +15,7 @@ from actors.roles import Agent, evaluate_in_new_envs
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
-from rayagi.envs import RenderingError, make_env_factory, render_env
+from rayagi.envs import RenderingError, render_env
 from rayagi.envs.gymnasium_adapter import to_space
 from rayagi.envs.isaac.provider import OPTIONS as ISAAC
 from rayagi.monitoring.progress import return_text
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     spec, agent = saved.spec, Agent(saved.policy)
     if arguments.video is not None and spec.env.id.partition("/")[0] in ISAAC:
         raise RenderingError(spec.env.id, "its simulator cannot render; leave --video out")
-    make_envs = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    make_envs = spec.env.factory()
     result = evaluate_in_new_envs(
         make_envs, saved.policy, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()
     )

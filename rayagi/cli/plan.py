@@ -9,7 +9,6 @@ from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
 from rayagi.cli.settings import gives_num_envs, machine_of_run, spec_from
-from rayagi.envs import make_env_factory
 from rayagi.planning import plan_of, uses_gpus
 from rayagi.run.quantities import bytes_text
 
@@ -56,9 +55,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         arguments.nodes or 1, arguments.gpus_per_node, arguments.gpu, arguments.cores_per_node
     )
     if arguments.nodes is not None and not on_gpu:
-        env = spec.env
-        engine = make_env_factory(env.id, engine=env.engine, kwargs=env.kwargs).engine
-        cluster_forecast.refuse_gpu_engine(env.id, engine)
+        cluster_forecast.refuse_gpu_engine(spec.env.id, spec.env.factory().engine)
     costs = cached_unit_costs(spec, machine, log=complain)
     say(
         f"Measured here, {costs.num_steps} steps of {spec.env.id} with {costs.num_envs[0]} and {costs.num_envs[1]} "

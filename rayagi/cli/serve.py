@@ -86,17 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
     """The run's settings with GMIs for serving; those for training do not apply."""
-    gmi = replace(
-        spec.gmi,
+    served = spec.with_gmi(
         num_gmis=arguments.gmis,
         gmis_per_gpu=None,
         slices=None,
         num_envs=arguments.num_envs or spec.gmi.num_envs,
         backend=arguments.backend or "auto",
     )
-    if gmi.num_envs == "auto":
+    if served.gmi.num_envs == "auto":
         raise UsageError('--num-envs: the run has "auto"; give the number of environments of each GMI')
-    return replace(spec, gmi=gmi)
+    return served
 
 
 def _target(arguments: argparse.Namespace, saved: SavedPolicy) -> _Target | None:

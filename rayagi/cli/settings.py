@@ -19,7 +19,6 @@ from rayagi.config.presets import preset
 from rayagi.config.rules import checked, refuse_unfit_env
 from rayagi.config.spec import RunSpec
 from rayagi.config.yaml_text import parse_yaml
-from rayagi.envs import env_info
 from rayagi.run.folder import open_run
 from rayagi.run.limits import DEFAULT_TIME_S, Limits
 
@@ -63,16 +62,14 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
         "num_envs": arguments.num_envs,
         "backend": arguments.backend,
     }
-    spec = replace(
-        spec, gmi=replace(spec.gmi, **{name: value for name, value in gmi.items() if value is not None})
-    )
+    spec = spec.with_gmi(**{name: value for name, value in gmi.items() if value is not None})
     if arguments.dataset is not None:
         spec = replace(spec, data=replace(spec.data, path=str(Path(arguments.dataset).absolute())))
     if arguments.seed is not None:
         spec = replace(spec, seed=arguments.seed)
     spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
     # Before the rules, so that a wrong name gives only that error.
-    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    info = spec.env.info()
     refuse_unfit_env(spec, info)
     spec = checked(spec)
     if spec.data.path is not None:
@@ -102,7 +99,7 @@ def initial_state_from(run: Path, spec: RunSpec, *, trust_modules: bool) -> Stat
     from rayagi.serving.source import saved_policy
 
     saved = saved_policy(run, "best", trust_modules=trust_modules)
-    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    info = spec.env.info()
     return initial_state(str(run), saved.policy, saved.spec, saved.shared, spec, info)
 
 
@@ -185,7 +182,7 @@ def with_num_gmis(spec: RunSpec, num_gmis: int) -> RunSpec:
     """The spec with a run's number of GMIs, if it is unset: the total batch depends on it."""
     if spec.gmi.num_gmis is not None or spec.gmi.gmis_per_gpu is not None:
         return spec
-    return replace(spec, gmi=replace(spec.gmi, num_gmis=num_gmis + len(spec.gmi.left_out)))
+    return spec.with_gmi(num_gmis=num_gmis + len(spec.gmi.left_out))
 
 
 def typed_limits(arguments: argparse.Namespace) -> Limits:
@@ -204,7 +201,7 @@ def _with_training_options(spec: RunSpec, arguments: argparse.Namespace) -> RunS
     if getattr(arguments, "evaluate_every", None) is not None:
         spec = replace(spec, evaluation=replace(spec.evaluation, interval=arguments.evaluate_every))
     if getattr(arguments, "replan", False):
-        spec = replace(spec, gmi=replace(spec.gmi, replan=True))
+        spec = spec.with_gmi(replan=True)
     return spec
 
 

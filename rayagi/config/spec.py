@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from collectives.transports.registry import transport_names
@@ -18,6 +18,8 @@ HeadName = Literal["auto", "gaussian", "squashed_gaussian", "bernoulli"]
 if TYPE_CHECKING:
     Backend = str
     TransportName = str
+    from actors.protocols import EnvInfo
+    from rayagi.envs.registry import RegisteredEnvFactory
 else:  # names of registries, which a type checker cannot read
     Backend = Literal["auto", *BACKENDS]
     TransportName = Literal[transport_names()]
@@ -41,6 +43,18 @@ class EnvSpec:
     max_unstable_share: float = 0.01
     """Largest share of environment steps that may become unstable; a larger one ends the run. An unstable simulation is
     counted and reset."""
+
+    def factory(self) -> RegisteredEnvFactory:
+        """Makes its batched environments. Raises as ``rayagi.envs.make_env_factory``."""
+        from rayagi.envs.registry import make_env_factory  # imports gymnasium
+
+        return make_env_factory(self.id, engine=self.engine, kwargs=self.kwargs)
+
+    def info(self) -> EnvInfo:
+        """Its sizes and limits. Raises as ``rayagi.envs.make_env_factory``."""
+        from rayagi.envs.registry import env_info  # imports gymnasium
+
+        return env_info(self.id, self.engine, self.kwargs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,3 +229,7 @@ class RunSpec:
     def learning_section(self) -> str:
         """Name of the algorithm's settings in files and ``--set``."""
         return DEFINITIONS[self.algorithm].section
+
+    def with_gmi(self, **changes: Any) -> RunSpec:
+        """The run with other fields of ``gmi``."""
+        return replace(self, gmi=replace(self.gmi, **changes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -59,7 +58,7 @@ def resolve_auto(
         sizes = chosen_sizes(
             spec, machine, log=log, may_search=may_search, may_repeat=may_continue, folder=folder
         )
-        return checked(replace(spec, gmi=replace(spec.gmi, slices=sizes)))
+        return checked(spec.with_gmi(slices=sizes))
     if spec.gmi.wants_search:
         continues = may_search and may_continue
         return _with_numbers(spec, machine, log, may_search=may_search, may_continue=continues, folder=folder)
@@ -127,13 +126,12 @@ def _with_numbers(
     gmis, num_envs = int(found["gmis"]), int(found["num_envs"])
     log(f"auto: {counted(gmis, 'GMI')}{' per GPU' if on_gpus else ''} of {num_envs} environments, by search.")
     in_all = on_gpus and isinstance(gmi.num_gmis, int)
-    cut = replace(
-        gmi,
+    found_gmi = spec.with_gmi(
         num_gmis=gmi.num_gmis if in_all else None if on_gpus else gmis,
         gmis_per_gpu=gmis if on_gpus and not in_all else None,
         num_envs=num_envs,
     )
-    return checked(replace(spec, gmi=cut))
+    return checked(found_gmi)
 
 
 def _fixed_gmis(spec: RunSpec, *, on_gpus: bool) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster_forecast import CONTEXT_BYTES, GPU_ENGINES
 from rayagi.coordinator.memory_need import reject_insufficient_memory, rollout_memory
 from rayagi.coordinator.search_store import SearchStore
-from rayagi.envs import env_info, make_env_factory
 from rayagi.planning import plan_of, uses_gpus
 
 PAPER_GMIS_PER_GPU = 3
@@ -80,8 +79,7 @@ def with_default_layout(
     kept = spec.gmi.envs if keep_envs or spec.gmi.num_envs != own else None
     for candidate in _candidates(spec, machine, folder):
         num_envs = kept or candidate.num_envs
-        gmi = replace(spec.gmi, gmis_per_gpu=candidate.gmis_per_gpu, num_envs=num_envs)
-        found = replace(spec, gmi=gmi)
+        found = spec.with_gmi(gmis_per_gpu=candidate.gmis_per_gpu, num_envs=num_envs)
         with suppress(PlanError):
             plan = plan_of(found, machine)
             reject_insufficient_memory(found, plan, folder)
@@ -99,9 +97,7 @@ def with_default_layout(
 
 def _holds_contexts(spec: RunSpec, plan: PlacementPlan) -> bool:
     """Whether each share holds a CUDA context besides the rollouts."""
-    env = spec.env
-    info = env_info(env.id, engine=env.engine, kwargs=env.kwargs)
-    need = CONTEXT_BYTES + rollout_memory(spec, info, on_gpu=True).bytes_at(spec.gmi.envs)
+    need = CONTEXT_BYTES + rollout_memory(spec, spec.env.info(), on_gpu=True).bytes_at(spec.gmi.envs)
     return all(plan.memory_bytes(index) >= need for index in range(plan.num_gmis))
 
 
@@ -153,8 +149,7 @@ def _of_papers(spec: RunSpec, machine: Machine) -> Iterator[_Candidate]:
 
     A GMI has a core at least. With physics on cores, each of its cores has the preset's environments.
     """
-    env = spec.env
-    on_gpu = make_env_factory(env.id, engine=env.engine, kwargs=env.kwargs).engine in GPU_ENGINES
+    on_gpu = spec.env.factory().engine in GPU_ENGINES
     cores_per_gpu = min(
         len(node.usable_cores) // len(node.usable_gpus) for node in machine.nodes if node.usable_gpus
     )

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from statistics import fmean, median
 from typing import Any
 
@@ -238,7 +237,7 @@ def replanned_spec(spec: RunSpec, num_gmis: int, decision: Decision) -> RunSpec:
     before = spec.gmi.left_out
     running = [index for index in range(num_gmis + len(before)) if index not in before]
     left_out = sorted((*before, *(running[index] for index in decision.left_out)))
-    return replace(spec, gmi=replace(spec.gmi, num_envs=decision.num_envs, left_out=tuple(left_out)))
+    return spec.with_gmi(num_envs=decision.num_envs, left_out=tuple(left_out))
 
 
 def fewer_envs(spec: RunSpec, num_gmis: int) -> int:
@@ -253,7 +252,7 @@ def fewer_envs(spec: RunSpec, num_gmis: int) -> int:
         if any(each % group for each in counts):
             continue
         with suppress(ConfigError):
-            checked(replace(spec, gmi=replace(gmi, num_envs=count)))
+            checked(spec.with_gmi(num_envs=count))
             return count
     return 0
 

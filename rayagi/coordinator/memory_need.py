@@ -15,7 +15,6 @@ from placement.search import TrialMeasurement
 from rayagi.config.off_policy import OffPolicySpec
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.coordinator.search_store import SearchStore
-from rayagi.envs import env_info
 from rayagi.run.quantities import bytes_text
 
 _REAL, _FLAG, _WHOLE = 4, 1, 8
@@ -67,8 +66,7 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
     owners = sorted({*plan.hosting("agent"), *plan.hosting("trainer")})
     if not owners:
         return
-    env = spec.env
-    info = env_info(env.id, engine=env.engine, kwargs=dict(env.kwargs))
+    info = spec.env.info()
     for index in owners:
         _reject_large_networks(spec.network, info, plan, index, owners)
     _reject_large_replay(spec, info, plan)

@@ -27,7 +27,6 @@ from rayagi.config.errors import ConfigError
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.probe_program import ProbeFactory, parts_of
 from rayagi.coordinator.session import Session
-from rayagi.envs import make_env_factory
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError, UnsupportedSpaceError
 from rayagi.planning import plan_of, uses_gpus
 
@@ -223,9 +222,7 @@ class SessionProbe(ClosesOnExit):
 
     def _session_for(self, gmis_per_gpu: int, spec: RunSpec, parts: int) -> Session:
         """A session that runs the candidate; reuses the current processes if the number of GMIs is the same."""
-        env = spec.env
-        make_env = make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs))
-        factory = ProbeFactory(spec, make_env, parts)
+        factory = ProbeFactory(spec, spec.env.factory(), parts)
         if self._session is not None and self._gmis == gmis_per_gpu:
             self._session.rebuild(factory)
             return self._session
@@ -269,14 +266,12 @@ def is_sufficient(settings: ProbeSettings, steady: SteadyState, elapsed_s: float
 def run_spec_of(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> RunSpec:
     """The spec of a run that uses a candidate: ``gmis_per_gpu`` GMIs on every GPU, or on all cores."""
     on_gpus = uses_gpus(spec, machine)
-    gmi = replace(
-        spec.gmi,
+    return spec.with_gmi(
         num_gmis=None if on_gpus else gmis_per_gpu,
         gmis_per_gpu=gmis_per_gpu if on_gpus else None,
         num_envs=num_envs,
         left_out=(),
     )
-    return replace(spec, gmi=gmi)
 
 
 def plan_failure(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs: int) -> TrialFailure | None:
@@ -298,7 +293,7 @@ def candidate_spec(spec: RunSpec, machine: Machine, gmis_per_gpu: int, num_envs:
     if not uses_gpus(spec, machine):
         return whole
     threads = min(gmi_slice.num_threads for gmi_slice in plan_of(whole, machine).slices)
-    return replace(whole, gmi=replace(whole.gmi, num_gmis=gmis_per_gpu, threads_per_gmi=threads))
+    return whole.with_gmi(num_gmis=gmis_per_gpu, threads_per_gmi=threads)
 
 
 def plan_on(machine: Machine, spec: RunSpec, now: Machine) -> PlacementPlan:

@@ -23,7 +23,6 @@ from rayagi.coordinator.search_store import SearchStore
 from rayagi.coordinator.session import Session
 from rayagi.coordinator.throughput_model import UnitCosts, unit_costs_from_dict
 from rayagi.coordinator.unit_costs import CostProgram, unit_costs
-from rayagi.envs import make_env_factory
 from rayagi.planning import uses_gpus
 
 NOISE_ENVS = 64
@@ -73,8 +72,7 @@ def noise_scale_of(spec: RunSpec) -> NoiseScale:
     Raises:
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the run failed.
     """
-    gmi = replace(spec.gmi, num_gmis=1, gmis_per_gpu=None, num_envs=NOISE_ENVS, threads_per_gmi=None)
-    run = replace(spec, gmi=gmi)
+    run = spec.with_gmi(num_gmis=1, gmis_per_gpu=None, num_envs=NOISE_ENVS, threads_per_gmi=None)
     pairs = _run_profile(run, NoiseProgram, NOISE_WARM_UP + NOISE_ITERATIONS)
     return noise_scale(pairs[NOISE_WARM_UP:], small_envs=NOISE_ENVS // GROUPS, big_envs=NOISE_ENVS)
 
@@ -94,18 +92,16 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
             f"messages are measured between two GMIs, and node {machine.nodes[0].name} has one core",
             "Give --template dp_only",
         )
-    common = _profiled_spec(spec).gmi
+    common = _profiled_spec(spec)
     if on_gpu:
         # Each with a core: its threads launch kernels.
-        several = replace(common, num_gmis=2, gmis_per_gpu=2, threads_per_gmi=1)
-        single = replace(common, num_gmis=1, threads_per_gmi=None)
+        several = common.with_gmi(num_gmis=2, gmis_per_gpu=2, threads_per_gmi=1)
+        single = common.with_gmi(num_gmis=1, threads_per_gmi=None)
     else:
-        several = replace(common, num_gmis=min(cores, COST_GMIS), threads_per_gmi=1)
-        single = replace(common, num_gmis=1, threads_per_gmi=cores)
+        several = common.with_gmi(num_gmis=min(cores, COST_GMIS), threads_per_gmi=1)
+        single = common.with_gmi(num_gmis=1, threads_per_gmi=cores)
     with connected():
-        shared, alone = (
-            _run_profile(replace(spec, gmi=gmi), CostProgram, COST_ROUNDS) for gmi in (several, single)
-        )
+        shared, alone = (_run_profile(run, CostProgram, COST_ROUNDS) for run in (several, single))
     return unit_costs(
         shared,
         alone,
@@ -117,18 +113,16 @@ def unit_costs_of(spec: RunSpec, machine: Machine) -> UnitCosts:
 
 def _profiled_spec(spec: RunSpec) -> RunSpec:
     """The run whose unit costs a spec needs: dp_only with equal GMIs, whatever template and sizes it asks for."""
-    num_envs = COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs
-    gmi = replace(
-        spec.gmi,
+    profiled = spec.with_gmi(
         template="dp_only",
         num_learners=None,
-        num_envs=num_envs,
+        num_envs=COST_ENVS if spec.gmi.num_envs == "auto" else spec.gmi.envs,
         slices=None,
         left_out=(),
         gmis_per_gpu=None,
         replan=False,
     )
-    return without_filling(replace(spec, gmi=gmi))
+    return without_filling(profiled)
 
 
 def without_filling(spec: RunSpec) -> RunSpec:
@@ -152,10 +146,8 @@ def cached_unit_costs(
         PlanError: they are missing, and ``may_measure`` is False; or the machine has a single core.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the measurement failed.
     """
-    store, note = (
-        SearchStore(_profiled_spec(spec), machine, folder),
-        f"unit costs, {_profiled_spec(spec).gmi.num_envs} environments",
-    )
+    profiled = _profiled_spec(spec)
+    store, note = SearchStore(profiled, machine, folder), f"unit costs, {profiled.gmi.num_envs} environments"
     stored = store.load_note(note)
     if stored is not None:
         with suppress(ValueError):  # other fields than this version's: remeasure
@@ -174,10 +166,6 @@ def cached_unit_costs(
 
 def _run_profile(spec: RunSpec, program: Callable[..., Program], iterations: int) -> Any:
     """Run a measuring program for some iterations and return its measurements."""
-    env = spec.env
-    factory = ProfilingFactory(
-        spec, make_env_factory(env.id, engine=env.engine, kwargs=dict(env.kwargs)), program
-    )
-    with Session(spec, factory=factory) as session:
+    with Session(spec, factory=ProfilingFactory(spec, spec.env.factory(), program)) as session:
         session.train(iterations)
         return session.state_dict()["shared"]["measured"]

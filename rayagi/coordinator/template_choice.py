@@ -6,7 +6,6 @@ Nothing is measured where the model may rank, and the default is faster than the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -53,7 +52,7 @@ def training_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:
 def on_template(spec: RunSpec, template: Template) -> RunSpec:
     """The run on another template; dp_only has no learners of its own."""
     num_learners = None if template == "dp_only" else spec.gmi.num_learners
-    return replace(spec, gmi=replace(spec.gmi, template=template, num_learners=num_learners))
+    return spec.with_gmi(template=template, num_learners=num_learners)
 
 
 def serving_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from placement.errors import PlanError
@@ -124,4 +123,4 @@ def _turns_text(found: dict[str, list[float]]) -> str:
 
 
 def _with_sizes(spec: RunSpec, sizes: tuple[float, ...] | None) -> RunSpec:
-    return replace(spec, gmi=replace(spec.gmi, slices=sizes))
+    return spec.with_gmi(slices=sizes)

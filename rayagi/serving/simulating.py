@@ -14,7 +14,6 @@ from actors.gmi import GmiContext
 from actors.protocols import Acting, EnvInfo
 from actors.roles import Agent, LocalSimulator
 from actors.rollout import Rollout
-from rayagi.envs import make_env_factory
 from rayagi.models.policy import NetworkPolicy
 from rayagi.serving.program import ServingJob, ServingProgram, ServingResult
 from rayagi.serving.recording import open_sink
@@ -102,10 +101,9 @@ class SimulatingProgram(ServingProgram):
         Raises:
             DiskError, WriterError: the writer cannot start or write.
         """
-        spec, index = job.spec, context.identity.index
+        index = context.identity.index
         self.num_envs, self.first_env_index = envs[index], sum(envs[:index])
-        make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
-        env = make_env(
+        env = job.spec.env.factory()(
             num_envs=self.num_envs,
             first_env_index=self.first_env_index,
             seed=job.seed,

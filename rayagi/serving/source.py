@@ -9,7 +9,6 @@ from typing import Any
 
 from actors.protocols import EnvInfo
 from rayagi.config.spec import RunSpec
-from rayagi.envs import env_info
 from rayagi.models.policy import NetworkPolicy, load_policy
 from rayagi.run.errors import RunError
 from rayagi.run.folder import open_run
@@ -64,7 +63,7 @@ def saved_policy(run: Path, which: str, *, trust_modules: bool = False) -> Saved
     folder = open_run(run)
     spec = folder.read_spec(trust_modules=trust_modules)
     checkpoint = folder.checkpoints.load(which, with_local=False)
-    info = env_info(spec.env.id, engine=spec.env.engine, kwargs=spec.env.kwargs)
+    info = spec.env.info()
     shared = checkpoint.state["shared"]
     try:
         policy = load_policy(shared, spec, info)

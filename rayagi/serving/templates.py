@@ -20,7 +20,6 @@ from actors.roles import LocalSimulator
 from placement.types import Machine
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
-from rayagi.envs import make_env_factory
 from rayagi.models.policy import load_policy
 from rayagi.planning import serving_plan_of
 from rayagi.serving.latency import Latencies
@@ -199,9 +198,10 @@ class AgentServing(ServingProgram):
 
     def __init__(self, job: ServingJob, context: GmiContext, assignment: RoleAssignment) -> None:
         spec = job.spec
-        make_env = make_env_factory(spec.env.id, engine=spec.env.engine, kwargs=dict(spec.env.kwargs))
         limit_s = spec.gmi.collective_timeout_s
-        self._simulators = connect_simulators(make_env, context, assignment, limit_s, log_probs=True)
+        self._simulators = connect_simulators(
+            spec.env.factory(), context, assignment, limit_s, log_probs=True
+        )
         policy = load_policy(job.shared, spec, self._simulators.info, context.device)
         self.agent = ServingAgent(
             job,
