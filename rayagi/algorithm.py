@@ -135,7 +135,9 @@ class GmiAlgorithm(Algorithm):
             return spec
         machine = cluster_machine() if ray.is_initialized() else local_machine()
         in_trial = ray.is_initialized() and get_current_placement_group() is not None
-        return resolve_auto(spec, machine, log=_logger.info, may_continue=not in_trial)
+        return resolve_auto(
+            spec, machine, log=_logger.info, measuring="missing" if in_trial else "unfinished"
+        )
 
     def _run_name(self) -> str | None:
         """The trial's id, the tag of exported metrics; None outside Tune."""

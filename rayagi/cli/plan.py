@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         # Imported here and below: planning without measurements needs neither torch nor Ray.
         from rayagi.coordinator.auto import resolve_auto
 
-        spec = resolve_auto(spec, machine, log=say, may_search=False)
+        spec = resolve_auto(spec, machine, log=say, measuring="nothing")
     from rayagi.coordinator.default_layout import with_default_layout
     from rayagi.coordinator.memory_need import reject_insufficient_memory
 

@@ -11,7 +11,7 @@ from placement.types import Machine
 from rayagi.config.learning import Template
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.search_store import SearchStore
+from rayagi.coordinator.search_store import Measuring, SearchStore
 from rayagi.planning import uses_gpus
 from rayagi.run.quantities import duration_text
 
@@ -28,9 +28,7 @@ def resolve_auto(
     machine: Machine,
     *,
     log: Callable[[str], None] = lambda text: None,
-    may_search: bool = True,
-    may_continue: bool = True,
-    folder: Path | None = None,
+    measuring: Measuring = "unfinished",
 ) -> RunSpec:
     """Replace ``"auto"`` by values; given ones stay. Returns the spec itself if there is no ``"auto"``.
 
@@ -38,59 +36,27 @@ def resolve_auto(
         spec: the run
         machine: the machine of the run
         log: called with a sentence for each result and measurement
-        may_search: whether to measure if there is no cached result; starts Ray
-        may_continue: whether to continue a cached search that its budget ended, once per process, and to repeat a
-            comparison that may end otherwise; with ``may_search``
-        folder: cache of the searches; None: ~/.cache/rayagi/search
+        measuring: what may be measured, which starts Ray
 
     Raises:
-        PlanError: there is no cached result, and ``may_search`` is False.
+        PlanError: something is not cached, and nothing may be measured.
         NothingMeasuredError: no candidate runs here.
     """
+    # Imported here and below, since most runs give values and measure nothing.
     if spec.gmi.template == "auto":
-        spec = _with_template(
-            spec, machine, log, may_search=may_search, may_repeat=may_continue, folder=folder
-        )
+        from rayagi.coordinator import template_choice
+
+        name = template_choice.chosen(spec, machine, log=log, measuring=measuring)
+        spec = checked(template_choice.on_template(spec, cast("Template", name)))
     if spec.gmi.slices == "auto":
-        # Imported here and below, since most runs give values and measure nothing.
         from rayagi.coordinator.unequal_choice import chosen_sizes
 
-        sizes = chosen_sizes(
-            spec, machine, log=log, may_search=may_search, may_repeat=may_continue, folder=folder
-        )
-        return checked(spec.with_gmi(slices=sizes))
-    if spec.gmi.wants_search:
-        continues = may_search and may_continue
-        return _with_numbers(spec, machine, log, may_search=may_search, may_continue=continues, folder=folder)
-    return spec
-
-
-def _with_template(
-    spec: RunSpec,
-    machine: Machine,
-    log: Callable[[str], None],
-    *,
-    may_search: bool,
-    may_repeat: bool,
-    folder: Path | None,
-) -> RunSpec:
-    """The spec on the template that the throughput model and short runs choose."""
-    from rayagi.coordinator import template_choice
-
-    name = template_choice.chosen(
-        spec, machine, log=log, may_measure=may_search, may_repeat=may_repeat, folder=folder
-    )
-    return checked(template_choice.on_template(spec, cast("Template", name)))
+        return checked(spec.with_gmi(slices=chosen_sizes(spec, machine, log=log, measuring=measuring)))
+    return _with_numbers(spec, machine, log, measuring) if spec.gmi.wants_search else spec
 
 
 def _with_numbers(
-    spec: RunSpec,
-    machine: Machine,
-    log: Callable[[str], None],
-    *,
-    may_search: bool,
-    may_continue: bool,
-    folder: Path | None,
+    spec: RunSpec, machine: Machine, log: Callable[[str], None], measuring: Measuring
 ) -> RunSpec:
     """The spec with the numbers that a search finds."""
     gmi = spec.gmi
@@ -101,17 +67,16 @@ def _with_numbers(
         gmis=_fixed_gmis(spec, on_gpus=on_gpus),
         num_envs=None if gmi.num_envs == "auto" else gmi.envs,
         budget_s=BUDGET_S,
-        folder=folder,
     )
-    store = SearchStore(spec, machine, folder)
+    store = SearchStore(spec, machine)
     found = store.load_note(settings.name())
-    if found is None and not may_search:
+    if found is None and measuring == "nothing":
         raise PlanError(
             "numbers left to a search",
             f"{spec.env.id} was not searched on this machine with this version",
             f"Run `rayagi search {spec.env.id}` first, or give numbers",
         )
-    continues = may_continue and store.path not in _continued
+    continues = measuring == "unfinished" and store.path not in _continued
     if found is None or (continues and not found["complete"]):
         begun = "Searching" if found is None else "Continuing the search of"
         log(
@@ -119,7 +84,7 @@ def _with_numbers(
         )
         search(spec, machine, settings, on_start=lambda what: log(f"  measuring {what} ..."))
         _continued.add(store.path)
-        found = SearchStore(spec, machine, folder).load_note(settings.name())
+        found = SearchStore(spec, machine).load_note(settings.name())
         assert found is not None  # search() has saved it
     if not found["complete"]:
         log(f"The search is not complete. {found['rest']} `rayagi search {spec.env.id}` completes it.")

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from placement.errors import PlanError
@@ -62,7 +61,6 @@ def with_default_layout(
     *,
     log: Callable[[str], None],
     keep_envs: bool = False,
-    folder: Path | None = None,
 ) -> RunSpec:
     """The spec with the default numbers on GPUs, with their source logged; the spec itself if it gives its own, or on cores.
 
@@ -71,18 +69,17 @@ def with_default_layout(
         machine: the machine of the run
         log: called with one sentence
         keep_envs: whether the number of environments was given
-        folder: cache of the searches; None: the default
     """
     if not takes_default(spec) or not uses_gpus(spec, machine):
         return spec
     own = preset(spec.env.id, spec.algorithm).gmi.num_envs
     kept = spec.gmi.envs if keep_envs or spec.gmi.num_envs != own else None
-    for candidate in _candidates(spec, machine, folder):
+    for candidate in _candidates(spec, machine):
         num_envs = kept or candidate.num_envs
         found = spec.with_gmi(gmis_per_gpu=candidate.gmis_per_gpu, num_envs=num_envs)
         with suppress(PlanError):
             plan = plan_of(found, machine)
-            reject_insufficient_memory(found, plan, folder)
+            reject_insufficient_memory(found, plan)
             if not _holds_contexts(found, plan):
                 continue
             if plan.backend == "direct" and candidate.gmis_per_gpu > 1 and candidate.source != _HERE:
@@ -109,9 +106,9 @@ def _origin(spec: RunSpec, candidate: _Candidate) -> str:
     return f"not measured on this machine ({candidate.source}){offer}"
 
 
-def _candidates(spec: RunSpec, machine: Machine, folder: Path | None) -> Iterator[_Candidate]:
+def _candidates(spec: RunSpec, machine: Machine) -> Iterator[_Candidate]:
     """Layouts to try, in order."""
-    store = SearchStore(spec, machine, folder)
+    store = SearchStore(spec, machine)
     here = store.load_note(_SEARCH)
     with suppress(*_DAMAGED):
         if here is not None:

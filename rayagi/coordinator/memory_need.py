@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import floor
-from pathlib import Path
 
 from actors.protocols import EnvInfo
 from placement.errors import PlanError
@@ -50,7 +49,7 @@ class MemoryModel:
         )
 
 
-def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path | None = None) -> None:
+def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan) -> None:
     """Compare each GMI's networks, and each collecting GMI's predicted memory, with its share.
 
     The prediction is the larger of the rollouts' storage and, if a search has measured here, of eq. 4.
@@ -58,7 +57,6 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
     Args:
         spec: spec of the run
         plan: plan of the run; a user's own program is not checked
-        folder: cache of the searches; None: the default
 
     Raises:
         PlanError: a share is too small; the message says how many environments fit.
@@ -73,7 +71,7 @@ def reject_insufficient_memory(spec: RunSpec, plan: PlacementPlan, folder: Path 
     hosts = [index for index in plan.hosting("simulator") if "agent" in plan.roles_of(index)]
     if not hosts:
         return
-    store = SearchStore(spec, plan.machine, folder)
+    store = SearchStore(spec, plan.machine)
     per_device = len(hosts) // len(
         {(plan.slices[index].node, plan.slices[index].gpu_uuid) for index in hosts}
     )

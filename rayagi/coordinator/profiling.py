@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from actors.gmi import GmiContext
@@ -138,7 +137,6 @@ def cached_unit_costs(
     *,
     log: Callable[[str], None],
     may_measure: bool = True,
-    folder: Path | None = None,
 ) -> UnitCosts:
     """Unit costs from the cache; measures and caches them if they are missing.
 
@@ -147,7 +145,7 @@ def cached_unit_costs(
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: the measurement failed.
     """
     profiled = _profiled_spec(spec)
-    store, note = SearchStore(profiled, machine, folder), f"unit costs, {profiled.gmi.num_envs} environments"
+    store, note = SearchStore(profiled, machine), f"unit costs, {profiled.gmi.num_envs} environments"
     stored = store.load_note(note)
     if stored is not None:
         with suppress(ValueError):  # other fields than this version's: remeasure

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import rayagi
 from placement.search import TrialFailure, TrialMeasurement
@@ -66,6 +66,10 @@ _CODE = (
 )
 """Folders whose code a trial runs, in Python and C; a change there invalidates old measurements."""
 
+
+Measuring = Literal["nothing", "missing", "unfinished"]
+"""What a choice may measure. missing: what is not cached. unfinished: also what its budget ended, once per process, and what
+may end otherwise the next time."""
 
 _measured_here: set[tuple[Path, str]] = set()
 """Comparisons that this process has measured: file and name of the note."""
@@ -146,20 +150,16 @@ class SearchStore:
         self._content["notes"][name] = dict(value)
         self._write()
 
-    def load_comparison(self, name: str, *, may_repeat: bool) -> dict[str, Any] | None:
+    def load_comparison(self, name: str, measuring: Measuring) -> dict[str, Any] | None:
         """A stored comparison by name; None if there is none, or it has to be repeated.
 
         One that may end otherwise the next time counts in the process that measured it, which may create many trials of a
-        Tune experiment, and in those trials, which were given the resources of its result.
-
-        Args:
-            name: of the note
-            may_repeat: whether this is no such trial
+        Tune experiment, and in those trials (``"missing"``), which were given the resources of its result.
         """
         stored = self.load_note(name)
-        if stored is None or (
-            may_repeat and not stored["is_final"] and (self.path, name) not in _measured_here
-        ):
+        if stored is None:
+            return None
+        if measuring != "missing" and not stored["is_final"] and (self.path, name) not in _measured_here:
             return None
         found: dict[str, Any] = stored["found"]
         return found

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +33,8 @@ from placement.types import Machine, core_ranges
 from placement.validation import validate_finalists
 from rayagi.algorithms.gradient_noise import NoiseScale, useful_steps_per_s
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.cached_probe import BudgetSpentError, CachedProbe, LazyRayConnection
-from rayagi.coordinator.probe import SessionProbe, plan_failure
+from rayagi.coordinator.cluster import connected
+from rayagi.coordinator.probe import SCREENING, VALIDATION, SessionProbe, plan_failure
 from rayagi.coordinator.profiling import noise_scale_of
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.planning import usable_machine, uses_gpus
@@ -139,6 +139,45 @@ class SearchResult:
         return plain
 
 
+class BudgetSpentError(Exception):
+    """The time budget does not allow another trial."""
+
+
+class CachedProbe:
+    """Returns stored outcomes; measures and stores missing ones until the budget is spent."""
+
+    def __init__(
+        self,
+        probe: SessionProbe,
+        store: SearchStore,
+        open_ray: Callable[[], None],
+        on_start: Callable[[str], None],
+        ends_at: float | None,
+    ) -> None:
+        self._probe, self._store, self._open_ray, self._on_start = probe, store, open_ray, on_start
+        self._ends_at = ends_at
+
+    def __call__(self, gmis_per_gpu: int, num_envs: int, round_: int = 0) -> TrialMeasurement | TrialFailure:
+        """The outcome of a candidate; ``round_`` as of ``SearchStore.outcome``.
+
+        Raises:
+            BudgetSpentError: it is not stored, and the budget is spent.
+        """
+        kept = self._store.outcome(gmis_per_gpu, num_envs, round_)
+        if kept is not None:
+            if isinstance(kept, TrialMeasurement):
+                self._probe.remember(gmis_per_gpu, kept.steps_per_s)
+            return kept
+        if self._ends_at is not None and time.monotonic() >= self._ends_at:
+            raise BudgetSpentError
+        self._open_ray()
+        again = f" again (round {round_})" if round_ > 0 else " again, to compare" if round_ else ""
+        self._on_start(f"{gmis_per_gpu} x {num_envs} environments{again}")
+        outcome = self._probe.measure(gmis_per_gpu, num_envs, VALIDATION if round_ > 0 else SCREENING)
+        self._store.save_outcome(gmis_per_gpu, num_envs, outcome, round_)
+        return outcome
+
+
 def _doublings(counts: Sequence[int]) -> str:
     """Numbers of environments as ranges of doublings: ``256-512, 2048-32768``."""
     runs: list[list[int]] = []
@@ -189,13 +228,13 @@ def search(
     score: Score = throughput
     noise = None
     with ExitStack() as stack:
-        ray = LazyRayConnection(stack)
+        open_ray = cache(lambda: stack.enter_context(connected()))
         if settings.objective == "time_to_return":
-            noise = _noise(spec, store, ray, on_start)
+            noise = _noise(spec, store, open_ray, on_start)
             score = _learning_score(noise, num_devices)
         ends_at = None if settings.budget_s is None else began + settings.budget_s
         with SessionProbe(spec, machine) as sessions:
-            probe = CachedProbe(sessions, store, ray, on_start, ends_at)
+            probe = CachedProbe(sessions, store, open_ray, on_start, ends_at)
             trials, complete = _run_search(probe, spec, machine, settings, score, on_trial, coarse=coarse)
     best = _best(trials, validated=complete)
     if best is None:
@@ -253,13 +292,13 @@ def _run_search(
 
     def screen(gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
         """A trial runs on one device only: first whether all of them together can be planned."""
-        return plan_failure(spec, machine, gmis_per_gpu, num_envs) or probe.screen(gmis_per_gpu, num_envs)
+        return plan_failure(spec, machine, gmis_per_gpu, num_envs) or probe(gmis_per_gpu, num_envs)
 
     steps = explore(
         screen,
         num_gpus=num_devices,
         gpu_memory_bytes=device_memory_bytes(spec, usable),
-        early_stopping=_early_stopping(spec, machine, probe.compare),
+        early_stopping=_early_stopping(spec, machine, lambda gmis, envs, times: probe(gmis, envs, -times)),
         gmis_per_gpu=_gmis(spec, machine, settings),
         num_envs=_num_envs(on_gpus, settings),
         coarse=_num_envs(on_gpus, settings)[::COARSE_STEP] if coarse else (),
@@ -267,7 +306,7 @@ def _run_search(
     )
     if not _collect_trials(steps, trials, on_trial):
         return trials, False
-    again = validate_finalists(probe.validate, tuple(trials), num_gpus=num_devices, score=score)
+    again = validate_finalists(probe, tuple(trials), num_gpus=num_devices, score=score)
     return trials, _collect_trials(again, trials, on_trial)
 
 
@@ -293,12 +332,12 @@ def _best(trials: Sequence[Trial], *, validated: bool) -> Trial | None:
 
 
 def _noise(
-    spec: RunSpec, store: SearchStore, ray: LazyRayConnection, on_start: Callable[[str], None]
+    spec: RunSpec, store: SearchStore, open_ray: Callable[[], None], on_start: Callable[[str], None]
 ) -> NoiseScale:
     stored = store.load_note("noise scale")
     if stored is not None:
         return NoiseScale(**stored)
-    ray.open()
+    open_ray()
     on_start("the gradient's noise, while learning")
     noise = noise_scale_of(spec)
     store.save_note("noise scale", asdict(noise))

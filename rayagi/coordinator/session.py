@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import SliceHealth
 from placement.capacity import planned_node_ids
-from placement.errors import ReservationError, SliceLostError
+from placement.errors import PartitionError, ReservationError, SliceLostError
 from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.plan import PlacementPlan
@@ -26,7 +26,6 @@ from rayagi.coordinator.cluster import (
     import_in_background,
     starts_local,
 )
-from rayagi.coordinator.slice_monitor import SliceMonitor
 from rayagi.monitoring.catalogue import merge
 from rayagi.planning import plan_of
 from rayagi.run.checkpoints import replay_name
@@ -34,6 +33,7 @@ from rayagi.run.checkpoints import replay_name
 if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
     from actors.gmi import ProgramFactory, WorkerInfo, WorkloadFactory
     from actors.groups import GmiGroup
+    from actors.partitioners import Partitioners
     from rayagi.coordinator.deployment import Deployment
 
 
@@ -100,7 +100,7 @@ class Session:
         self._on_plan, self._dashboard = on_plan, dashboard
         self._undo = ExitStack()
         self._group: GmiGroup | None = None
-        self._slices: SliceMonitor | None = None
+        self._partitioners: Partitioners | None = None
         self._ended = "it was not opened"
         self._pending: deque[tuple[int, list[Any]]] = deque()
         self._plan: PlacementPlan | None = None
@@ -148,7 +148,7 @@ class Session:
 
             deployment = self._deployed(early, undo)
             self._plan, self._workers = deployment.plan, deployment.workers
-            self._slices = SliceMonitor(deployment.plan, deployment.partitioners)
+            self._partitioners = deployment.partitioners
             join_and_build(deployment.group, self._spec.gmi, self._program_factory())
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
@@ -280,7 +280,7 @@ class Session:
             PartitionError: a host does not respond.
         """
         self._open()
-        return [] if self._slices is None else self._slices.health()
+        return [] if self._partitioners is None else self._partitioners.health()
 
     def close(self) -> None:
         """Stop the GMIs, release the reservation, and shut Ray down if it was started here. Idempotent."""
@@ -386,17 +386,28 @@ class Session:
     def _update_worker(self, index: int, worker: WorkerInfo) -> None:
         """Record the new process of a restarted GMI."""
         self._workers = tuple(worker if place == index else kept for place, kept in enumerate(self._workers))
-        if self._slices is not None:
-            self._slices.update_pid(index, worker.pid)
+        if self._partitioners is not None:
+            self._partitioners.update_pid(index, worker.pid)
 
     def _raise_if_slices_lost(self) -> None:
-        """Raise SliceLostError if a share of a GPU has failed."""
-        if self._slices is not None:
-            self._slices.raise_if_lost()
+        """Raise SliceLostError if a share of a GPU has failed.
+
+        A host that does not respond is ignored: the caller's wait has its own time limit.
+        """
+        if self._partitioners is None:
+            return
+        with suppress(PartitionError):
+            lost = {
+                f"GMI {index} {self.plan.slices[index].label()}": health.text
+                for index, health in enumerate(self._partitioners.health())
+                if health.state == "lost"
+            }
+            if lost:
+                raise SliceLostError(tuple(lost), "; ".join(dict.fromkeys(lost.values())))
 
     def _end(self, reason: str) -> None:
         self._ended = self._ended or reason
-        self._group = self._slices = None
+        self._group = self._partitioners = None
         self._pending.clear()
         self._undo.close()
 

@@ -6,7 +6,6 @@ Nothing is measured where the model may rank, and the default is faster than the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from placement.errors import PlanError
@@ -18,6 +17,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import Template
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.model_validation import ModelValidation, load, may_compare, ranks, validation_text
+from rayagi.coordinator.search_store import Measuring, SearchStore
 from rayagi.coordinator.throughput_model import PlanThroughput, UnitCosts, layout_of, predict
 from rayagi.planning import plan_of, serving_plan_of, uses_gpus
 
@@ -150,9 +150,7 @@ def chosen(
     log: Callable[[str], None],
     serving: bool = False,
     measure: MeasureFn | None = None,
-    may_measure: bool = True,
-    may_repeat: bool = True,
-    folder: Path | None = None,
+    measuring: Measuring = "unfinished",
 ) -> str:
     """The name of the template to use; logs the reason, with what was predicted and measured.
 
@@ -165,12 +163,10 @@ def chosen(
         log: called with sentences
         serving: whether GMIs act without training
         measure: runs one turn of a template; None: trains
-        may_measure: whether to measure what is not cached
-        may_repeat: whether to repeat a comparison of another process that may end otherwise
-        folder: cache of the searches; None: the default
+        measuring: what may be measured
 
     Raises:
-        PlanError: no template fits; or a measurement is missing, and ``may_measure`` is False.
+        PlanError: no template fits; or a measurement is missing, and nothing may be measured.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
     plans = (serving_plans if serving else training_plans)(spec, machine)
@@ -183,7 +179,7 @@ def chosen(
     # Imported here and below: most runs measure nothing.
     from rayagi.coordinator.profiling import cached_unit_costs
 
-    costs = cached_unit_costs(spec, machine, log=log, may_measure=may_measure, folder=folder)
+    costs = cached_unit_costs(spec, machine, log=log, may_measure=measuring != "nothing")
     found = predictions(costs, plans)
     ranked = ranks(validation, machine, kind, on_gpu=on_gpu)
     log(table(found, ranked=ranked))
@@ -203,16 +199,21 @@ def chosen(
     from rayagi.coordinator.template_probe import compared, trained_steps_per_s
 
     log(validation_text(validation, machine, kind, on_gpu=on_gpu))
+    gmi = spec.gmi
     comparison = compared(
-        spec,
-        machine,
+        SearchStore(spec, machine),
+        # With the numbers that the store's key leaves out.
+        f"{kind} templates {' '.join(sorted(names))}, {gmi.num_envs} environments, "
+        f"{gmi.num_gmis or 'all'} GMIs, {gmi.gmis_per_gpu or 'any'} per GPU",
         names,
-        kind=kind,
-        measure=measure or trained_steps_per_s,
+        lambda name: (measure or trained_steps_per_s)(spec, name),
         log=log,
-        may_measure=may_measure,
-        may_repeat=may_repeat,
-        folder=folder,
+        measuring=measuring,
+        missing=PlanError(
+            "a template left to a measurement",
+            f"{', '.join(names)} were not compared on this machine with this version",
+            "Start the run, which compares them, or give a template",
+        ),
     )
     name = comparison.fastest(default=plans[0].template)
     text = comparison.text({each.layout.template: each.steps_per_s for each in found})

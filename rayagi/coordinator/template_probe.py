@@ -10,13 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import cast
 
 from actors.protocols import IterationResult
 from placement.errors import PlanError
 from placement.search import TrialFailure
-from placement.types import Machine
 from rayagi.config.learning import Template
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import connected
@@ -24,28 +22,30 @@ from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.probe import VALIDATION, failure_kind, is_sufficient, trim_warmup
 from rayagi.coordinator.profiling import without_filling
-from rayagi.coordinator.search_store import SearchStore
+from rayagi.coordinator.search_store import Measuring, SearchStore
 from rayagi.coordinator.template_choice import on_template
 
 MeasureFn = Callable[[RunSpec, str], float]
 """(run, template) -> environment steps per second of all GMIs. Raises what its session raises."""
+TurnFn = Callable[[str], float | TrialFailure]
+"""Runs one turn of a name: environment steps per second of all GMIs, or why it failed. Raises what its session raises."""
 BUDGET_S = 300.0
 """Wall time after which no further turn starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Measurements of templates by turns."""
+    """Measurements by turns, as of templates."""
 
     turns: dict[str, list[float]]
-    """Template -> environment steps per second of each of its turns. Without those that failed."""
+    """Name -> environment steps per second of each of its turns. Without those that failed."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Template -> why it does not run."""
+    """Name -> why it does not run."""
     complete: bool = True
     """False: the time budget ended it."""
 
     def fastest(self, default: str) -> str | None:
-        """The template with the highest mean. None: some turns are missing, or all failed.
+        """The name with the highest mean. None: some turns are missing, or all failed.
 
         The default, unless the other is faster in each turn than the default in any.
         """
@@ -68,65 +68,43 @@ class Comparison:
 
 
 def compared(
-    spec: RunSpec,
-    machine: Machine,
+    store: SearchStore,
+    note: str,
     names: Sequence[str],
+    measure: TurnFn,
     *,
-    kind: str,
-    measure: MeasureFn,
     log: Callable[[str], None],
-    may_measure: bool = True,
-    may_repeat: bool = True,
-    folder: Path | None = None,
+    measuring: Measuring,
+    missing: PlanError,
 ) -> Comparison:
-    """The cached comparison of these templates, or a new one.
+    """The cached comparison, or a new one.
 
     Args:
-        spec: the run, with its template "auto"
-        machine: the machine of the run
-        names: the templates
-        kind: "serving", or the algorithm
+        store: the cache of the run
+        note: its name there
+        names: what is compared, the default first
         measure: runs one turn
         log: called with a sentence before turns start
-        may_measure: whether to measure what is not cached
-        may_repeat: whether to repeat a comparison of another process that may end otherwise
-        folder: cache of the searches; None: the default
+        measuring: what may be measured
+        missing: raised if it is not cached, and nothing may be measured
 
     Raises:
-        PlanError: it is not cached, and ``may_measure`` is False.
-        ClusterUnreachableError, ReservationError, EnvError: no template can be measured.
+        ClusterUnreachableError, ReservationError, EnvError: nothing can be measured.
     """
-    store, note = SearchStore(spec, machine, folder), _note(spec, names, kind)
-    stored = store.load_comparison(note, may_repeat=may_repeat)
+    stored = store.load_comparison(note, measuring)
     if stored is not None:
         return Comparison(**stored)
-    if not may_measure:
-        raise PlanError(
-            "a template left to a measurement",
-            f"{', '.join(names)} were not compared on this machine with this version",
-            "Start the run, which compares them, or give a template",
-        )
+    if measuring == "nothing":
+        raise missing
     log(f"Comparing {', '.join(names)} by turns: about a minute.")
     with connected():
-        found, is_final = by_turns(spec, names, measure)
+        found, is_final = by_turns(names, measure)
     store.save_comparison(note, asdict(found), is_final=found.complete and is_final, log=log)
     return found
 
 
-def _note(spec: RunSpec, names: Sequence[str], kind: str) -> str:
-    """Name in the store; with the numbers that the store's key leaves out."""
-    gmi = spec.gmi
-    return (
-        f"{kind} templates {' '.join(sorted(names))}, {gmi.num_envs} environments, "
-        f"{gmi.num_gmis or 'all'} GMIs, {gmi.gmis_per_gpu or 'any'} per GPU"
-    )
-
-
 def by_turns(
-    spec: RunSpec,
-    names: Sequence[str],
-    measure: MeasureFn,
-    clock: Callable[[], float] = time.monotonic,
+    names: Sequence[str], measure: TurnFn, clock: Callable[[], float] = time.monotonic
 ) -> tuple[Comparison, bool]:
     """Measure in the order A B C C B A, so that drift of the machine's speed affects all alike.
 
@@ -141,16 +119,26 @@ def by_turns(
             continue
         if clock() >= ends_at:
             return Comparison(turns=turns, failures=failures, complete=False), is_final
-        try:
-            turns[name].append(measure(spec, name))
-        except Exception as error:
-            kind = "cannot be planned" if isinstance(error, PlanError) else failure_kind(error)
-            if kind is None:
-                raise
-            failures[name] = f"{kind} ({type(error).__name__}: {error})"
-            is_final = is_final and TrialFailure(kind=kind, reason="").is_final
+        if len(turns) == 1 and all(turns.values()):
+            break  # the others failed
+        outcome = _turn(measure, name)
+        if isinstance(outcome, TrialFailure):
+            failures[name] = f"{outcome.kind} ({outcome.reason})"
+            is_final = is_final and outcome.is_final
             del turns[name]
+        else:
+            turns[name].append(outcome)
     return Comparison(turns=turns, failures=failures), is_final
+
+
+def _turn(measure: TurnFn, name: str) -> float | TrialFailure:
+    try:
+        return measure(name)
+    except Exception as error:
+        kind = "cannot be planned" if isinstance(error, PlanError) else failure_kind(error)
+        if kind is None:
+            raise
+        return TrialFailure(kind=kind, reason=f"{type(error).__name__}: {error}")
 
 
 def trained_steps_per_s(spec: RunSpec, template: str) -> float:

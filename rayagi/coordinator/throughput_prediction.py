@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import fmean
 
 from placement.plan import PlacementPlan
@@ -13,7 +12,7 @@ from rayagi.coordinator.search_store import SearchStore
 from rayagi.run.prediction import Prediction
 
 
-def predict_throughput(spec: RunSpec, plan: PlacementPlan, folder: Path | None = None) -> Prediction | None:
+def predict_throughput(spec: RunSpec, plan: PlacementPlan) -> Prediction | None:
     """Predict the plan's throughput; None if it was never measured on this machine.
 
     The mean of its validation rounds with their prediction interval, else the result of its single trial. A probe measures
@@ -27,7 +26,7 @@ def predict_throughput(spec: RunSpec, plan: PlacementPlan, folder: Path | None =
     per_device = plan.num_gmis // num_devices
     if any(devices.count(device) != per_device for device in devices):
         return None
-    store = SearchStore(spec, plan.machine, folder)
+    store = SearchStore(spec, plan.machine)
     candidate = f"{per_device} x {plan.num_envs} environments"
     rounds = store.rounds(per_device, plan.num_envs)
     trial = store.outcome(per_device, plan.num_envs)

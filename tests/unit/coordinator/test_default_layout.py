@@ -24,6 +24,12 @@ V100 = load_machine(f"{MACHINES}/v100x1.json")
 ANT = preset("Ant-v5")
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(monkeypatch, tmp_path):
+    """Searches are cached in the test's own folder."""
+    monkeypatch.setattr("rayagi.coordinator.search_store.default_folder", lambda: tmp_path)
+
+
 def with_gmi(spec=ANT, **gmi):
     return dataclasses.replace(spec, gmi=dataclasses.replace(spec.gmi, **gmi))
 
@@ -42,7 +48,7 @@ def small(machine, *, cores=None, memory_bytes=None):
 def layout(spec, machine, folder, **options):
     """GMIs per GPU, environments, and what was said."""
     lines = []
-    found = with_default_layout(spec, machine, log=lines.append, folder=folder, **options)
+    found = with_default_layout(spec, machine, log=lines.append, **options)
     return found.gmi.gmis_per_gpu, found.gmi.num_envs, "".join(lines)
 
 
@@ -97,14 +103,14 @@ def test_without_mps_a_gpu_has_one_gmi_unless_a_search_here_found_more(tmp_path)
 )
 def test_what_is_given_stays(tmp_path, given):
     spec = with_gmi(**given)
-    assert with_default_layout(spec, DGX, log=print, folder=tmp_path) is spec
+    assert with_default_layout(spec, DGX, log=print) is spec
 
 
 def test_given_environments_stay_and_cores_have_no_such_default(tmp_path):
     assert layout(with_gmi(num_envs=48), DGX, tmp_path)[:2] == (3, 48)
     assert layout(ANT, DGX, tmp_path, keep_envs=True)[:2] == (3, 32)
     cores = load_machine(f"{MACHINES}/cpu16.json")
-    assert with_default_layout(ANT, cores, log=print, folder=tmp_path) is ANT
+    assert with_default_layout(ANT, cores, log=print) is ANT
 
 
 def record(spec, machine, folder, *, gmis, num_envs, complete=True):

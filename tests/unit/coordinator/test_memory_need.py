@@ -33,6 +33,12 @@ ANT = preset("Ant-v5")
 A100, CORES = "tests/data/machines/a100_40x1.json", "tests/data/machines/cpu2.json"
 
 
+@pytest.fixture(autouse=True)
+def cache_folder(monkeypatch, tmp_path):
+    """Searches are cached in the test's own folder."""
+    monkeypatch.setattr("rayagi.coordinator.search_store.default_folder", lambda: tmp_path)
+
+
 def planned(machine, **gmi):
     spec = replace(ANT, gmi=replace(ANT.gmi, **gmi))
     return spec, plan_of(spec, load_machine(machine))
@@ -66,13 +72,13 @@ def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path
     # 4 x (105 + 8 + 8) bytes a step of Ant's 64: 200,000 environments need 5.77 GiB of the 4 GiB that the daemon grants.
     assert spec.learning.rollout_length == 64
     with pytest.raises(PlanError) as caught:
-        reject_insufficient_memory(spec, plan, tmp_path)
+        reject_insufficient_memory(spec, plan)
     assert caught.value.asked.startswith("200000 environments in GMI 0 mps[")
     assert caught.value.limit == (
         "they need 5.77 GiB (its rollouts of 64 steps alone hold that), and its share has 4.00 GiB"
     )
     assert caught.value.hint == "Set num_envs to 138654 or less, or use fewer GMIs"
-    reject_insufficient_memory(*planned(A100, num_gmis=1, num_envs=200_000), tmp_path)
+    reject_insufficient_memory(*planned(A100, num_gmis=1, num_envs=200_000))
 
 
 def test_a_replay_that_its_host_cannot_hold_is_refused(tmp_path):
@@ -90,8 +96,8 @@ def test_a_replay_that_its_host_cannot_hold_is_refused(tmp_path):
     with pytest.raises(
         PlanError, match=r"the replay of 1000000000 transitions on .*: it needs 879\.17 GiB.*sac\.capacity"
     ):
-        reject_insufficient_memory(spec, plan, tmp_path)
-    reject_insufficient_memory(replace(spec, total_env_steps=10**6), plan, tmp_path)
+        reject_insufficient_memory(spec, plan)
+    reject_insufficient_memory(replace(spec, total_env_steps=10**6), plan)
 
 
 def kept(spec, machine, folder, gmis, **memory):
@@ -107,12 +113,12 @@ def test_what_a_search_measured_is_projected_by_eq_4(tmp_path):
     kept(spec, A100, tmp_path, 4, _1024=2, _2048=3, _4096=5)
     kept(spec, A100, tmp_path, 2, _4096=30)  # of other GMIs
     # On the line through 3 and 5 GiB, 8192 need 9 of the 10 that a quarter has.
-    reject_insufficient_memory(spec, plan, tmp_path)
+    reject_insufficient_memory(spec, plan)
     spec, plan = planned(
         A100, num_gmis=None, gmis_per_gpu=4, num_envs=16384, backend="mps", threads_per_gmi=1
     )
     with pytest.raises(PlanError) as caught:
-        reject_insufficient_memory(spec, plan, tmp_path)
+        reject_insufficient_memory(spec, plan)
     assert "need 17.00 GiB (by eq. 4, from a search's measurements with 2048 and 4096" in caught.value.limit
     assert "its share has 10.00 GiB" in caught.value.limit
     assert caught.value.hint == "Set num_envs to 9216 or less, or use fewer GMIs"  # (10 - 1) / 1 x 1024
@@ -124,14 +130,14 @@ def test_a_hosts_memory_is_divided_by_environments(tmp_path):
     half = node.memory_total_bytes / 2 / GIB
     kept(spec, CORES, tmp_path, 2, _16=0.25 * half, _32=0.5 * half)
     with pytest.raises(PlanError, match=r"128 environments in GMI 0 cpu\[0\]: .*Set num_envs to 64 or less"):
-        reject_insufficient_memory(spec, plan, tmp_path)  # two halves, three quarters of it for sure
+        reject_insufficient_memory(spec, plan)  # two halves, three quarters of it for sure
 
 
 def test_one_environment_that_does_not_fit_asks_for_a_larger_share(tmp_path):
     spec, plan = planned(CORES, num_gmis=2, num_envs=64)
     kept(spec, CORES, tmp_path, 2, _16=500, _32=501)
     with pytest.raises(PlanError, match="Not even one fits: use fewer GMIs"):
-        reject_insufficient_memory(spec, plan, tmp_path)
+        reject_insufficient_memory(spec, plan)
 
 
 @pytest.mark.parametrize("changes", [{}, {"core": "lstm"}, {"core": "gru", "shared": True}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from placement.inventory import load_machine
 from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
-from rayagi.coordinator import auto, cached_probe, searching
+from rayagi.coordinator import auto, searching
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind, run_spec_of
 from rayagi.coordinator.search_store import SearchStore, code_digest, code_files, search_key
@@ -32,6 +33,12 @@ from rayagi.run.prediction import (
 
 MIB = 2**20
 SPEC = preset("Ant-v5")
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(monkeypatch, tmp_path):
+    """Searches are cached in the test's own folder."""
+    monkeypatch.setattr("rayagi.coordinator.search_store.default_folder", lambda: tmp_path)
 
 
 @pytest.fixture
@@ -88,7 +95,7 @@ class Bench:
 def bench(monkeypatch):
     made = Bench()
     monkeypatch.setattr(searching, "SessionProbe", made)
-    monkeypatch.setattr(cached_probe.LazyRayConnection, "open", lambda self: None)
+    monkeypatch.setattr(searching, "connected", nullcontext)
     return made
 
 
@@ -231,8 +238,7 @@ class Clock:
 
 @pytest.fixture
 def clock(bench, monkeypatch):
-    for module in (searching, cached_probe):
-        monkeypatch.setattr(module, "time", Clock(bench))
+    monkeypatch.setattr(searching, "time", Clock(bench))
     monkeypatch.setattr(auto, "_continued", set())
 
 
@@ -280,14 +286,14 @@ def test_auto_continues_an_incomplete_search_once_in_every_process(
 
     def resolve(**options):
         messages.clear()
-        return resolve_auto(spec, eight_gpus, log=messages.append, folder=tmp_path, **options).gmi
+        return resolve_auto(spec, eight_gpus, log=messages.append, **options).gmi
 
     rest = "The search is not complete. Not tried: 1-9 GMIs per GPU of 256-512, 2048-32768 environments. "
     assert resolve().gmis_per_gpu == 10
     assert messages[0].startswith("Searching the best configuration of Ant-v5")
     assert messages[-2].startswith(rest)
     # A plan, a trial of Tune, and this process again take what there is, and say so.
-    for options in ({"may_search": False}, {"may_continue": False}, {}):
+    for options in ({"measuring": "nothing"}, {"measuring": "missing"}, {}):
         resolve(**options)
         assert len(bench.asked) == 21
         assert messages[0].startswith(rest)
@@ -388,28 +394,28 @@ def test_the_key_covers_the_files_of_a_user_s_network_and_environment(two_cores,
 def test_auto_takes_what_a_search_found(bench, two_cores, tmp_path):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis="auto", num_envs="auto"))
     with pytest.raises(PlanError, match="rayagi search Ant-v5"):
-        resolve_auto(spec, two_cores, may_search=False, folder=tmp_path)
+        resolve_auto(spec, two_cores, measuring="nothing")
     messages = []
-    found = resolve_auto(spec, two_cores, log=messages.append, folder=tmp_path)
+    found = resolve_auto(spec, two_cores, log=messages.append)
     assert (found.gmi.num_gmis, found.gmi.num_envs) == (2, 64)
     assert "auto: 2 GMIs of 64 environments" in messages[-1]
     asked = len(bench.asked)
-    assert resolve_auto(spec, two_cores, may_search=False, folder=tmp_path) == found
+    assert resolve_auto(spec, two_cores, measuring="nothing") == found
     assert len(bench.asked) == asked
 
 
 def test_auto_leaves_given_numbers(bench, two_cores, eight_gpus, tmp_path):
     one = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=1, num_envs="auto"))
-    found = resolve_auto(one, two_cores, folder=tmp_path)
+    found = resolve_auto(one, two_cores)
     assert (found.gmi.num_gmis, found.gmi.num_envs) == (1, 64)
     assert {gmis for gmis, _ in bench.asked} == {1}
     three = replace(SPEC, gmi=replace(SPEC.gmi, gmis_per_gpu=3, num_envs="auto"))
-    found = resolve_auto(three, eight_gpus, folder=tmp_path)
+    found = resolve_auto(three, eight_gpus)
     assert (found.gmi.num_gmis, found.gmi.gmis_per_gpu, found.gmi.num_envs) == (None, 3, 128)
 
 
 def test_numbers_alone_are_left_as_they_are(two_cores, tmp_path):
-    assert resolve_auto(SPEC, two_cores, folder=tmp_path) is SPEC
+    assert resolve_auto(SPEC, two_cores) is SPEC
 
 
 def test_a_plan_needs_numbers(two_cores):
@@ -420,9 +426,9 @@ def test_a_plan_needs_numbers(two_cores):
 def test_a_run_expects_what_was_probed(bench, two_cores, tmp_path):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_gmis=2, num_envs=16))
     plan = plan_of(spec, two_cores)
-    assert predict_throughput(spec, plan, tmp_path) is None
+    assert predict_throughput(spec, plan) is None
     run(bench, two_cores, tmp_path)
-    expected = predict_throughput(spec, plan, tmp_path)
+    expected = predict_throughput(spec, plan)
     assert expected.predicted_steps_per_s == pytest.approx(2 * 1000 * 1.2**5)
     assert (expected.source, expected.interval) == ("a short trial of 2 x 16 environments", None)
     assert expected.error is None
@@ -441,12 +447,12 @@ def test_the_own_work_of_a_gmi_is_predicted_without_its_waiting(two_cores, tmp_p
         phases_s = {"simulate_s": 0.3 * iteration_s, "sync_s": waiting * iteration_s}
         trial = TrialMeasurement(steps_per_s=1000.0, memory_bytes=MIB, phases_s=phases_s)
         store.save_outcome(2, 64, trial, round_)
-    expected = predict_throughput(spec, plan, tmp_path)
+    expected = predict_throughput(spec, plan)
     assert expected.predicted_steps_per_s == pytest.approx(2000)
     # 1000 / 0.8 and 1000 / 0.5
     assert expected.own_work_steps_per_s == pytest.approx((1250 + 2000) / 2)
     one = replace(spec, gmi=replace(spec.gmi, left_out=(0,)))
-    assert predict_throughput(one, plan_of(one, two_cores), tmp_path) is None
+    assert predict_throughput(one, plan_of(one, two_cores)) is None
 
 
 def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path):
@@ -454,9 +460,9 @@ def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path)
     plan, store = plan_of(spec, two_cores), SearchStore(SPEC, two_cores, tmp_path)
     for round_, speed in ((0, 4000.0), (1, 2900.0)):
         store.save_outcome(2, 64, TrialMeasurement(steps_per_s=speed, memory_bytes=MIB), round_)
-    assert predict_throughput(spec, plan, tmp_path).predicted_steps_per_s == 8000
+    assert predict_throughput(spec, plan).predicted_steps_per_s == 8000
     store.save_outcome(2, 64, TrialMeasurement(steps_per_s=3100.0, memory_bytes=MIB), 2)
-    expected = predict_throughput(spec, plan, tmp_path)
+    expected = predict_throughput(spec, plan)
     # Two GMIs, of 2900 and 3100 steps/s: 6000. Their deviation is 141.4, and t is 3.078 with one degree of freedom:
     # 3.078 x 141.4 x sqrt(2 / 2) of 3000 is 14.5 %.
     assert (expected.predicted_steps_per_s, expected.source) == (
@@ -467,7 +473,7 @@ def test_a_run_expects_what_was_confirmed_and_not_the_trial(two_cores, tmp_path)
     for round_, speed in ((3, 2800.0), (4, 3200.0)):
         store.save_outcome(2, 64, TrialMeasurement(steps_per_s=speed, memory_bytes=MIB), round_)
     # Four rounds: deviation 182.6, t 1.638, sqrt(2 / 4): 211.5 of 3000.
-    more = predict_throughput(spec, plan, tmp_path)
+    more = predict_throughput(spec, plan)
     assert (more.predicted_steps_per_s, more.source) == (6000, "4 measurements of 2 x 64 environments")
     assert more.half_width == pytest.approx(211.5 / 3000, abs=1e-4)
 

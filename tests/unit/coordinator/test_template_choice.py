@@ -185,11 +185,11 @@ def test_a_comparison_is_cached_unless_a_failure_may_not_recur(measured, failure
     assert len(turns) == turns_again
     assert again == ("ea_t" if turns_again else "e_at")
     assert "e_at 100 and 110 steps/s" in text
-    assert chosen(preset("Ant-v5"), may_measure=False)[0] == again
+    assert chosen(preset("Ant-v5"), measuring="nothing")[0] == again
     # Another number of environments is another comparison.
     more = dataclasses.replace(preset("Ant-v5"), gmi=dataclasses.replace(preset("Ant-v5").gmi, num_envs=17))
     with pytest.raises(PlanError, match="were not compared on this machine with this version"):
-        chosen(more, may_measure=False)
+        chosen(more, measuring="nothing")
 
 
 def test_a_comparison_that_may_end_otherwise_counts_in_its_process_and_in_trials(measured):
@@ -199,24 +199,24 @@ def test_a_comparison_that_may_end_otherwise_counts_in_its_process_and_in_trials
     assert chosen(auto_spec())[0] == "e_at"  # the next trial of a Tune experiment is created
     measured(SLOW_REDUCTIONS, GOOD)
     # A trial in its own process: its resources are those of e_at.
-    assert resolve_auto(auto_spec(), CPU2, may_continue=False).gmi.template == "e_at"
+    assert resolve_auto(auto_spec(), CPU2, measuring="missing").gmi.template == "e_at"
     assert turns == []
     with pytest.raises(PlanError, match="were not compared"):
-        chosen(auto_spec(), may_measure=False)
+        chosen(auto_spec(), measuring="nothing")
 
 
 def test_the_time_budget_ends_the_turns():
     now = [0.0]
 
-    def turn(spec, template):
+    def turn(template):
         now[0] += BUDGET_S / 2
         return {"a": 10.0, "b": 20.0, "c": 30.0}[template]
 
-    found, _ = by_turns(preset("Ant-v5"), ["a", "b"], turn, lambda: now[0])
+    found, _ = by_turns(["a", "b"], turn, lambda: now[0])
     assert found == Comparison(turns={"a": [10.0], "b": [20.0]}, complete=False)
     assert found.fastest("a") is None  # one turn each: drift of the machine's speed may be the difference
     now[0] = 0.0
-    found, _ = by_turns(preset("Ant-v5"), ["a", "b", "c"], turn, lambda: now[0])
+    found, _ = by_turns(["a", "b", "c"], turn, lambda: now[0])
     assert found.turns == {"a": [10.0], "b": [20.0], "c": []}
     assert found.fastest("a") is None
 
@@ -410,7 +410,7 @@ def test_a_searched_number_and_a_chosen_template_exclude_each_other():
 
 def test_unit_costs_that_a_plan_may_not_measure_are_asked_for(tmp_path):
     with pytest.raises(PlanError, match="Run `rayagi plan Ant-v5 --explain` first"):
-        profiling.cached_unit_costs(preset("Ant-v5"), CPU2, log=print, may_measure=False, folder=tmp_path)
+        profiling.cached_unit_costs(preset("Ant-v5"), CPU2, log=print, may_measure=False)
 
 
 def test_the_command_line_takes_auto(measured, capsys, monkeypatch):
