@@ -37,18 +37,13 @@ def colocate_on_cores(
             shared = range(len(hosts)) if overlapped else served
             placed.append((roles, tuple(other for other in shared if hosts[other].node == node)))
     users = [sum(host in covered for _, covered in placed) for host in range(len(hosts))]
-    placed.sort(
-        key=lambda entry: _node_order(hosts)[hosts[entry[1][0]].node]
-    )  # stable: by type within a node
+    nodes = list(dict.fromkeys(host.node for host in hosts))
+    placed.sort(key=lambda entry: nodes.index(hosts[entry[1][0]].node))  # stable: by type within a node
     slices = [
         _colocated_slice([hosts[i] for i in covered], [users[i] for i in covered], overlapped)
         for _, covered in placed
     ]
     return slices, [roles for roles, _ in placed], _colocation_text(worker_types, counts, overlapped)
-
-
-def _node_order(hosts: Sequence[Slice]) -> dict[str, int]:
-    return {name: place for place, name in enumerate(dict.fromkeys(host.node for host in hosts))}
 
 
 def _colocated_slice(hosts: Sequence[Slice], users: Sequence[int], overlapped: bool) -> Slice:

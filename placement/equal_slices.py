@@ -8,7 +8,7 @@ from math import floor
 from placement.backend_choice import UnusedGpu
 from placement.backends import get_backend
 from placement.errors import PlanError, counted
-from placement.types import FRACTION_STEP, BackendName, Machine, Node, Slice
+from placement.types import FRACTION_STEP, BackendName, Machine, Slice
 from placement.unequal_slices import gpu_slices_of_node
 
 MAX_DEFAULT_GMIS = 8
@@ -51,9 +51,15 @@ def equal_core_slices(
     for node, share in zip(machine.nodes, per_node, strict=True):
         if share:
             width = threads or len(node.usable_cores) // share
+            cores_here = node.usable_cores if node.pinnable else ()
             slices += [
-                Slice(node=node.name, backend="cpu", cores=part, num_threads=width)
-                for part in _split_cores(node, share, width)
+                Slice(
+                    node=node.name,
+                    backend="cpu",
+                    cores=cores_here[i * width : (i + 1) * width],
+                    num_threads=width,
+                )
+                for i in range(share)
             ]
     return slices, _explain_cores(machine, slices, called, asked=num_gmis is not None)
 
@@ -177,14 +183,6 @@ def spread_over_nodes(cores: list[int], count: int, width: int) -> list[int]:
         best = max(open_nodes, key=lambda i: (cores[i] / (shares[i] + 1), -i))
         shares[best] += 1
     return shares
-
-
-def _split_cores(node: Node, share: int, width: int) -> list[tuple[int, ...]]:
-    """``share`` disjoint ranges of ``width`` cores of the node; empty if its core ids are unknown."""
-    if not node.pinnable:
-        return [()] * share
-    cores = node.usable_cores
-    return [cores[i * width : (i + 1) * width] for i in range(share)]
 
 
 def _explain_cores(machine: Machine, slices: list[Slice], called: str, *, asked: bool) -> str:

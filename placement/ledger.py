@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from placement.errors import LedgerError, PartitionError
 from placement.types import BackendName
@@ -162,7 +162,13 @@ class Ledger:
     def _write(self, steps: tuple[LedgerEntry, ...]) -> None:
         try:
             if steps:
-                _replace_text(self.path, json.dumps(self._content(steps), indent=2) + "\n")
+                content = {
+                    "schema": SCHEMA,
+                    "run": self.run,
+                    "owner": asdict(self.owner),
+                    "steps": [asdict(step) for step in steps],
+                }
+                _replace_text(self.path, json.dumps(content, indent=2) + "\n")
             else:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -172,14 +178,6 @@ class Ledger:
                 "Free disk space, or set XDG_CACHE_HOME to a writable folder",
             ) from error
         self._steps = steps
-
-    def _content(self, steps: tuple[LedgerEntry, ...]) -> dict[str, Any]:
-        return {
-            "schema": SCHEMA,
-            "run": self.run,
-            "owner": asdict(self.owner),
-            "steps": [asdict(step) for step in steps],
-        }
 
     def __repr__(self) -> str:
         return f"Ledger({self.run}, process {self.owner.pid} on {self.owner.host}, {len(self._steps)} steps)"

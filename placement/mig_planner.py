@@ -17,9 +17,6 @@ from placement.errors import PlanError, counted
 from placement.mig_geometry import Geometry, Layout, PlacedProfile, Placement, geometry_of, layouts
 from placement.types import FRACTION_STEP, Gpu, MigInstance, core_ranges
 
-SizeRequest = float | str
-"""A fraction of the GPU in (0, 1], or the name of a profile such as ``2g.10gb``."""
-
 MIN_GRANTED = 0.5
 """Smallest acceptable ratio of granted to requested size. MIG's sizes are coarse: 2 x 0.5 grants 3 of 7 compute slices each.
 A smaller ratio is an error, not an approximation."""
@@ -31,7 +28,6 @@ T = TypeVar("T")
 class RelativeSize:
     """Size of an instance as fractions of the whole GPU, each in (0, 1]."""
 
-    name: str
     compute: float
     memory: float
 
@@ -41,7 +37,7 @@ class RelativeSize:
 
 
 def plan_instances(
-    gpu: Gpu, requests: Sequence[SizeRequest], taken: Iterable[Placement] | None = None
+    gpu: Gpu, requests: Sequence[float], taken: Iterable[Placement] | None = None
 ) -> tuple[PlacedProfile, ...]:
     """Plan new instances for the requests, in their order, next to existing ones.
 
@@ -49,30 +45,28 @@ def plan_instances(
 
     Args:
         gpu: the GPU to partition
-        requests: requested sizes
+        requests: fractions of the GPU, each in (0, 1]; at least one
         taken: placements of existing instances; None: those that the inventory could read
 
     Raises:
         PlanError: the GPU has no MIG, or no legal layout fits; the text says what would.
     """
     geometry = required_geometry(gpu)
-    _check(geometry, requests)
     occupied = frozenset(known_placements(gpu) if taken is None else taken)
 
-    def best(some: Sequence[SizeRequest]) -> tuple[PlacedProfile, ...] | None:
+    def best(some: Sequence[float]) -> tuple[PlacedProfile, ...] | None:
         return _best_layout(geometry, layouts(geometry, occupied), some)
 
     return best(requests) or _raise_no_placement(gpu, geometry, requests, occupied, best)
 
 
-def choose_existing(gpu: Gpu, requests: Sequence[SizeRequest]) -> tuple[MigInstance, ...]:
+def choose_existing(gpu: Gpu, requests: Sequence[float]) -> tuple[MigInstance, ...]:
     """Choose idle existing instances for the requests, in their order.
 
     Raises:
         PlanError: they do not fit the requests; the text lists them.
     """
     geometry = required_geometry(gpu)
-    _check(geometry, requests)
     free = [one for one in gpu.mig_instances if not one.in_use]
     chosen = _best_layout_of(free, lambda one: _size_of(gpu, geometry, one), requests)
     if chosen is None:
@@ -130,7 +124,7 @@ def size_of(geometry: Geometry, placed: PlacedProfile) -> RelativeSize:
     """Relative size of a placed profile."""
     profile = placed.profile
     return RelativeSize(
-        profile.name, profile.compute_slices / geometry.compute_slices, profile.size / geometry.memory_slices
+        profile.compute_slices / geometry.compute_slices, profile.size / geometry.memory_slices
     )
 
 
@@ -142,12 +136,10 @@ def _size_of(gpu: Gpu, geometry: Geometry, instance: MigInstance) -> RelativeSiz
         compute = profile.compute_slices / geometry.compute_slices
     else:
         compute = 0.0 if whole is None or instance.sm_count is None else instance.sm_count / whole
-    return RelativeSize(instance.profile, compute, min(1.0, instance.memory_bytes / gpu.memory_total_bytes))
+    return RelativeSize(compute, min(1.0, instance.memory_bytes / gpu.memory_total_bytes))
 
 
-def _best_layout(
-    geometry: Geometry, among: Iterable[Layout], requests: Sequence[SizeRequest]
-) -> Layout | None:
+def _best_layout(geometry: Geometry, among: Iterable[Layout], requests: Sequence[float]) -> Layout | None:
     """The layout with the largest smallest granted ratio, then the least used, then the lowest starts."""
     ranked = []
     for layout in among:
@@ -161,7 +153,7 @@ def _best_layout(
 
 
 def _best_layout_of(
-    pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[SizeRequest]
+    pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[float]
 ) -> tuple[T, ...] | None:
     """The best subset of existing instances, with one per request."""
     ranked = []
@@ -174,66 +166,36 @@ def _best_layout_of(
 
 
 def _match(
-    pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[SizeRequest]
+    pieces: Sequence[T], size: Callable[[T], RelativeSize], requests: Sequence[float]
 ) -> tuple[tuple[float, float], tuple[T, ...]] | None:
-    """Assign one instance to each request: profile names exactly; fractions in order of size, largest to largest.
+    """Assign one instance to each request: the largest to the largest, and so on.
 
     Args:
         pieces: at least as many instances as requests
         size: relative size of an instance
-        requests: requested sizes
+        requests: fractions of the GPU
 
     Returns:
         (smallest granted ratio, part of the GPU that all pieces use), and the instances in the order of the requests; None:
         no match
     """
-    # 1. Requests by profile name take an instance of that profile.
-    left = list(pieces)
-    given: dict[int, T] = {}
-    for index, request in enumerate(requests):
-        if isinstance(request, str):
-            named = next((one for one in left if size(one).name == request), None)
-            if named is None:
-                return None
-            left.remove(named)
-            given[index] = named
-    # 2. The largest fraction gets the largest remaining instance, and so on.
-    fractions = sorted(
-        ((request, -index) for index, request in enumerate(requests) if not isinstance(request, str)),
-        reverse=True,
-    )
-    left.sort(
-        key=lambda one: (size(one).compute, size(one).memory), reverse=True
-    )  # stable: lower placements first
-    granted = 1.0
-    for (fraction, minus_index), piece in zip(fractions, left, strict=False):
-        given[-minus_index] = piece
-        granted = min(granted, size(piece).granted(fraction))
+    largest_first = sorted(range(len(requests)), key=lambda index: -requests[index])
+    # Stable: lower placements first.
+    ordered = sorted(pieces, key=lambda one: (size(one).compute, size(one).memory), reverse=True)
+    given = dict(zip(largest_first, ordered, strict=False))
+    granted = min(size(piece).granted(requests[index]) for index, piece in given.items())
     if granted < MIN_GRANTED:
         return None
     spent = sum(size(one).compute + size(one).memory for one in pieces)
     return (granted, spent), tuple(given[index] for index in range(len(requests)))
 
 
-def _check(geometry: Geometry, requests: Sequence[SizeRequest]) -> None:
-    names = [profile.name for profile in geometry.profiles]
-    for request in requests:
-        if isinstance(request, str) and request not in names:
-            raise PlanError(
-                f"MIG profile {request!r}", f"the {geometry.model} has {', '.join(names)}", "Use one of them"
-            )
-        if not isinstance(request, str) and not 0 < request <= 1:
-            raise PlanError(f"a share of {request:g}", "a share is in (0, 1]", "Ask for a part of one GPU")
-    if not requests:
-        raise PlanError("no MIG instance", "at least one is needed", "Ask for one")
-
-
 def _raise_no_placement(
     gpu: Gpu,
     geometry: Geometry,
-    requests: Sequence[SizeRequest],
+    requests: Sequence[float],
     occupied: frozenset[Placement],
-    best: Callable[[Sequence[SizeRequest]], Layout | None],
+    best: Callable[[Sequence[float]], Layout | None],
 ) -> tuple[PlacedProfile, ...]:
     possible = layouts(geometry, occupied)
     most = max(len(layout) for layout in possible)
@@ -259,8 +221,8 @@ def _raise_no_placement(
 def _hint(
     geometry: Geometry,
     possible: Iterable[Layout],
-    requests: Sequence[SizeRequest],
-    best: Callable[[Sequence[SizeRequest]], Layout | None],
+    requests: Sequence[float],
+    best: Callable[[Sequence[float]], Layout | None],
 ) -> str:
     """The largest subset of the requests that fits, earlier requests first."""
     # Only the profiles of a layout count, not their places.
@@ -274,7 +236,7 @@ def _hint(
     return f"{_text(part)} would fit as {_counts(Counter(one.profile.name for one in layout))}"
 
 
-def _first_subset(geometry: Geometry, layout: Layout, requests: Sequence[SizeRequest]) -> list[int]:
+def _first_subset(geometry: Geometry, layout: Layout, requests: Sequence[float]) -> list[int]:
     """Indices of the largest subset of the requests that fits a layout, the first in lexicographic order.
 
     The sets of requests that can be matched to a layout's instances are the independent sets of a transversal matroid
@@ -289,8 +251,8 @@ def _first_subset(geometry: Geometry, layout: Layout, requests: Sequence[SizeReq
     return chosen
 
 
-def _text(requests: Sequence[SizeRequest]) -> str:
-    return _counts(Counter(one if isinstance(one, str) else f"{one:.3g}" for one in requests))
+def _text(requests: Sequence[float]) -> str:
+    return _counts(Counter(f"{one:.3g}" for one in requests))
 
 
 def _counts(names: Counter[str]) -> str:

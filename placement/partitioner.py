@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +35,10 @@ class Partitioner:
         Raises:
             PartitionError: a GPU could not be partitioned.
         """
-        self._recover_stale_state([gpu.uuid for gpu, _ in wanted])
+        for ledger in stale_ledgers(self._directory):
+            if any(ledger.steps(gpu.uuid) for gpu, _ in wanted):
+                for error in recover_stale_state(ledger):
+                    raise error
         try:
             shares = []
             for gpu, sizes in wanted:
@@ -81,27 +85,15 @@ class Partitioner:
                 states[place] = self._backend.health(gmi_slice)
             device = share and (share.mig_uuid or share.gpu_uuid)
             if device and device not in memory:
-                memory[device] = _memory_on(device)
+                memory[device] = {}
+                with suppress(InventoryError):  # the driver does not respond, which ``state`` reports
+                    memory[device] = memory_by_process(device)
             found.append(replace(states[place], memory_bytes=memory[device].get(pid) if device else None))
         return found
 
     def evict(self, gmi_slice: Slice, pid: int) -> None:
         """Detach an unresponsive process from its share, before it is killed."""
         self._backend.evict(gmi_slice, pid)
-
-    def _recover_stale_state(self, gpu_uuids: Sequence[str]) -> None:
-        for ledger in stale_ledgers(self._directory):
-            if any(ledger.steps(gpu_uuid) for gpu_uuid in gpu_uuids):
-                for error in recover_stale_state(ledger):
-                    raise error
-
-
-def _memory_on(device_uuid: str) -> dict[int, int]:
-    """Memory by process; empty if the driver does not respond, which ``SliceHealth.state`` reports."""
-    try:
-        return memory_by_process(device_uuid)
-    except InventoryError:
-        return {}
 
 
 def stale_ledgers(directory: Path | None = None) -> list[Ledger]:

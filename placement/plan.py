@@ -108,15 +108,9 @@ class PlacementPlan:
         most one free GPU, which has room for all of them, so every plan fits. In another order it may not: of
         0.4 + 0.4 + 0.6 + 0.6 on two GPUs, the first two would take one GPU.
         """
-        first: dict[tuple[str, str], int] = {}
-        for index, gmi_slice in enumerate(self.slices):
-            first.setdefault((gmi_slice.node, gmi_slice.gpu_uuid or f"no GPU, {index}"), index)
-        return sorted(
-            range(self.num_gmis),
-            key=lambda index: first[
-                self.slices[index].node, self.slices[index].gpu_uuid or f"no GPU, {index}"
-            ],
-        )
+        places = [(each.node, each.gpu_uuid or f"no GPU, {index}") for index, each in enumerate(self.slices)]
+        first = {place: index for index, place in reversed(list(enumerate(places)))}
+        return sorted(range(self.num_gmis), key=lambda index: first[places[index]])
 
     def strategy(self) -> Literal["STRICT_PACK", "PACK"]:
         """Ray placement strategy: one node if the plan has one, else as few nodes as possible."""

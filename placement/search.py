@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 SATURATION = 0.1
 """The papers' threshold alpha on Sat ("generally < 0.1", preprint §5.2)."""
@@ -83,11 +83,8 @@ class TrialFailure:
         return self.kind in ("out of memory", "too long")
 
 
-class Probe(Protocol):
-    """Runs one candidate on the hardware."""
-
-    def __call__(self, gmis_per_gpu: int, num_envs: int) -> TrialMeasurement | TrialFailure:
-        """Measure the candidate; its failure is returned, not raised."""
+Probe = Callable[[int, int], TrialMeasurement | TrialFailure]
+"""(GMIs per device, environments per GMI) -> the candidate's measurement; its failure is returned, not raised."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +108,11 @@ class Trial:
     """The objective to maximise: the system's throughput by default."""
     best: bool = False
     """Whether it scored higher than every earlier trial."""
+
+    @property
+    def candidate(self) -> tuple[int, int]:
+        """GMIs per device, and environments of each."""
+        return self.gmis_per_gpu, self.num_envs
 
 
 Score = Callable[[int, int, float], float]
@@ -176,12 +178,7 @@ def explore(
         num_envs: numbers of environments of one GMI, ascending
         coarse: those of the coarse pass, from the first of ``num_envs`` on; empty: no such pass
         score: objective to maximise
-
-    Raises:
-        ValueError: numbers of environments are not ascending, or a number is not positive.
     """
-    if list(num_envs) != sorted(set(num_envs)) or min((*num_envs, *gmis_per_gpu, num_gpus), default=0) < 1:
-        raise ValueError("environments have to ascend, and all numbers have to be positive")
     trials: list[Trial] = []
 
     def row(gmis: int, envs: Sequence[int], rules: EarlyStopping) -> Iterator[Trial]:
@@ -338,7 +335,11 @@ def _pruned_by_upper_bound(
         early_stopping: has the upper bound
         score: objective to maximise
     """
-    ended = any(trial.verdict in ("saturated", "plateau") or _too_long(trial) for trial in trials)
+    ended = any(
+        trial.verdict in ("saturated", "plateau")
+        or (isinstance(trial.outcome, TrialFailure) and trial.outcome.kind == "too long")
+        for trial in trials
+    )
     scored = (trial for trial in trials if trial.score is not None)
     best = max(scored, key=lambda trial: highest_score([trial]), default=None)
     if early_stopping.upper_bound is None or best is None or best.score is None or not ended:
@@ -349,10 +350,6 @@ def _pruned_by_upper_bound(
         return None
     reason = f"at most {upper_bound:,.0f} steps/s; the best so far has {best.system_steps_per_s or 0:,.0f}"
     return Trial(gmis_per_gpu=gmis, num_envs=num_envs, verdict="cannot win", outcome=None, reason=reason)
-
-
-def _too_long(trial: Trial) -> bool:
-    return isinstance(trial.outcome, TrialFailure) and trial.outcome.kind == "too long"
 
 
 def project_memory(before: Sequence[tuple[int, TrialMeasurement]], num_envs: int) -> float | None:

@@ -67,7 +67,9 @@ def validate_finalists(
             for trial, outcomes in zip(chosen, rounds, strict=True)
         ]
         best = select_best(found)
-        yield from (best if best is not None and _same_candidate(trial, best) else trial for trial in found)
+        yield from (
+            best if best is not None and trial.candidate == best.candidate else trial for trial in found
+        )
         if best is not None:
             return
         left = [trial for trial in left if trial not in chosen]
@@ -93,7 +95,7 @@ def select_best(trials: Sequence[Trial]) -> Trial | None:
         return None
     top = ranked[0]
     alike = [trial for trial in ranked if _score(top) - _score(trial) <= _tie(top, trial) * _score(top)]
-    best = min(alike, key=lambda trial: (_batch(trial), -_score(trial)))
+    best = min(alike, key=lambda trial: (trial.gmis_per_gpu * trial.num_envs, -_score(trial)))
     if best is top:
         return replace(best, best=True)
     behind = 100 * (1 - _score(best) / _score(top))
@@ -172,31 +174,23 @@ def _merge_repeats(trials: Sequence[Trial]) -> list[Trial]:
     """
     found: dict[tuple[int, int], list[Trial]] = {}
     for trial in trials:
-        found.setdefault(_candidate(trial), []).append(trial)
+        found.setdefault(trial.candidate, []).append(trial)
     # A candidate that crashed once may have been measured later.
     found = {
         candidate: [trial for trial in same if trial.score is not None] or same
         for candidate, same in found.items()
     }
-    means = {candidate: _mean_score(same) for candidate, same in found.items()}
+    means = {candidate: fmean(map(_score, same)) for candidate, same in found.items()}
     drift: dict[tuple[int, int], float] = {}
     for rival, compared in pairwise(trials):
         if rival.verdict == "compared" and rival.score:
-            drift[_candidate(compared)] = means[_candidate(rival)] / rival.score
+            drift[compared.candidate] = means[rival.candidate] / rival.score
     return [
         same[0]
         if same[0].score is None
         else replace(same[0], score=means[candidate] * drift.get(candidate, 1.0))
         for candidate, same in found.items()
     ]
-
-
-def _candidate(trial: Trial) -> tuple[int, int]:
-    return trial.gmis_per_gpu, trial.num_envs
-
-
-def _mean_score(trials: Sequence[Trial]) -> float:
-    return fmean(map(_score, trials))
 
 
 def _score(trial: Trial) -> float:
@@ -209,11 +203,3 @@ def _error(trial: Trial) -> float:
 
 def _tie(one: Trial, other: Trial) -> float:
     return min(TIE_TOLERANCE, hypot(_error(one), _error(other)))
-
-
-def _batch(trial: Trial) -> int:
-    return trial.gmis_per_gpu * trial.num_envs
-
-
-def _same_candidate(one: Trial, other: Trial) -> bool:
-    return _candidate(one) == _candidate(other)

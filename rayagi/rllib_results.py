@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
@@ -14,6 +13,7 @@ from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import RunSpec
 from rayagi.monitoring.catalogue import CATALOGUE, reward_column
 from rayagi.rllib_run import CsvText
+from rayagi.run.limits import EpisodeWindow
 from rayagi.run.measures import evaluation_row, position_of
 from rayagi.run.recorders import EVALUATION_COLUMNS, PROGRESS_COLUMNS
 
@@ -49,9 +49,7 @@ class ResultLog:
             num_parameters: of policy and value function
         """
         self._spec, self._num_envs, self._num_parameters = spec, num_envs, num_parameters
-        self.returns: deque[float] = deque(maxlen=num_episodes)
-        self.lengths: deque[int] = deque(maxlen=num_episodes)
-        self.reward_terms: dict[str, deque[float]] = {}
+        self._window = EpisodeWindow(num_episodes)
         self._gauges: dict[str, float] = {}
         self._totals = {"env_steps_total": 0.0, "train_s": 0.0, "episodes_total": 0.0}
         self._iterations = self._evaluated_at = 0
@@ -77,19 +75,16 @@ class ResultLog:
         trained = ("learners", "__all_modules__", "num_env_steps_trained_lifetime")
         samples = int(result.metrics.get("train_samples", steps))
         metrics.log_value(trained, samples, reduce="lifetime_sum")
-        self.returns.extend(result.episode_returns)
-        self.lengths.extend(result.episode_lengths)
-        for name, value in episode_metrics(self.returns, self.lengths).items():
+        window = self._window
+        window.add(result.episode_returns, result.episode_lengths, result.reward_terms)
+        for name, value in episode_metrics(window.returns, window.lengths).items():
             _log_item(metrics, ("env_runners", name), value)
-        if steps and self.lengths:
+        length = window.length_mean()
+        if steps and length is not None:
             # Steps of an episode x seconds of a step, which all environments make at the same time.
-            seconds = sum(self.lengths) / len(self.lengths) * wall_s * self._num_envs / steps
+            seconds = length * wall_s * self._num_envs / steps
             _log_item(metrics, ("env_runners", "episode_duration_sec_mean"), seconds)
-        for name, sums in result.reward_terms.items():
-            self.reward_terms.setdefault(name, deque(maxlen=self.returns.maxlen)).extend(sums)
-        terms = {
-            reward_column(name): sum(known) / len(known) for name, known in self.reward_terms.items() if known
-        }
+        terms = {reward_column(name): mean for name, mean in window.reward_term_means().items()}
         self._log_catalogue(metrics, result)
         row = self._derived(result, wall_s)
         for name, value in (*terms.items(), *row.items()):
@@ -138,7 +133,6 @@ class ResultLog:
 
     def counters(self) -> dict[str, Any]:
         """Progress of the run, as rayagi.run.training_loop saves it."""
-        terms = {name: list(sums) for name, sums in self.reward_terms.items()}
         return {
             "iteration": self._iterations,
             "env_steps": int(self._totals["env_steps_total"]),
@@ -148,11 +142,7 @@ class ResultLog:
             "return_source": "evaluation" if self._spec.evaluation.interval > 0 else "training",
             "evaluation_return": self._evaluation_return,
             "evaluated_at": self._evaluated_at,
-            "window": {
-                "returns": list(self.returns),
-                "lengths": list(self.lengths),
-                "reward_terms": terms,
-            },
+            "window": self._window.to_dict(),
         }
 
     def tables(self) -> dict[str, str]:
@@ -172,9 +162,9 @@ class ResultLog:
             "steps_per_second": steps / wall_s,
             "samples_per_second": result.metrics.get("train_samples", steps) / wall_s,
         }
-        if self.returns:
-            row["episode_return_mean"] = sum(self.returns) / len(self.returns)
-            row["episode_length_mean"] = sum(self.lengths) / len(self.lengths)
+        if self._window.returns:
+            row["episode_return_mean"] = sum(self._window.returns) / len(self._window)
+            row["episode_length_mean"] = sum(self._window.lengths) / len(self._window)
         if self._evaluation_return is not None:
             row["evaluation_return_mean"] = self._evaluation_return
         return row
@@ -182,9 +172,7 @@ class ResultLog:
     def state_dict(self) -> StateDict:
         """The last episodes, and the run's totals."""
         return {
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-            "reward_terms": {name: list(sums) for name, sums in self.reward_terms.items()},
+            **self._window.to_dict(),
             "totals": dict(self._totals),
             "evaluation_return": self._evaluation_return,
             "iterations": self._iterations,
@@ -194,14 +182,7 @@ class ResultLog:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of ``state_dict``."""
-        self.returns.clear()
-        self.lengths.clear()
-        self.returns.extend(state["returns"])
-        self.lengths.extend(state["lengths"])
-        self.reward_terms = {
-            name: deque(sums, maxlen=self.returns.maxlen)
-            for name, sums in state.get("reward_terms", {}).items()
-        }
+        self._window.load(state)
         self._totals, self._evaluation_return = dict(state["totals"]), state["evaluation_return"]
         # Checkpoints of version 0.1.0 lack the rest.
         self._iterations, self._evaluated_at = state.get("iterations", 0), state.get("evaluated_at", 0)
@@ -218,7 +199,7 @@ def _log_item(metrics: MetricsLogger, key: tuple[str, ...], value: Any) -> None:
         metrics.log_value(key, value, reduce="item")
 
 
-def episode_metrics(returns: deque[float] | list[float], lengths: deque[int] | list[int]) -> dict[str, Any]:
+def episode_metrics(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, Any]:
     """Episode statistics by RLlib's names; empty without episodes."""
     if not returns:
         return {}

@@ -24,7 +24,7 @@ from experiments.origin import origin
 from experiments.throughput.run import QUIET_SHARE, busy_share
 from placement.inventory import local_machine
 from rayagi.coordinator.cluster import connected
-from rayagi.coordinator.model_validation import save
+from rayagi.coordinator.model_validation import RECORD
 from rayagi.coordinator.profiling import unit_costs_of
 from rayagi.coordinator.throughput_model import UnitCosts, predict
 
@@ -114,7 +114,7 @@ def main() -> None:
     validation = validation_of(lines, header)
     print(f"{table(lines)}\n\n{validation.text()}")
     if given.record:
-        save(validation)
+        RECORD.write_text(json.dumps(asdict(validation), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
-from rayagi.coordinator.model_validation import ModelValidation, ValidationCase, validate
+from rayagi.coordinator.model_validation import MIN_DIFFERENCE, ModelValidation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +76,35 @@ def rows_of(lines: Sequence[Line]) -> list[Row]:
 def validation_of(lines: Sequence[Line], origin: Mapping[str, Any]) -> ModelValidation:
     """The model's error and ranking in these measurements."""
     return validate(
-        [
-            ValidationCase(group=row.group, name=row.name, predicted=row.predicted, measured=row.median)
-            for row in rows_of(lines)
-        ],
+        rows_of(lines),
         date=str(origin["date"])[:10],
         cpu=str(origin["cpu_model"]),
         cores=int(origin["cores"]),
         kinds=list(dict.fromkeys(line.group.rpartition(" ")[2] for line in lines)),
+    )
+
+
+def validate(
+    rows: Sequence[Row], *, date: str, cpu: str, cores: int, kinds: Sequence[str]
+) -> ModelValidation:
+    """Compare predictions with measurements. Rows of a group are alternatives: the same task and kind of work."""
+    pairs = [
+        (one, other)
+        for one, other in combinations(rows, 2)
+        if one.group == other.group
+        and max(one.median, other.median) > (1 + MIN_DIFFERENCE) * min(one.median, other.median)
+    ]
+    errors = sorted(abs(row.predicted / row.median - 1) for row in rows)
+    return ModelValidation(
+        date=date,
+        cpu=cpu,
+        cores=cores,
+        kinds=tuple(kinds),
+        cases=len(rows),
+        pairs=len(pairs),
+        right=sum((one.predicted > other.predicted) == (one.median > other.median) for one, other in pairs),
+        median_error=statistics.median(errors),
+        p90_error=errors[-(-9 * len(errors) // 10) - 1],
     )
 
 

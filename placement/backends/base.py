@@ -25,6 +25,11 @@ class Availability:
     """What the user can do; empty if usable, or if nothing helps."""
 
 
+def refused(reason: str, hint: str) -> Availability:
+    """Not usable, with the reason as a clause, and what the user can do."""
+    return Availability(usable=False, reason=reason, hint=hint)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SliceLimits:
     """Limits of a process in a slice; None: no limit."""
@@ -95,10 +100,23 @@ class Backend(Protocol):
         """
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
-        """Environment variables of the GMI: thread counts before it starts, the share before its first CUDA call."""
+        """Environment variables of the GMI: thread counts before it starts, the share before its first CUDA call.
+
+        Default: Ray sets CUDA_VISIBLE_DEVICES to the GPU that it allocated. It does not publish which GPU it allocated to
+        whom, so a process that chose by itself could take another run's GPU. The variable is set to 0 explicitly, since the
+        node may have been started with it set to 1.
+
+        Raises:
+            SliceError: the slice has no GPU, and the backend divides GPUs.
+        """
+        if gmi_slice.gpu_uuid is None:
+            raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
+        threads = thread_environment(gmi_slice.num_threads)
+        return threads | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
 
     def device(self, gmi_slice: Slice) -> str:
-        """The slice's torch device, as a string for ``torch.device``."""
+        """The slice's torch device, as a string for ``torch.device``. Default: the only GPU that the process sees."""
+        return "cuda:0"
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
         """Limits of the slice's process."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import floor
 from typing import Any
 
-from placement.backends.base import Availability, SliceLimits, validate_sizes
+from placement.backends.base import Availability, SliceLimits, refused, validate_sizes
 from placement.backends.unpartitioned import DirectBackend
 from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger
@@ -37,15 +37,12 @@ class GreenBackend(DirectBackend):
             return found
         if node.cuda_version is not None and node.cuda_version < FIRST_CUDA:
             has = ".".join(map(str, node.cuda_version))
-            return Availability(
-                usable=False,
-                reason=f"node {node.name}'s driver supports CUDA {has}, and green contexts need 12.4",
-                hint="Update the driver to 550 or newer, or use backend='mps'",
+            return refused(
+                f"node {node.name}'s driver supports CUDA {has}, and green contexts need 12.4",
+                "Update the driver to 550 or newer, or use backend='mps'",
             )
         if gpu.sm_count is None:
-            return Availability(
-                usable=False, reason=f"the number of SMs of {gpu.uuid} is not known", hint="Use backend='mps'"
-            )
+            return refused(f"the number of SMs of {gpu.uuid} is not known", "Use backend='mps'")
         return Availability(usable=True, reason="the driver supports green contexts")
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:

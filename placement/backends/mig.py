@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from placement.backends.base import Availability, SliceHealth, SliceLimits, validate_sizes
+from placement.backends.base import Availability, SliceHealth, SliceLimits, refused, validate_sizes
 from placement.backends.mig_nvml import MigGpu, mig_gpu
 from placement.backends.mig_steps import claim_idle_instances, create_instances, undo_step
 from placement.backends.partitioned import PartitionedBackend
@@ -32,35 +32,27 @@ class MigBackend(PartitionedBackend):
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Usable if MIG mode is on, and this user may create instances or some are idle."""
         if gpu is None:
-            return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
+            return refused("there is no GPU", "Use backend='cpu' and num_gmis")
         if geometry_of(gpu) is None:
-            return Availability(
-                usable=False,
-                reason=f"{gpu.name} has no MIG, or its geometry is not known",
-                hint="Use backend='mps' or 'direct'",
+            return refused(
+                f"{gpu.name} has no MIG, or its geometry is not known", "Use backend='mps' or 'direct'"
             )
         problem = mode_problem(gpu.mig_enabled, gpu.mig_pending)
         if problem is not None:
-            return Availability(
-                usable=False,
-                reason=problem,
-                hint=f"Run {mode_commands(gpu, gpu.mig_enabled, gpu.mig_pending)}",
-            )
+            return refused(problem, f"Run {mode_commands(gpu, gpu.mig_enabled, gpu.mig_pending)}")
         idle = [one.profile for one in gpu.mig_instances if not one.in_use]
         if node.may_configure_mig and has_room(gpu):
             return Availability(usable=True, reason=f"instances can be created on {gpu.uuid}")
         if idle:
             return Availability(usable=True, reason=f"idle instances exist: {', '.join(idle)}")
         if node.may_configure_mig:
-            return Availability(
-                usable=False,
-                reason=f"the MIG instances on {gpu.uuid} are in use, and leave no room for another",
-                hint="Wait until one is idle, or have its owner destroy it",
+            return refused(
+                f"the MIG instances on {gpu.uuid} are in use, and leave no room for another",
+                "Wait until one is idle, or have its owner destroy it",
             )
-        return Availability(
-            usable=False,
-            reason="this user may not create MIG instances, and no idle one exists",
-            hint=f"Run as root, or have an administrator create some; two halves: {_command_for(gpu, (0.5, 0.5))}",
+        return refused(
+            "this user may not create MIG instances, and no idle one exists",
+            f"Run as root, or have an administrator create some; two halves: {_command_for(gpu, (0.5, 0.5))}",
         )
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:

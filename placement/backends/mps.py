@@ -14,7 +14,7 @@ from contextlib import suppress
 from math import floor, fsum
 from pathlib import Path
 
-from placement.backends.base import Availability, SliceHealth, SliceLimits, validate_sizes
+from placement.backends.base import Availability, SliceHealth, SliceLimits, refused, validate_sizes
 from placement.backends.mps_control import INSTALL, DaemonTimeoutError, MpsDaemon, wait_until
 from placement.backends.partitioned import PartitionedBackend
 from placement.errors import PartitionError, SliceError
@@ -38,8 +38,32 @@ class MpsBackend(PartitionedBackend):
     name: BackendName = "mps"
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
-        """Usable from Volta on, if no other MPS server uses the GPU."""
-        return mps_availability(node, gpu)
+        """Usable from Volta on, if MPS is installed and no one else uses the GPU exclusively."""
+        if gpu is None:
+            return refused("there is no GPU", "Use backend='cpu' and num_gmis")
+        if gpu.compute_capability is not None and gpu.compute_capability < (7, 0):
+            version = ".".join(map(str, gpu.compute_capability))
+            reason = f"{gpu.name} has compute capability {version}, and MPS shares need 7.0"
+            return refused(reason, "Use backend='direct'")
+        if node.mps_control is False:
+            return refused(f"node {node.name} has no nvidia-cuda-mps-control on PATH", INSTALL)
+        if gpu.mig_enabled:
+            hint = f"Use backend='mig', or run `nvidia-smi -i {gpu.uuid} -mig 0` as root"
+            return refused(f"{gpu.uuid} is in MIG mode", hint)
+        if gpu.mps_running:
+            hint = (
+                "Run `rayagi cleanup` if it was left by a run of yours; else its owner ends it with "
+                "`echo quit | nvidia-cuda-mps-control`, or use backend='direct' inside of it"
+            )
+            return refused(f"an MPS server that this run did not start uses {gpu.uuid}", hint)
+        if gpu.compute_mode == "prohibited":
+            hint = f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root"
+            return refused(f"{gpu.uuid} admits no process (compute mode prohibited)", hint)
+        if gpu.compute_mode == "exclusive_process" and gpu.processes:
+            pids = ", ".join(str(process.pid) for process in gpu.processes)
+            reason = f"process {pids} uses {gpu.uuid} exclusively (compute mode exclusive_process)"
+            return refused(reason, "Wait until it has ended")
+        return Availability(usable=True, reason="no other MPS server uses the GPU")
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
         """SMs in whole chunks with static partitions, else by thread percentage."""
@@ -179,28 +203,12 @@ def _partition(gpu: Gpu, sizes: tuple[float, ...], ledger: Ledger, chunk: int | 
     ledger.record("mps", gpu.uuid, "daemon", where)
     daemon.start(gpu.uuid, static=chunk is not None)
     daemon.start_server()
-    if chunk is None:
-        return tuple(_capped_share(gpu, size, sizes, daemon) for size in sizes)
-    return tuple(_static_partition_share(gpu, size, sizes, daemon, chunk) for size in sizes)
+    return tuple(_share(gpu, size, sizes, daemon, chunk) for size in sizes)
 
 
-def _capped_share(gpu: Gpu, size: float, sizes: Sequence[float], daemon: MpsDaemon) -> Share:
-    return Share(
-        kind="mps",
-        gpu_uuid=gpu.uuid,
-        fraction=size,
-        sm_count=sms_of(gpu, size, None),
-        memory_bytes=memory_of(gpu, size, sizes),
-        pipe_directory=str(daemon.pipe),
-        thread_percentage=round(100 * size, 2),
-    )
-
-
-def _static_partition_share(
-    gpu: Gpu, size: float, sizes: Sequence[float], daemon: MpsDaemon, chunk: int
-) -> Share:
-    sms = sms_of(gpu, size, chunk) or 0
-    # Partitions end with their daemon and need no step of their own in the ledger.
+def _share(gpu: Gpu, size: float, sizes: Sequence[float], daemon: MpsDaemon, chunk: int | None) -> Share:
+    """A static partition of whole chunks, or without ``chunk`` a thread percentage."""
+    sms = sms_of(gpu, size, chunk)
     return Share(
         kind="mps",
         gpu_uuid=gpu.uuid,
@@ -208,7 +216,9 @@ def _static_partition_share(
         sm_count=sms,
         memory_bytes=memory_of(gpu, size, sizes),
         pipe_directory=str(daemon.pipe),
-        sm_partition=daemon.add_partition(gpu.uuid, sms // chunk),
+        thread_percentage=round(100 * size, 2) if chunk is None else None,
+        # Partitions end with their daemon and need no step of their own in the ledger.
+        sm_partition=None if chunk is None else daemon.add_partition(gpu.uuid, (sms or 0) // chunk),
     )
 
 
@@ -241,60 +251,6 @@ def _reject_gpu_of_other_run(gpu: Gpu, ledger: Ledger) -> None:
                 if left
                 else "Wait for that run, leave this GPU out, or use backend='direct'",
             )
-
-
-def mps_availability(node: Node, gpu: Gpu | None) -> Availability:
-    """Usable from Volta on, if MPS is installed and no one else uses the GPU exclusively."""
-    if gpu is None:
-        return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
-    for rule in (_too_old, _control_missing, _in_mig_mode, _gpu_in_use):
-        refusal = rule(node, gpu)
-        if refusal is not None:
-            return Availability(usable=False, reason=refusal[0], hint=refusal[1])
-    return Availability(usable=True, reason="no other MPS server uses the GPU")
-
-
-def _too_old(node: Node, gpu: Gpu) -> tuple[str, str] | None:
-    if gpu.compute_capability is not None and gpu.compute_capability < (7, 0):
-        version = ".".join(map(str, gpu.compute_capability))
-        return f"{gpu.name} has compute capability {version}, and MPS shares need 7.0", "Use backend='direct'"
-    return None
-
-
-def _control_missing(node: Node, gpu: Gpu) -> tuple[str, str] | None:
-    if node.mps_control is False:
-        return f"node {node.name} has no nvidia-cuda-mps-control on PATH", INSTALL
-    return None
-
-
-def _in_mig_mode(node: Node, gpu: Gpu) -> tuple[str, str] | None:
-    if gpu.mig_enabled:
-        return (
-            f"{gpu.uuid} is in MIG mode",
-            f"Use backend='mig', or run `nvidia-smi -i {gpu.uuid} -mig 0` as root",
-        )
-    return None
-
-
-def _gpu_in_use(node: Node, gpu: Gpu) -> tuple[str, str] | None:
-    if gpu.mps_running:
-        hint = (
-            "Run `rayagi cleanup` if it was left by a run of yours; else its owner ends it with "
-            "`echo quit | nvidia-cuda-mps-control`, or use backend='direct' inside of it"
-        )
-        return f"an MPS server that this run did not start uses {gpu.uuid}", hint
-    if gpu.compute_mode == "prohibited":
-        return (
-            f"{gpu.uuid} admits no process (compute mode prohibited)",
-            f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
-        )
-    if gpu.compute_mode == "exclusive_process" and gpu.processes:
-        pids = ", ".join(str(process.pid) for process in gpu.processes)
-        return (
-            f"process {pids} uses {gpu.uuid} exclusively (compute mode exclusive_process)",
-            "Wait until it has ended",
-        )
-    return None
 
 
 FIRST_STATIC = (13, 1)

@@ -26,17 +26,10 @@ class PartitionedBackend(Backend):
         """Environment variables that select the share; read by the process's first CUDA call."""
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
-        """Thread counts, and the share once the GPU is partitioned. Before that, Ray sets CUDA_VISIBLE_DEVICES."""
-        if gmi_slice.gpu_uuid is None:
-            raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
-        variables = thread_environment(gmi_slice.num_threads)
+        """Thread counts, and the share once the GPU is partitioned."""
         if gmi_slice.share is None:
-            return variables | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
-        return variables | self.share_environment(gmi_slice.share)
-
-    def device(self, gmi_slice: Slice) -> str:
-        """The only device that the process sees."""
-        return "cuda:0"
+            return super().environment(gmi_slice)
+        return thread_environment(gmi_slice.num_threads) | self.share_environment(gmi_slice.share)
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
         """Limits of the share; none before partitioning."""
@@ -53,15 +46,10 @@ class PartitionedBackend(Backend):
         import torch  # the slice's thread counts have to be in place before this import
 
         if gmi_slice.share is None or torch.cuda.is_initialized():
-            unpartitioned = gmi_slice.share is None
-            there = (
-                "a slice without a partition"
-                if unpartitioned
-                else "a process that has initialised CUDA already"
-            )
+            missing, late = "a slice without a partition", "a process that has initialised CUDA already"
             raise SliceError(
                 f"a share of {gmi_slice.gpu_uuid}",
-                there,
+                missing if gmi_slice.share is None else late,
                 "Partition the GPU, then enter the slice before any CUDA call",
             )
         pin_to_cores(gmi_slice.cores)

@@ -16,10 +16,10 @@ from placement.backends.base import (
     cuda_missing_error,
     limit_torch_threads,
     pin_to_cores,
+    refused,
     thread_environment,
     validate_sizes,
 )
-from placement.errors import SliceError
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
@@ -57,9 +57,7 @@ class CpuBackend(UnpartitionedBackend):
         """Usable if Ray grants at least one core."""
         if node.usable_cores:
             return Availability(usable=True, reason=f"node {node.name} has {len(node.usable_cores)} cores")
-        return Availability(
-            usable=False, reason=f"node {node.name} has no core", hint="Give Ray at least one CPU there"
-        )
+        return refused(f"node {node.name} has no core", "Give Ray at least one CPU there")
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
         """Thread counts, and no visible GPU, so that no CUDA context is created by accident."""
@@ -83,36 +81,18 @@ class DirectBackend(UnpartitionedBackend):
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Usable if the compute mode and MIG mode admit CUDA processes."""
         if gpu is None:
-            return Availability(usable=False, reason="there is no GPU", hint="Use backend='cpu' and num_gmis")
+            return refused("there is no GPU", "Use backend='cpu' and num_gmis")
         if gpu.compute_mode == "prohibited":
-            return Availability(
-                usable=False,
-                reason=f"{gpu.uuid} admits no process (compute mode prohibited)",
-                hint=f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
+            return refused(
+                f"{gpu.uuid} admits no process (compute mode prohibited)",
+                f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
             )
         if gpu.mig_enabled:
-            return Availability(
-                usable=False,
-                reason=f"{gpu.uuid} is in MIG mode, where only its instances are devices",
-                hint="Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
+            return refused(
+                f"{gpu.uuid} is in MIG mode, where only its instances are devices",
+                "Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
             )
         return Availability(usable=True, reason="processes may share the GPU")
-
-    def environment(self, gmi_slice: Slice) -> dict[str, str]:
-        """Thread counts; Ray sets CUDA_VISIBLE_DEVICES to the GPU that it allocated.
-
-        Ray does not publish which GPU it allocated to whom, so a process that chose by itself could take another run's GPU.
-        The variable is set to 0 explicitly, since the node may have been started with it set to 1.
-        """
-        if gmi_slice.gpu_uuid is None:
-            raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
-        return thread_environment(gmi_slice.num_threads) | {
-            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"
-        }
-
-    def device(self, gmi_slice: Slice) -> str:
-        """The only GPU that the process sees."""
-        return "cuda:0"
 
     def enter(self, gmi_slice: Slice) -> None:
         """Pin to the slice's cores, limit torch's threads, and check that CUDA has a device."""

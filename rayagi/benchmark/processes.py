@@ -12,24 +12,18 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.managers import BaseManager
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 from actors.rendezvous_actor import RendezvousActor
 from collectives.closing import ClosesOnExit
 from collectives.rendezvous import Rendezvous
 from collectives.transports.registry import TRANSPORTS
 from rayagi.benchmark.measure import MemberEndedError
+from rayagi.benchmark.member import BenchMember
 
 ANSWER_LIMIT_S = 300.0
 """For one answer, whatever the request. Generous: it only ends calls that hang."""
 _END_LIMIT_S = 5.0
-
-
-class Closable(Protocol):
-    """The object in a process."""
-
-    def close(self) -> None:
-        """Release its resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ _RendezvousManager.register("RendezvousActor", RendezvousActor)
 class MemberProcesses(ClosesOnExit):
     """One object per process, and their rendezvous. ``close`` ends all processes."""
 
-    def __init__(self, makers: Sequence[Callable[[], Closable]]) -> None:
+    def __init__(self, makers: Sequence[Callable[[], BenchMember]]) -> None:
         """Start the processes; ``makers`` (picklable) create the objects in them.
 
         Raises:
@@ -129,7 +123,7 @@ class MemberProcesses(ClosesOnExit):
             process.join()
 
 
-def _serve(maker: Callable[[], Closable], pipe: Connection) -> None:
+def _serve(maker: Callable[[], BenchMember], pipe: Connection) -> None:
     """Serve requests until the pipe is closed, which also happens when the parent ends in any way."""
     # Ctrl-C goes to every process of a terminal; only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -18,7 +18,7 @@ from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import NonFiniteResultError, RunError, UnstableSimulationsError
 from rayagi.run.folder import RunFolder, RunRecord
-from rayagi.run.loop_types import TrainingOutcome
+from rayagi.run.training_loop import TrainingOutcome
 
 _DIVERGED = (NonFiniteError, NonFiniteResultError, SimulationError)
 """Errors that would recur if the run continued from its last checkpoint."""
@@ -39,10 +39,10 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
     )
     if position.iteration > 0:
         # Imported here: matplotlib is slow to import and needed only at the end.
-        from rayagi.monitoring.report import mean_speed, speed_range, summary_text, write_report
+        from rayagi.monitoring.report import mean_rate, speed_range, summary_text, write_report
 
         progress = read_rows(folder.progress_csv)
-        prediction.record_measurement(folder.path, mean_speed(progress), speed_range(progress))
+        prediction.record_measurement(folder.path, mean_rate(progress, "env_steps"), speed_range(progress))
         report = write_report(folder)
         say(f"\n{summary_text(folder, report)}")
     if outcome.stop is None:

@@ -20,36 +20,6 @@ from rayagi.cli.profile_parser import split_program
 from rayagi.config.trusted_modules import in_run_folder
 from rayagi.coordinator.lost_ray import LocalRayLostError, when_local_ray_is_lost
 
-_COMMANDS = {
-    "train": "rayagi.cli.train",
-    "evaluate": "rayagi.cli.evaluate",
-    "info": "rayagi.cli.info",
-    "plan": "rayagi.cli.plan",
-    "search": "rayagi.cli.search",
-    "envs": "rayagi.cli.envs",
-    "report": "rayagi.cli.report",
-    "cleanup": "rayagi.cli.cleanup",
-    "serve": "rayagi.cli.serve",
-    "policy-server": "rayagi.cli.policy_server",
-    "export": "rayagi.cli.export",
-    "profile": "rayagi.cli.profile",
-    "channels": "rayagi.cli.channels",
-    "channels dump": "rayagi.cli.channels_dump",
-    "comm plan": "rayagi.cli.comm_plan",
-    "comm bench": "rayagi.cli.comm_bench",
-    "replay info": "rayagi.cli.replay_info",
-    "replay import": "rayagi.cli.replay_import",
-    "replay export": "rayagi.cli.replay_export",
-    "replay sample": "rayagi.cli.replay_sample",
-    "replay bench": "rayagi.cli.replay_bench",
-    "profile report": "rayagi.cli.profile_report",
-    "profile diff": "rayagi.cli.profile_diff",
-    "profile export": "rayagi.cli.profile_export",
-    "profile calibrate": "rayagi.cli.profile_calibrate",
-    "profile validate": "rayagi.cli.profile_validate",
-}
-"""Module of each command; its ``run(arguments)`` returns the exit code."""
-
 _LISTINGS = (
     "envs",
     "info",
@@ -80,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.program = program
     try:
         _set_import_path(arguments)
-        command: Callable[..., int] = import_module(_COMMANDS[arguments.command]).run
+        command: Callable[..., int] = import_module(_module_of(arguments.command)).run
         code = command(arguments)
         if arguments.command in _LISTINGS:
             sys.stdout.flush()
@@ -93,6 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             silence(sys.stdout)
             return 0
         return _report(error, debug=arguments.debug)
+
+
+def _module_of(command: str) -> str:
+    """Module of a command, ``rayagi.cli.comm_plan`` of ``comm plan``; its ``run(arguments)`` returns the exit code."""
+    return f"rayagi.cli.{command.replace(' ', '_').replace('-', '_')}"
 
 
 def _set_import_path(arguments: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.cli.arguments import add_command, add_trust, count_argument, duration_argument, seed_argument
-from rayagi.cli.channels_parser import add_channels
 from rayagi.cli.comm_parser import add_comm
 from rayagi.cli.profile_parser import add_profile
 from rayagi.cli.replay_parser import add_replay
@@ -38,6 +37,33 @@ episodes, once there are 100. The best checkpoint is chosen by the same return.
 
 Ctrl-C, SIGTERM or closing the terminal finishes the current request, saves, and prints how to resume; another
 Ctrl-C quits at once.
+"""
+_CHANNELS_EXAMPLES = """\
+examples:
+  rayagi channels                        every channel of your processes on this machine
+  rayagi channels --watch                repeat until Ctrl-C
+  rayagi channels --json | jq '.[0].consumers'
+  rayagi channels dump trajectory out.arrow     then: pyarrow.ipc.open_file("out.arrow").read_all()
+
+Channels are anonymous shared memory (memfd). They are found through /proc, in the processes of your user, without Ray.
+One line per producer:
+
+  batches, batches/s, MB/s   committed since its start, and between two snapshots
+  version                    policy version of its newest batch: number of parameter updates
+  slots                      in use / total; in use: being filled, waiting, or not released by a consumer
+  blocked                    share of time for which it waited for a slot, because its consumers are too slow
+  consumers                  process: unreleased batches (those taken), lag: version of the newest batch less that of
+                             the oldest unreleased one. `not attached`: it has not mapped this producer's memory yet
+
+A producer that has ended is listed while a consumer still maps its memory.
+"""
+_CHANNELS_DUMP_EXAMPLES = """\
+examples:
+  rayagi channels dump trajectory out.arrow
+  python -c 'import pyarrow as pa; print(pa.ipc.open_file("out.arrow").read_all())'
+
+Writes the batch that was committed last, of any producer. Does not block the channel: if the batch is overwritten
+meanwhile, it is copied again. Producer, sequence number and policy version are in the schema's metadata.
 """
 _EPILOG = """\
 start here:
@@ -81,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_cleanup(commands)
     add_serving(commands)
     add_comm(commands)
-    add_channels(commands)
+    _add_channels(commands)
     add_profile(commands)
     add_replay(commands)
     return parser
@@ -282,6 +308,28 @@ def _add_cleanup(commands: Any) -> None:
         "examples:\n  rayagi cleanup --dry-run     only list it\n  rayagi cleanup\n",
     )
     parser.add_argument("--dry-run", action="store_true", help="only list what would be undone")
+
+
+def _add_channels(commands: Any) -> None:
+    parser = add_command(
+        commands, "channels", "show the experience channels on this machine", _CHANNELS_EXAMPLES
+    )
+    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
+    parser.add_argument(
+        "--every",
+        type=duration_argument,
+        default=1.0,
+        metavar="TIME",
+        help="time between two snapshots, for rates (default 1s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch, one line per snapshot")
+    more = parser.add_subparsers(metavar="COMMAND")
+    dump = add_command(
+        more, "dump", "write a channel's newest batch to an Arrow file", _CHANNELS_DUMP_EXAMPLES
+    )
+    dump.set_defaults(command="channels dump")
+    dump.add_argument("channel", metavar="CHANNEL", help="its name, as `rayagi channels` shows it")
+    dump.add_argument("out", type=Path, metavar="FILE", help="where to write, e.g. out.arrow")
 
 
 def _add_spec_options(parser: argparse.ArgumentParser) -> None:

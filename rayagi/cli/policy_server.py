@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 from pathlib import Path
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.run.versions import usable_cores
 from rayagi.serving.policy_server.served_policy import ServedPolicy
-from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback, new_token
+from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,7 +56,7 @@ def _token(arguments: argparse.Namespace) -> str | None:
     """Access token of HTTP clients; a new one if other hosts can reach the server."""
     if arguments.port is None or is_loopback(arguments.host):
         return None
-    token = new_token()
+    token = secrets.token_urlsafe(24)
     say(f"token (shown once; clients send 'Authorization: Bearer TOKEN'): {token}")
     return token
 

@@ -85,13 +85,9 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     unit = "GMIs per GPU" if result.on_gpus else "GMIs"
     found = counted(best.gmis_per_gpu, "GMI") + (" per GPU" if result.on_gpus else "")
     head = (unit, "envs", "steps/s", "+-", "memory of a GMI", "projected", "Sat", "")
-    fine = {(each.gmis_per_gpu, each.num_envs) for each in result.trials if each.verdict != "coarse"}
+    fine = {each.candidate for each in result.trials if each.verdict != "coarse"}
     # Those of the coarse pass only where nothing followed.
-    shown = [
-        trial
-        for trial in result.trials
-        if trial.verdict != "coarse" or (trial.gmis_per_gpu, trial.num_envs) not in fine
-    ]
+    shown = [each for each in result.trials if each.verdict != "coarse" or each.candidate not in fine]
     rows = [head, *(_row(trial, best=trial is best) for trial in shown)]
     lines = aligned(rows, right=range(len(head)))
     ended = (

@@ -66,7 +66,7 @@ def best_and_second(result: SearchResult) -> list[Trial]:
     others = [
         trial
         for trial in result.trials
-        if (trial.gmis_per_gpu, trial.num_envs) != (best.gmis_per_gpu, best.num_envs)
+        if trial.candidate != best.candidate
         and isinstance(trial.outcome, TrialMeasurement)
         and trial.score is not None
     ]

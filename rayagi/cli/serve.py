@@ -71,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         f"{spec.env.id}, {saved.checkpoint} ({saved.env_steps:,} environment steps), {template}, "
         f"{'greedy' if job.greedy else 'exploring'}, seed {job.seed}; {goal}. Ends after {limits.text()}."
     )
-    interrupt = Interrupt(_announce_end)
+    interrupt = Interrupt(
+        lambda: say("Finishing the current request, then completing the files. Ctrl-C again quits at once.")
+    )
     provenance = _provenance(arguments, saved, job, template)
     try:
         served = _serve(job, template, arguments.agents, limits, interrupt, target, provenance)
@@ -277,12 +279,6 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
     if served.stop:
         return 0
     return INTERRUPTED
-
-
-def _announce_end() -> None:
-    # Called from a signal handler: Python raises if the signal interrupted another print.
-    with suppress(RuntimeError):
-        say("Finishing the current request, then completing the files. Ctrl-C again quits at once.")
 
 
 def _now() -> str:

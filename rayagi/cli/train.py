@@ -54,11 +54,10 @@ from rayagi.run.errors import LimitReachedError, NoCheckpointError
 from rayagi.run.folder import RunFolder, create_run, open_run
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import should_stop
-from rayagi.run.loop_types import CHECKPOINT_EVERY, Interval, LoopSettings, TrainingOutcome
 from rayagi.run.measures import position_of
 from rayagi.run.prediction import save_prediction
 from rayagi.run.recorders import FileRecorder
-from rayagi.run.training_loop import TrainingLoop
+from rayagi.run.training_loop import CHECKPOINT_EVERY, Interval, LoopSettings, TrainingLoop, TrainingOutcome
 from rayagi.run.versions import collect_versions, rayagi_version
 
 _SKIPPED_ITERATIONS = 2
@@ -75,7 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
     folder, spec, checkpoint, initial = opened
     settings = _settings(arguments, spec, folder)
     before = None if arguments.resume is None else Resumed(folder.record, folder.checkpoints.names())
-    interrupt = Interrupt(_announce_end)
+    interrupt = Interrupt(
+        lambda: say("Finishing the current request, then saving. Ctrl-C again quits at once.")
+    )
     try:
         _refuse_if_done(folder, spec, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
@@ -336,12 +337,6 @@ def _screen(folder: RunFolder, spec: RunSpec, settings: LoopSettings) -> LivePro
         title = f"{spec.env.id}  {folder.path}"
         return LiveProgress(title, settings.limits, settings.return_source, console)
     return PlainProgress(settings.limits, say)
-
-
-def _announce_end() -> None:
-    # Called from a signal handler: Python raises if the signal interrupted another print.
-    with suppress(RuntimeError):
-        say("Finishing the current request, then saving. Ctrl-C again quits at once.")
 
 
 def _say_dashboard() -> None:

@@ -86,7 +86,7 @@ def _from_yaml(
         if not trusted:
             refuse = refuse_untrusted_modules if in_run_folder(file) else refuse_modules_beside
             refuse(given, file)
-        if "id" in _section(data, "env"):
+        if isinstance(data.get("env"), Mapping) and "id" in data["env"]:
             env_id = given.env.id
         elif env_id is None:
             raise ConfigError("env.id", NO_VALUE, "names no task", "give env.id, or `rayagi train TASK`")
@@ -115,11 +115,6 @@ def _refuse_settings_of_others(data: Mapping[str, Any], algorithm: str) -> None:
         raise ConfigError(
             others[0], NO_VALUE, reason, f"add algorithm: {names_of(others[0])[0]}, or rename the section"
         )
-
-
-def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = data.get(name)
-    return section if isinstance(section, Mapping) else {}
 
 
 def _from_python(file: Path, source: str, env_id: str | None) -> RunSpec:

@@ -26,7 +26,6 @@ from rayagi.config.rllib_settings import (
     PRESET,
     AlgorithmSettings,
     model_changes,
-    no_environment,
     num_trainers,
     refuse_algorithm_only,
 )
@@ -262,7 +261,8 @@ class GmiConfig(AlgorithmConfig):
         self._settings().refuse_unhonoured(given, self._pristine())
         self._check_callbacks()
         if self.env is None:
-            raise no_environment()
+            example = 'for example .environment("Ant-v5")'
+            raise ConfigError("environment(env=)", NO_VALUE, "is not given", example)
         env_id = registered_env(self.env)
         base = preset(env_id, self.algorithm)
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.config.convert import nearest
-from rayagi.config.errors import NO_VALUE, ConfigError
+from rayagi.config.errors import ConfigError
 from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import GmiSpec, RunSpec
 
@@ -135,6 +135,8 @@ _KEPT_DEFAULTS = frozenset({"env", "env_config", "evaluation_interval", "seed"})
 
 _INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen", "__stdout_file__", "__stderr_file__"})
 """Not settings: keys that RLlib stores beside them, and that Tune adds to a trial's config."""
+_WRITTEN_AS = {"_rl_module_spec": "rl_module(rl_module_spec=)", "_learner_class": "learner_class"}
+"""Keys whose setting users write in another way."""
 _DICT_NAMES = {"lambda": "lambda_", "input": "input_"}
 
 _SUGGESTIONS: tuple[tuple[str, str], ...] = (
@@ -283,7 +285,7 @@ class AlgorithmSettings:
             if key in fixed and _same(value, fixed[key]):
                 continue
             raise ConfigError(
-                _user_key(key),
+                _WRITTEN_AS.get(key, key),
                 value,
                 "rayagi does not honour this RLlib setting",
                 self._what_instead(key, pristine[key]),
@@ -349,10 +351,6 @@ def model_changes(model_config: Mapping[str, Any]) -> dict[str, Any]:
     return changes
 
 
-def _user_key(key: str) -> str:
-    return {"_rl_module_spec": "rl_module(rl_module_spec=)", "_learner_class": "learner_class"}.get(key, key)
-
-
 def _same(value: Any, default: Any) -> bool:
     if value is default:
         return True
@@ -360,8 +358,3 @@ def _same(value: Any, default: Any) -> bool:
         return bool(value == default)
     except (TypeError, ValueError):  # arrays, for example: not an RLlib default
         return False
-
-
-def no_environment() -> ConfigError:
-    """The error for a config without a task."""
-    return ConfigError("environment(env=)", NO_VALUE, "is not given", 'for example .environment("Ant-v5")')

@@ -129,7 +129,7 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     if DEFINITIONS[spec.algorithm].needs_separate_networks:
         yield from _separate(spec)
     yield from DEFINITIONS[spec.algorithm].unfit_network(spec.algorithm, spec.network)
-    yield from _learning(spec)
+    yield from spec.learning.broken_rules(spec.learning_section)
     if min(spec.learning.rollout_length, spec.learning.num_minibatches) >= 1:
         if spec.network.core == "none":
             yield from _minibatches(spec.learning_section, spec.learning, spec.gmi.num_envs)
@@ -155,11 +155,6 @@ def _algorithm(spec: RunSpec) -> Iterator[ConfigError]:
             f"are not the settings of algorithm = {spec.algorithm!r}",
             f"give a {definition.settings.__name__}",
         )
-
-
-def _learning(spec: RunSpec) -> Iterator[ConfigError]:
-    """Rules of the settings themselves, and of the algorithm."""
-    yield from spec.learning.broken_rules(spec.learning_section)
 
 
 def nearest_divisors(number: int, wanted: int) -> tuple[int, ...]:

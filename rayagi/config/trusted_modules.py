@@ -28,16 +28,8 @@ def refuse_untrusted_modules(spec: RunSpec, file: Path) -> None:
     Raises:
         ConfigError: the task's module, the network's module, or an interpreter is not the working project's.
     """
-    module, python = spec.env.id.rpartition(":")[0], spec.env.kwargs.get("python")
-    if module:
-        _check("env.id", spec.env.id, f"module {module!r}", module_files(module), file)
-    if spec.network.module is not None:
-        place = spec.network.module.rpartition(":")[0]
-        found = network_file(place) if place.endswith(".py") else None
-        files = [found] if found else module_files(place)
-        _check("network.module", spec.network.module, f"module {place!r}", files, file)
-    if python is not None:
-        _check("env.kwargs.python", python, "program", None, file)
+    for setting, value, what, files in _named_code(spec):
+        _check(setting, value, what, None if what == "program" else files, file)
 
 
 def refuse_modules_beside(spec: RunSpec, file: Path) -> None:
@@ -52,8 +44,8 @@ def refuse_modules_beside(spec: RunSpec, file: Path) -> None:
     foreign = {folder for folder in folders if not folder.is_relative_to(project)}
     if not foreign:
         return
-    for setting, value, files in _named_files(spec):
-        for code in files:
+    for setting, value, _, files in _named_code(spec):
+        for code in files or ():
             if any(_lies_in(code, folder) for folder in foreign) and not (
                 code.resolve().is_relative_to(project) or _is_importable_package(code)
             ):
@@ -67,16 +59,21 @@ def refuse_modules_beside(spec: RunSpec, file: Path) -> None:
                 )
 
 
-def _named_files(spec: RunSpec) -> Iterator[tuple[str, object, list[Path]]]:
-    """(setting, its value, files that it would import or start) of each setting that names code."""
-    python = spec.env.kwargs.get("python")
-    yield "env.id", spec.env.id, module_files(spec.env.id.rpartition(":")[0]) or []
+def _named_code(spec: RunSpec) -> Iterator[tuple[str, object, str, list[Path] | None]]:
+    """(setting, its value, what it names, files that it would import or start) of each setting that names code.
+
+    None: there are no such files.
+    """
+    module, python = spec.env.id.rpartition(":")[0], spec.env.kwargs.get("python")
+    if module:
+        yield "env.id", spec.env.id, f"module {module!r}", module_files(module)
     if spec.network.module is not None:
         place = spec.network.module.rpartition(":")[0]
         found = network_file(place) if place.endswith(".py") else None
-        yield "network.module", spec.network.module, [found] if found else module_files(place) or []
+        files = [found] if found else module_files(place)
+        yield "network.module", spec.network.module, f"module {place!r}", files
     if python is not None:
-        yield "env.kwargs.python", python, [Path(str(python)).absolute()]
+        yield "env.kwargs.python", python, "program", [Path(str(python)).absolute()]
 
 
 def _lies_in(code: Path, folder: Path) -> bool:

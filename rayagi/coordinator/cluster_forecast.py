@@ -23,7 +23,6 @@ from rayagi.coordinator.throughput_model import (
     UnitCosts,
     Worker,
     predict,
-    required_bytes,
 )
 from rayagi.run.quantities import bytes_text
 
@@ -199,8 +198,7 @@ def device_bytes(costs: UnitCosts, num_envs: int, *, measured_sms: int | None) -
     networks read.
     """
     if measured_sms is not None:
-        worker = Worker(roles=("simulator", "agent", "trainer"), cores=1, num_envs=num_envs)
-        return CONTEXT_BYTES + required_bytes(costs, worker)
+        return CONTEXT_BYTES + costs.gmi_bytes + num_envs * costs.env_bytes
     row = costs.state_bytes + 2 * costs.action_bytes
     return CONTEXT_BYTES + 4 * costs.model_bytes + num_envs * costs.num_steps * row
 

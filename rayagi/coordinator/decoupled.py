@@ -102,14 +102,16 @@ class DecoupledSession(Session):
         count = self._pending[0][0]
         deadline = time.monotonic() + (timeout_s or ITERATION_TIMEOUT_S * count)
         while min(map(len, self._updates.values())) < count:
-            self._call_closing_on_error(lambda: self._step(deadline, count), f"{count} updates")
+            with self._closing_on_error(f"{count} updates"):
+                self._step(deadline, count)
         self._pending.popleft()
         return self._merged(count)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a saved state; discards outstanding results. Without ``local``, environments are reset."""
         self._open()
-        self._call_closing_on_error(self._wait_until_idle, "outstanding requests before a state is loaded")
+        with self._closing_on_error("outstanding requests before a state is loaded"):
+            self._wait_while(self._is_any_busy)
         self._rollouts.clear()
         for updates in self._updates.values():
             updates.clear()
@@ -118,7 +120,8 @@ class DecoupledSession(Session):
 
     def experience(self) -> dict[str, Any]:
         """Experience statistics so far: sample counts, policy lags of the learned rows, restarts of GMIs."""
-        counts = self.sample_counts()
+        counts, learning = self.sample_counts(), self._spec.learning
+        assert isinstance(learning, AsynchronousSpec)
         return {
             "rows": {
                 "sent": counts.sent,
@@ -129,19 +132,15 @@ class DecoupledSession(Session):
                 "missing": counts.missing,
             },
             "lags": {str(lag): rows for lag, rows in self._recovery.lags().items()},
-            "bound": self._lag_bound(),
+            "bound": None if learning.on_stale == "correct" and learning.max_lag else learning.max_lag,
             "restarts": self._recovery.restarts,
         }
-
-    def _lag_bound(self) -> int | None:
-        learning = self._spec.learning
-        assert isinstance(learning, AsynchronousSpec)
-        return None if learning.on_stale == "correct" and learning.max_lag else learning.max_lag
 
     def sample_counts(self) -> SampleCounts:
         """Rows of experience, counted while all GMIs are idle."""
         self._open()
-        self._call_closing_on_error(self._wait_until_idle, "outstanding requests before the count")
+        with self._closing_on_error("outstanding requests before the count"):
+            self._wait_while(self._is_any_busy)
         states = self._states()
         return self._recovery.sample_counts([states[index]["local"]["books"] for index in self._collectors])
 
@@ -245,36 +244,22 @@ class DecoupledSession(Session):
 
     def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
         """Call several GMIs; returns their results in order. If one is lost, all are called again after its restart."""
-        answers: list[Any] = []
-
-        def ask() -> bool:
-            group = self._open()
-            self._wait_for_restarts()
-            try:
-                answers[:] = group.answers(group.ask(question, of), asked, ITERATION_TIMEOUT_S, of)
-            except GmiLostError as error:
-                self._replace_lost(error, error.index)
-                return False
-            return True
-
         for _ in range(_MAX_ATTEMPTS):
-            if self._call_closing_on_error(ask, asked):
-                return answers
+            with self._closing_on_error(asked):
+                group = self._open()
+                self._wait_while(self._pending_calls.has_restarts)
+                try:
+                    return group.answers(group.ask(question, of), asked, ITERATION_TIMEOUT_S, of)
+                except GmiLostError as error:
+                    self._replace_lost(error, error.index)
         raise GmiSilentError("the run", f"{asked}, {_MAX_ATTEMPTS} times", 0.0)
 
-    def _wait_for_restarts(self) -> None:
-        """Wait for pending restarts."""
-        while self._pending_calls.has_restarts():
+    def _is_any_busy(self) -> bool:
+        """Whether a GMI has an outstanding request."""
+        return any(map(self._pending_calls.is_busy, range(self.plan.num_gmis)))
+
+    def _wait_while(self, pending: Callable[[], bool]) -> None:
+        """Handle completed calls as long as ``pending``."""
+        while pending():
             for completed in self._pending_calls.wait(timeout_s=1.0):
                 self._handle_completed(completed)
-
-    def _wait_until_idle(self) -> None:
-        """Wait until no GMI has an outstanding request."""
-        while any(map(self._pending_calls.is_busy, range(self.plan.num_gmis))):
-            for completed in self._pending_calls.wait(timeout_s=1.0):
-                self._handle_completed(completed)
-
-    def _call_closing_on_error(self, work: Callable[[], Any], asked: str) -> Any:
-        """Call ``work``; an exception ends the session."""
-        with self._closing_on_error(asked):
-            return work()

@@ -12,10 +12,8 @@ from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
 from placement.errors import ReservationError
 from placement.plan import PlacementPlan
 from placement.ray_groups import Reservation, current_reservation, left_out_held, release, reserve
-from rayagi.algorithms.factory import training_factory
-from rayagi.config.spec import GmiSpec, RunSpec
+from rayagi.config.spec import GmiSpec
 from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
-from rayagi.monitoring.exporting import ExportingFactory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +65,12 @@ def deploy(
     partitioned = partitioners.partition(
         assign_allocated_gpus(allocated_plan, [worker.gpu_ids for worker in workers]), workers
     )
+    refs = group.ask(lambda index, handle: handle.enter.remote(partitioned.slices[index]))
     return Deployment(
         plan=partitioned,
         group=group,
         reservation=reservation,
-        workers=_enter_slices(group, partitioned),
+        workers=tuple(group.answers(refs, "entering its slice", START_TIMEOUT_S)),
         partitioners=partitioners,
     )
 
@@ -108,14 +107,3 @@ def _worker_infos(group: GmiGroup, reservation: Reservation) -> tuple[WorkerInfo
                 0.0,
             )
     return tuple(workers)
-
-
-def _enter_slices(group: GmiGroup, plan: PlacementPlan) -> tuple[WorkerInfo, ...]:
-    """Wait until every GMI has entered its slice."""
-    refs = group.ask(lambda index, handle: handle.enter.remote(plan.slices[index]))
-    return tuple(group.answers(refs, "entering its slice", START_TIMEOUT_S))
-
-
-def template_factory(spec: RunSpec, run_name: str) -> ProgramFactory:
-    """The program factory of a training run, with its metrics exported through Ray."""
-    return ExportingFactory(training_factory(spec), run=run_name)

@@ -34,7 +34,7 @@ _WORKING = ("simulate_s", "act_s", "update_s")
 
 
 class RunHealthMonitor:
-    """Implements rayagi.run.loop_types.HealthMonitor over one session after another."""
+    """Watches the GMIs of one session after another, for rayagi.run.training_loop."""
 
     def __init__(
         self,

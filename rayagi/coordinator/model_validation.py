@@ -7,10 +7,7 @@ work or without a record, the model does not rank: what it forecasts first is me
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
+from dataclasses import dataclass
 from pathlib import Path
 
 from placement.types import Machine
@@ -21,17 +18,6 @@ MIN_DIFFERENCE = 0.05
 """Pairs whose measurements differ by less are not compared."""
 MIN_RIGHT = 0.9
 """Part of the other pairs that the model must order right, to rank."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ValidationCase:
-    """One measured layout. Cases of a group are alternatives: the same task and kind of work."""
-
-    group: str
-    name: str
-    predicted: float
-    """Environment steps per second."""
-    measured: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,42 +52,6 @@ class ModelValidation:
             f"{self.cases} measured layouts; {self.right} of {self.pairs} pairs ordered right ({self.cores} cores of "
             f"{self.cpu}, {self.date})."
         )
-
-
-def validate(
-    cases: Sequence[ValidationCase], *, date: str, cpu: str, cores: int, kinds: Sequence[str]
-) -> ModelValidation:
-    """Compare predictions with measurements.
-
-    Raises:
-        ValueError: there are no cases.
-    """
-    if not cases:
-        raise ValueError("nothing was measured")
-    pairs = [
-        (one, other)
-        for one, other in combinations(cases, 2)
-        if one.group == other.group
-        and max(one.measured, other.measured) > (1 + MIN_DIFFERENCE) * min(one.measured, other.measured)
-    ]
-    right = sum((one.predicted > other.predicted) == (one.measured > other.measured) for one, other in pairs)
-    errors = sorted(abs(case.predicted / case.measured - 1) for case in cases)
-    return ModelValidation(
-        date=date,
-        cpu=cpu,
-        cores=cores,
-        kinds=tuple(kinds),
-        cases=len(cases),
-        pairs=len(pairs),
-        right=right,
-        median_error=statistics.median(errors),
-        p90_error=errors[-(-9 * len(errors) // 10) - 1],
-    )
-
-
-def save(validation: ModelValidation, path: Path = RECORD) -> None:
-    """Write the record."""
-    path.write_text(json.dumps(asdict(validation), indent=1) + "\n")
 
 
 def load(path: Path = RECORD) -> ModelValidation | None:

@@ -128,10 +128,7 @@ class Recovery:
         self._accounting.record_lost_learners(
             [state["local"]["books"] for state in states], self._learner_counts()
         )
-        lags = dict[int, int]()
-        for report in self._reported.values():
-            lags = dict(Counter(lags) + Counter(report["lags"]))
-        shared = dict(self._snapshot)
+        lags, shared = self.lags(), dict(self._snapshot)
         # 3. Parameters: the newest that any collector has, if newer than the snapshot's.
         newest = max(
             (state["shared"] for state in states), key=lambda known: known["iteration"], default=None

@@ -326,8 +326,8 @@ def _best(trials: Sequence[Trial], *, validated: bool) -> Trial | None:
     best = best_trial([trial for trial in trials if trial.verdict == "again" or not validated])
     if best is None or best.verdict != "coarse":
         return best
-    same = (best.gmis_per_gpu, best.num_envs, best.outcome)
-    replayed = (trial for trial in trials if (trial.gmis_per_gpu, trial.num_envs, trial.outcome) == same)
+    same = (best.candidate, best.outcome)
+    replayed = (trial for trial in trials if (trial.candidate, trial.outcome) == same)
     return max(replayed, key=lambda trial: trial.verdict != "coarse")
 
 

@@ -124,11 +124,6 @@ class Session:
         """Results of each GMI for the last collected request: ``[GMI][iteration]``."""
         return self._collected
 
-    @property
-    def num_pending(self) -> int:
-        """Requests that were submitted and not collected."""
-        return len(self._pending)
-
     def __enter__(self) -> Self:
         """Open the session.
 
@@ -329,11 +324,14 @@ class Session:
         return plan
 
     def _program_factory(self) -> ProgramFactory | WorkloadFactory:
-        """The factory of each GMI's program."""
+        """The factory of each GMI's program; that of a training run exports its metrics through Ray."""
+        if self._factory is not None:
+            return self._factory
         # Imported here, as above.
-        from rayagi.coordinator.deployment import template_factory
+        from rayagi.algorithms.factory import training_factory
+        from rayagi.monitoring.exporting import ExportingFactory
 
-        return self._factory or template_factory(self._spec, self._run_name)
+        return ExportingFactory(training_factory(self._spec), run=self._run_name)
 
     def _open(self) -> GmiGroup:
         if self._group is None:

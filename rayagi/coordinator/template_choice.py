@@ -55,11 +55,6 @@ def on_template(spec: RunSpec, template: Template) -> RunSpec:
     return spec.with_gmi(template=template, num_learners=num_learners)
 
 
-def serving_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:
-    """The plan of each serving template that this machine can hold, dp_only first."""
-    return _possible(lambda name: serving_plan_of(spec.gmi, name, machine), _SERVING_TEMPLATES)
-
-
 def _possible(make_plan: Callable[[NameT], PlacementPlan], names: Sequence[NameT]) -> list[PlacementPlan]:
     plans, refused = list[PlacementPlan](), list[PlanError]()
     for name in names:
@@ -128,13 +123,6 @@ def candidates(found: Sequence[PlanThroughput], error: float | None) -> list[str
     return [each.layout.template for each in found if each in measured]
 
 
-def _error(validation: ModelValidation | None, *, ranked: bool) -> float | None:
-    """The recorded error: its median where the model may rank. Elsewhere what nine of ten layouts kept to."""
-    if validation is None:
-        return None
-    return validation.median_error if ranked else validation.p90_error
-
-
 def _kind(spec: RunSpec, serving: bool) -> str:
     return "serving" if serving else spec.algorithm
 
@@ -169,7 +157,10 @@ def chosen(
         PlanError: no template fits; or a measurement is missing, and nothing may be measured.
         GmiLostError, GmiSilentError, ClusterUnreachableError, ReservationError: unit costs could not be measured.
     """
-    plans = (serving_plans if serving else training_plans)(spec, machine)
+    if serving:
+        plans = _possible(lambda name: serving_plan_of(spec.gmi, name, machine), _SERVING_TEMPLATES)
+    else:
+        plans = training_plans(spec, machine)
     validation, kind = load(), _kind(spec, serving)
     on_gpu = uses_gpus(spec, machine)
     if len(plans) == 1 or not may_compare(machine, on_gpu=on_gpu):
@@ -184,7 +175,9 @@ def chosen(
     ranked = ranks(validation, machine, kind, on_gpu=on_gpu)
     log(table(found, ranked=ranked))
     best, reason = choose(found, spec, machine, validation, serving=serving)
-    names = candidates(found, _error(validation, ranked=ranked))
+    # Where the model may not rank: what nine of ten layouts kept to.
+    error = validation and (validation.median_error if ranked else validation.p90_error)
+    names = candidates(found, error)
     if len(names) == 1:
         log(f"Template {reason}")
         return best.layout.template

@@ -288,11 +288,6 @@ def _steps(costs: UnitCosts, layout: ModelledPlan) -> float:
     return float(costs.num_steps * sum(worker.num_envs for worker in layout.workers))
 
 
-def required_bytes(costs: UnitCosts, worker: Worker) -> float:
-    """Memory that a GMI with every role needs on the device of its networks."""
-    return costs.gmi_bytes + worker.num_envs * costs.env_bytes
-
-
 def unit_costs_from_dict(data: Mapping[str, Any]) -> UnitCosts:
     """Rebuild unit costs from the output of ``dataclasses.asdict``.
 

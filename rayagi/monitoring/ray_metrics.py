@@ -31,15 +31,11 @@ class Exporter:
             metrics: of the catalogue.
             tags: a value for each of ``run``, ``task``, ``gmi`` and ``slice``.
             prefix: of the metric names.
-
-        Raises:
-            ValueError: a tag is missing or unknown.
         """
-        if set(tags) != set(TAG_KEYS):
-            raise ValueError(f"tags {sorted(tags)} must be {sorted(TAG_KEYS)}")
         self._counters: dict[str, Counter] = {}
         self._gauges: dict[str, Gauge] = {}
-        if _inside_ray():
+        ray = sys.modules.get("ray")
+        if ray is not None and ray.is_initialized():
             self._declare(metrics, tags, prefix)
 
     def export(self, values: Mapping[str, float | None]) -> None:
@@ -66,12 +62,6 @@ class Exporter:
             else:
                 declared = self._gauges[metric.name] = Gauge(name, description=text, tag_keys=TAG_KEYS)
             declared.set_default_tags(tags)
-
-
-def _inside_ray() -> bool:
-    """Whether this process has imported Ray."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
 
 
 _METRICS = tuple(dict.fromkeys((*DERIVED, *EVALUATION)))

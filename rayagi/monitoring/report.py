@@ -74,7 +74,10 @@ def summary(
     if env_steps:
         facts[3:3] = [("environment steps", f"{int(env_steps):,} ({count_text(env_steps)})")]
         facts += [
-            ("steps per second", f"{mean_speed(progress):,.0f} (without evaluations and checkpoints)"),
+            (
+                "steps per second",
+                f"{mean_rate(progress, 'env_steps'):,.0f} (without evaluations and checkpoints)",
+            ),
             (
                 "training return",
                 f"{return_text(last.get('episode_return_mean'))} (mean of the last {WINDOW} episodes)",
@@ -108,11 +111,6 @@ def summary(
     return tuple(facts)
 
 
-def mean_speed(progress: Sequence[Row]) -> float:
-    """Environment steps per second of iteration time, over all rows, without evaluations and checkpoints."""
-    return mean_rate(progress, "env_steps")
-
-
 def speed_range(progress: Sequence[Row]) -> tuple[float, float] | None:
     """Range of throughput over parts of a few seconds; None if the run was too short."""
     timed = [(row.get("env_steps", 0.0), own_s) for row in progress if (own_s := wall_s(row))]
@@ -120,7 +118,7 @@ def speed_range(progress: Sequence[Row]) -> tuple[float, float] | None:
 
 
 def mean_rate(progress: Sequence[Row], counter: str) -> float:
-    """Mean increase of a counter per second of iteration time."""
+    """Mean increase of a counter per second of iteration time, without evaluations and checkpoints."""
     timed = [(row, wall_s(row)) for row in progress]
     seconds = sum(own_s for _, own_s in timed)
     return sum(row.get(counter, 0.0) for row, own_s in timed if own_s) / seconds if seconds > 0 else 0.0

@@ -8,6 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from placement.errors import counted
 from placement.search import SATURATION, Trial, TrialMeasurement, project_memory
 from rayagi.monitoring.plots import save_figure
 
@@ -56,7 +57,9 @@ def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_byte
         errors = [
             speed * _measured(trial).relative_error for speed, trial in zip(speeds, trials, strict=True)
         ]
-        above.errorbar(envs, speeds, yerr=errors, marker="o", capsize=2, color=colour, label=_label(gmis))
+        above.errorbar(
+            envs, speeds, yerr=errors, marker="o", capsize=2, color=colour, label=counted(gmis, "GMI")
+        )
         later = [trial for trial in trials if trial.saturation is not None]
         values = {trial.num_envs: trial.saturation or 0.0 for trial in later}
         shown = [max(_LOWEST, min(_HIGHEST, value)) for value in values.values()]
@@ -83,7 +86,7 @@ def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: i
     for (gmis, trials), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
         envs = [trial.num_envs for trial in trials]
         held = [_measured(trial).memory_bytes / 2**20 for trial in trials]
-        axis.plot(envs, held, marker="o", color=colour, label=f"{_label(gmis)}, measured")
+        axis.plot(envs, held, marker="o", color=colour, label=f"{counted(gmis, 'GMI')}, measured")
         before = [(trial.num_envs, _measured(trial)) for trial in trials]
         projected = [
             (count, project_memory(before[:index], count)) for index, count in enumerate(envs) if index >= 2
@@ -95,7 +98,7 @@ def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: i
                 marker="x",
                 linestyle="--",
                 color=colour,
-                label=f"{_label(gmis)}, projected (limit {memory_bytes / gmis / 2**20:,.0f} MiB)",
+                label=f"{counted(gmis, 'GMI')}, projected (limit {memory_bytes / gmis / 2**20:,.0f} MiB)",
             )
     axis.set_ylabel("MiB of one GMI")
     axis.set_ylim(bottom=0)
@@ -106,10 +109,6 @@ def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: i
 def _measured(trial: Trial) -> TrialMeasurement:
     assert isinstance(trial.outcome, TrialMeasurement)
     return trial.outcome
-
-
-def _label(gmis: int) -> str:
-    return f"{gmis} GMI{'' if gmis == 1 else 's'}"
 
 
 def _cycle(count: int) -> list[str]:

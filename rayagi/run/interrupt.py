@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP, as its terminal closed"}
@@ -69,7 +69,8 @@ class Interrupt:
             return  # a closing terminal, while everything ends
         if not self.requested:
             self.requested, self.reason = True, _NAMES[signal.Signals(number)]
-            self._on_first()
+            with suppress(RuntimeError):  # Python raises if the signal interrupted another print
+                self._on_first()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 

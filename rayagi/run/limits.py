@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from rayagi.run.quantities import count_text, duration_text
@@ -17,13 +17,13 @@ class EpisodeWindow:
     """Returns and lengths of the newest episodes."""
 
     def __init__(self, size: int = WINDOW) -> None:
-        self._returns: deque[float] = deque(maxlen=size)
-        self._lengths: deque[int] = deque(maxlen=size)
+        self.returns: deque[float] = deque(maxlen=size)
+        self.lengths: deque[int] = deque(maxlen=size)
         self._size = size
         self._terms: dict[str, deque[float]] = {}
 
     def __len__(self) -> int:
-        return len(self._returns)
+        return len(self.returns)
 
     def add(
         self,
@@ -34,16 +34,16 @@ class EpisodeWindow:
         """Add the episodes of one iteration: their returns, lengths, and sums of each reward term."""
         for name, sums in (reward_terms or {}).items():
             self._terms.setdefault(name, deque(maxlen=self._size)).extend(sums)
-        self._returns.extend(returns)
-        self._lengths.extend(lengths)
+        self.returns.extend(returns)
+        self.lengths.extend(lengths)
 
     def return_mean(self) -> float | None:
         """Mean return; None before the first episode ended."""
-        return sum(self._returns) / len(self._returns) if self._returns else None
+        return sum(self.returns) / len(self.returns) if self.returns else None
 
     def length_mean(self) -> float | None:
         """Mean length in steps; None before the first episode ended."""
-        return sum(self._lengths) / len(self._lengths) if self._lengths else None
+        return sum(self.lengths) / len(self.lengths) if self.lengths else None
 
     def reward_term_means(self) -> dict[str, float]:
         """Mean episode sum of each reward term that has occurred."""
@@ -52,15 +52,15 @@ class EpisodeWindow:
     def to_dict(self) -> dict[str, Any]:
         """State for a checkpoint, so that a resumed learning curve is continuous."""
         return {
-            "returns": list(self._returns),
-            "lengths": [float(length) for length in self._lengths],
+            "returns": list(self.returns),
+            "lengths": [float(length) for length in self.lengths],
             "reward_terms": {name: list(sums) for name, sums in self._terms.items()},
         }
 
     def load(self, stored: Mapping[str, Any]) -> None:
         """Inverse of ``to_dict``."""
-        self._returns.clear()
-        self._lengths.clear()
+        self.returns.clear()
+        self.lengths.clear()
         self._terms.clear()
         lengths = [int(length) for length in stored["lengths"]]
         self.add(stored["returns"], lengths, stored.get("reward_terms"))
@@ -91,19 +91,12 @@ class Limits:
 
     def to_dict(self) -> dict[str, float | int | None]:
         """JSON-compatible values for run.json."""
-        return {
-            "time_s": self.time_s,
-            "env_steps": self.env_steps,
-            "iterations": self.iterations,
-            "stop_return": self.stop_return,
-        }
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Limits:
         """Inverse of ``to_dict``."""
-        return cls(
-            **{name: stored.get(name) for name in ("time_s", "env_steps", "iterations", "stop_return")}
-        )
+        return cls(**{each.name: stored.get(each.name) for each in fields(cls)})
 
     def text(self, return_source: ReturnSource) -> str:
         """Readable text: ``5 min, or evaluation return >= 900``."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from actors.protocols import IterationResult
 from placement.errors import SliceLostError
@@ -18,14 +19,68 @@ from rayagi.monitoring.catalogue import reward_column
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NoCheckpointError, NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
-from rayagi.run.limits import EpisodeWindow, Position, Stop, iterations_until, should_stop
-from rayagi.run.loop_types import HealthMonitor, LoopSettings, TrainingOutcome, TrainingSession
+from rayagi.run.limits import (
+    EpisodeWindow,
+    Limits,
+    Position,
+    ReturnSource,
+    Stop,
+    iterations_until,
+    should_stop,
+)
 from rayagi.run.measures import UnstableShare, evaluation_row, first_non_finite
 from rayagi.run.recorders import Recorder, Values
+
+if TYPE_CHECKING:  # they import Ray
+    from rayagi.coordinator.health_monitor import RunHealthMonitor
+    from rayagi.coordinator.session import Session
 
 REPORT_S = 1.0
 """Approximate duration of one request."""
 _MUST_BE_FINITE = ("policy_loss", "value_loss", "entropy", "grad_norm")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """How often to save: by iterations or by time; with neither, at the end only."""
+
+    iterations: int | None = None
+    time_s: float | None = None
+
+
+CHECKPOINT_EVERY = Interval(time_s=60.0)
+"""Default interval."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopSettings:
+    """Settings of the training loop."""
+
+    limits: Limits
+    seed: int
+    max_unstable_share: float = 1.0
+    """Largest share of environment steps that may become unstable; more end the run."""
+    evaluation_interval: int = 0
+    """Iterations between evaluations; 0: none."""
+    evaluation_episodes: int = 10
+    checkpoint_every: Interval = CHECKPOINT_EVERY
+
+    @property
+    def return_source(self) -> ReturnSource:
+        """Which return ``stop_return`` and the best checkpoint refer to."""
+        return "evaluation" if self.evaluation_interval > 0 else "training"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingOutcome:
+    """Result of a run."""
+
+    stop: Stop | None
+    """The limit reached; None if the run was interrupted."""
+    position: Position
+    checkpoint: str
+    """Name of the last checkpoint."""
+    best_return: float | None
 
 
 class TrainingLoop:
@@ -33,13 +88,13 @@ class TrainingLoop:
 
     def __init__(
         self,
-        session: TrainingSession,
+        session: Session,
         checkpoints: CheckpointStore,
         recorders: Sequence[Recorder],
         settings: LoopSettings,
         *,
         interrupt: Interrupt,
-        health_monitor: HealthMonitor | None = None,
+        health_monitor: RunHealthMonitor | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._health_monitor = health_monitor
@@ -115,7 +170,7 @@ class TrainingLoop:
                     raise
                 self._recover(self._health_monitor, lost)
 
-    def _recover(self, health_monitor: HealthMonitor, lost: SliceLostError) -> None:
+    def _recover(self, health_monitor: RunHealthMonitor, lost: SliceLostError) -> None:
         """Continue from the last checkpoint in another session; recorders drop later rows."""
         try:
             checkpoint = self._checkpoints.load()

@@ -18,7 +18,7 @@ import json
 import socket
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -58,7 +58,7 @@ class PolicyClient:
         """States of a recurrent policy, of the rows of the last request; None: episodes begin."""
         self._state_dim: int | None = None
         """Of the policy's states; None: not asked yet on this connection."""
-        self._transport: _Connection
+        self._transport: _HttpConnection | _SocketConnection
         if address.startswith("unix:"):
             self._transport = _SocketConnection(_socket_path(address))
         else:
@@ -151,16 +151,6 @@ class PolicyClient:
         self.close()
 
 
-class _Connection(Protocol):
-    """A connection to the server. ``until`` is the end of the time limit, on the monotonic clock."""
-
-    def act(self, rows: NDArray[np.float32], until: float) -> NDArray[Any]: ...
-
-    def info(self, until: float) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
 class _TimedSocket(socket.socket):
     """A stream socket whose operations all end at ``until``, however slowly the bytes come."""
 
@@ -187,7 +177,7 @@ class _TimedSocket(socket.socket):
 
 
 class _HttpConnection:
-    """Persistent HTTP connection."""
+    """Persistent HTTP connection. ``until``: the end of the time limit, on the monotonic clock."""
 
     def __init__(self, host: str, port: int, token: str | None) -> None:
         self._host, self._port = host, port

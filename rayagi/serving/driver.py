@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.quantities import count_text, duration_text
 from rayagi.serving.program import ServingResult, merged_results
+
+if TYPE_CHECKING:  # it imports Ray
+    from rayagi.coordinator.session import Session
 
 DEFAULT_TIME_S = 60.0
 """Default limit."""
@@ -19,13 +22,6 @@ LOG_EVERY_S = 5.0
 FINISH_S = 600.0
 """Time limit for the writers to complete their last files."""
 _FIRST_STEPS = 8
-
-
-class ServingSession(Protocol):
-    """What the driver needs of rayagi.coordinator's Session."""
-
-    def run(self, *args: Any, timeout_s: float = ...) -> list[Any]:
-        """Call every GMI's ``gmi_run``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +77,7 @@ class ServingLoop:
 
     def __init__(
         self,
-        session: ServingSession,
+        session: Session,
         limits: ServingLimits,
         *,
         total_envs: int,

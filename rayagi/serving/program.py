@@ -16,11 +16,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from torch import Tensor
-
-from actors.protocols import StepResult
 from rayagi.config.spec import RunSpec
 from rayagi.serving.latency import Latencies
 
@@ -60,35 +57,6 @@ class ServingJob:
     seed: int
     recording: Recording | None = None
     """None: write nothing."""
-
-
-class RowSink(Protocol):
-    """Records every step of one GMI's environments, off the critical path."""
-
-    wait_s: float
-    """Seconds that the GMI has waited for a free slot so far."""
-
-    def record_actions(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> None:
-        """Copy a step's obs (N, obs_dim) float32, actions (N, dim) float32 or (N,) int64, and log_probs (N,), on the host.
-
-        Raises:
-            DiskError: earlier steps could not be written.
-        """
-
-    def record_step(self, step: StepResult) -> None:
-        """Copy the step's result.
-
-        Raises:
-            DiskError: earlier steps could not be written.
-        """
-
-    def close(self, timeout_s: float) -> None:
-        """Wait until everything recorded is written. Safe to call twice.
-
-        Raises:
-            DiskError: it could not be written.
-            WriterError: the writer did not finish in time, or died.
-        """
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from collectives.experience.producer_ring import ProducerRing, ReservedSlot
 from rayagi.run.errors import DiskError
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.errors import WriterError
-from rayagi.serving.program import RowSink, ServingJob
+from rayagi.serving.program import ServingJob
 from rayagi.serving.writer_process import WriterJob
 
 START_S = 60.0
@@ -38,19 +38,20 @@ _CHECK_S = 0.25
 _BOOTSTRAP = "import os; os.fork() and os._exit(0); from rayagi.serving.writer_process import main; main()"
 
 
-class NoSink:
-    """Discards everything: for serving without ``--out``."""
+class RowSink:
+    """Takes every step of one GMI's environments. This class discards them, for serving without ``--out``."""
 
     wait_s = 0.0
+    """Seconds that the GMI has waited for a free slot so far."""
 
     def record_actions(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> None:
-        """Nothing."""
+        """A step's obs (N, obs_dim) float32, actions (N, dim) float32 or (N,) int64, and log_probs (N,), on the host."""
 
     def record_step(self, step: StepResult) -> None:
-        """Nothing."""
+        """The step's result."""
 
     def close(self, timeout_s: float) -> None:
-        """Nothing."""
+        """Wait until everything recorded is written. Safe to call twice."""
 
 
 def open_sink(
@@ -62,14 +63,14 @@ def open_sink(
     first_env_index: int,
     total_envs: int,
 ) -> RowSink:
-    """The sink of a GMI's steps: a writer process of its own, or ``NoSink`` without a recording.
+    """The sink of a GMI's steps: a writer process of its own, or one that discards them without a recording.
 
     Raises:
         DiskError: the writer cannot write.
         WriterError: it did not start.
     """
     if job.recording is None:
-        return NoSink()
+        return RowSink()
     layout = ColumnLayout.for_env(info)
     row_bytes = layout.channel(1).row_bytes
     return ChannelSink(
@@ -86,7 +87,7 @@ def open_sink(
     )
 
 
-class ChannelSink:
+class ChannelSink(RowSink):
     """Fills blocks in the slots of a channel, environment first, and commits each full one to the writer."""
 
     def __init__(self, job: WriterJob, *, version: int) -> None:
@@ -106,7 +107,6 @@ class ChannelSink:
         action = job.layout.action
         self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
         self._closed = False
-        self.wait_s = 0.0
 
     def record_actions(self, obs: Tensor, actions: Tensor, log_probs: Tensor) -> None:
         """Copy observations, actions and their log probabilities of a step, actions clipped to their range.

@@ -23,7 +23,8 @@ from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators
 from rayagi.models.policy import load_policy
 from rayagi.planning import serving_plan_of
 from rayagi.serving.latency import Latencies
-from rayagi.serving.program import RowSink, ServingJob, ServingProgram, ServingResult, merged_results
+from rayagi.serving.program import ServingJob, ServingProgram, ServingResult, merged_results
+from rayagi.serving.recording import RowSink
 from rayagi.serving.simulating import ServingAgent, SimulatingProgram
 
 

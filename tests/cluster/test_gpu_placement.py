@@ -35,8 +35,7 @@ from rayagi.coordinator.session import Session
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits
-from rayagi.run.loop_types import Interval, LoopSettings
-from rayagi.run.training_loop import TrainingLoop
+from rayagi.run.training_loop import Interval, LoopSettings, TrainingLoop
 from tests.fakes.mps import gpu, path_with_fakes
 
 pytestmark = pytest.mark.cluster

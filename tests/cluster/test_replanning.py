@@ -16,8 +16,7 @@ from rayagi.coordinator.session import Session
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits
-from rayagi.run.loop_types import Interval, LoopSettings
-from rayagi.run.training_loop import TrainingLoop
+from rayagi.run.training_loop import Interval, LoopSettings, TrainingLoop
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

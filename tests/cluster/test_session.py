@@ -175,7 +175,6 @@ class TestTwoGmis:
     def test_requests_can_be_kept_in_flight(self, session):
         session.submit(1)
         session.submit(2)
-        assert session.num_pending == 2
         with pytest.raises(RuntimeError, match="2 submitted requests"):
             session.train(1)
         assert [result.iteration for result in session.collect()] == [1]

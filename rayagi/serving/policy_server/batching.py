@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +26,11 @@ from rayagi.serving.policy_server.requests import (
     RequestError,
 )
 
+if TYPE_CHECKING:  # it imports torch
+    from rayagi.serving.policy_server.served_policy import GreedyPolicy
+
 _WINDOW_S = 10.0
 """Window of the requests-per-second rate."""
-
-
-class ActingPolicy(Protocol):
-    """One version of a policy."""
-
-    @property
-    def version(self) -> int:
-        """Number of its updates."""
-
-    def act(self, obs: NDArray[np.float32]) -> NDArray[Any]:
-        """Actions for observations (rows, obs_dim)."""
 
 
 class Answer(NamedTuple):
@@ -104,7 +96,7 @@ class _Request:
     encoder: AnswerEncoder
     num_bytes: int
     answer: asyncio.Future[Answer]
-    policy: ActingPolicy | None = None
+    policy: GreedyPolicy | None = None
     """Answers all pieces of the request; None: not begun."""
 
 
@@ -118,7 +110,7 @@ class FairBatcher:
     """
 
     def __init__(
-        self, policy: Callable[[], ActingPolicy], expected: Expected, statistics: ServerStatistics
+        self, policy: Callable[[], GreedyPolicy], expected: Expected, statistics: ServerStatistics
     ) -> None:
         self._policy, self._expected, self._statistics = policy, expected, statistics
         self._arrived: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
@@ -226,7 +218,7 @@ class FairBatcher:
             self._end(request, RequestError(f"the request cannot be read: {error!r}", status=500))
         return None
 
-    def _infer(self, batch: list[tuple[_Request, Piece]], policy: ActingPolicy) -> None:
+    def _infer(self, batch: list[tuple[_Request, Piece]], policy: GreedyPolicy) -> None:
         """Actions of a batch, and its answers."""
         if not batch:
             return
@@ -250,7 +242,7 @@ class FairBatcher:
             begin += len(piece.rows)
         self._deliver((sum(piece.is_last for _, piece in batch), begin, inference_s))
 
-    def _encode(self, request: _Request, piece: Piece, actions: NDArray[Any], policy: ActingPolicy) -> None:
+    def _encode(self, request: _Request, piece: Piece, actions: NDArray[Any], policy: GreedyPolicy) -> None:
         """Add a piece's actions to the answer, and give the answer or continue with the next piece."""
         try:
             request.encoder.add(actions, piece)

@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import os
 import resource
-import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -203,11 +202,6 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
-
-
-def new_token() -> str:
-    """A random access token."""
-    return secrets.token_urlsafe(24)
 
 
 def _url(host: str, port: int) -> str:

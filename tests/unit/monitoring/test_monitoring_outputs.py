@@ -12,7 +12,7 @@ from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, merge
 from rayagi.monitoring.plots import draw_learning_curve, save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
 from rayagi.monitoring.ray_metrics import Exporter, RunExporter
-from rayagi.monitoring.report import mean_rate, mean_speed, summary, write_report
+from rayagi.monitoring.report import mean_rate, summary, write_report
 from rayagi.run.folder import create_run
 from rayagi.run.limits import Limits, Position
 
@@ -137,7 +137,7 @@ def test_plots_are_drawn_of_short_and_long_runs(tmp_path, count):
 
 def test_mean_speed_is_steps_over_the_time_they_took():
     # 100 steps at 200/s and 100 steps at 50/s: 200 steps in 0.5 s + 2 s.
-    assert mean_speed([row(1), row(2, steps_per_second=50.0)]) == pytest.approx(80.0)
+    assert mean_rate([row(1), row(2, steps_per_second=50.0)], "env_steps") == pytest.approx(80.0)
 
 
 def test_an_update_without_steps_beside_it_counts_its_time():
@@ -146,7 +146,7 @@ def test_an_update_without_steps_beside_it_counts_its_time():
         row(1, train_samples=300.0, samples_per_second=600.0),
         row(2, env_steps=0, steps_per_second=0.0, train_samples=100.0, samples_per_second=100.0),
     ]
-    assert mean_speed(apart) == pytest.approx(100 / 1.5)
+    assert mean_rate(apart, "env_steps") == pytest.approx(100 / 1.5)
     assert mean_rate(apart, "train_samples") == pytest.approx(400 / 1.5)
 
 

@@ -366,11 +366,11 @@ def test_shares_together_never_exceed_the_gpu(found, sms, capability, memory):
     )  # fmt: skip
     daemon = SimpleNamespace(pipe="/p", add_partition=lambda uuid, chunks: f"{uuid}/{chunks}")
     chunk = sms_per_chunk(whole)
-    shares = [mps._capped_share(whole, size, found, daemon) for size in found]
+    shares = [mps._share(whole, size, found, daemon, None) for size in found]
     assert sum(share.memory_bytes for share in shares) <= memory
     assert sum(share.thread_percentage for share in shares) <= 100 + 0.005 * len(shares)
     if chunk is not None:
-        shares = [mps._static_partition_share(whole, size, found, daemon, chunk) for size in found]
+        shares = [mps._share(whole, size, found, daemon, chunk) for size in found]
         assert sum(share.sm_count for share in shares) <= sms
         assert all(share.sm_count % chunk == 0 for share in shares)
 

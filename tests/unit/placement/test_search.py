@@ -313,13 +313,6 @@ def test_the_gain_counts_from_the_fastest_before():
     assert ended[-1].reason == "-6.7 % over the fastest before it, 5 % required"
 
 
-def test_bad_ranges_are_refused():
-    with pytest.raises(ValueError, match="ascend"):
-        list(explore(lambda gmis, envs: None, num_gpus=1, gpu_memory_bytes=1, num_envs=(256, 128)))
-    with pytest.raises(ValueError, match="positive"):
-        list(explore(lambda gmis, envs: None, num_gpus=0, gpu_memory_bytes=1))
-
-
 @st.composite
 def machines(draw):
     """Any machine: a speed and a memory for every candidate, some of which fail."""

@@ -9,9 +9,8 @@ from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import NonFiniteResultError
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits, Position
-from rayagi.run.loop_types import Interval, LoopSettings
 from rayagi.run.measures import evaluation_row, first_non_finite
-from rayagi.run.training_loop import TrainingLoop
+from rayagi.run.training_loop import Interval, LoopSettings, TrainingLoop
 
 
 class Rows:
