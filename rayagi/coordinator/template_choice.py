@@ -175,8 +175,10 @@ def chosen(
     ranked = ranks(validation, machine, kind, on_gpu=on_gpu)
     log(table(found, ranked=ranked))
     best, reason = choose(found, spec, machine, validation, serving=serving)
-    # Where the model may not rank: what nine of ten layouts kept to.
-    error = validation and (validation.median_error if ranked else validation.p90_error)
+    error = None
+    if validation is not None:
+        # Where the model may not rank: what nine of ten layouts kept to.
+        error = validation.median_error if ranked else validation.p90_error
     names = candidates(found, error)
     if len(names) == 1:
         log(f"Template {reason}")

@@ -314,11 +314,6 @@ def test_a_terminal_that_closes_does_not_end_the_run(closed_after):
     assert sys.stdout is stdout
 
 
-def test_an_exporter_needs_every_tag():
-    with pytest.raises(ValueError, match="must be"):
-        Exporter(CATALOGUE, {"run": "r"})
-
-
 def test_reward_terms_of_all_gmis_are_those_of_the_run():
     def result(**terms):
         return IterationResult(iteration=3, metrics={"env_steps": 8.0}, reward_terms=terms)
