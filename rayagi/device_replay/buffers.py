@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.replay import Gatherer, ReplayError, ReplaySchema, ReplayStore, Selection, Subscription, kernel
-from actors.replay.store import checked
 from actors.replay.shards import ReplayShards
+from actors.replay.store import checked
 from actors.replay.subscriptions import Gathered, refuse_outside
 
 _ALIGNMENT = 16

@@ -247,9 +247,8 @@ def test_physics_keeps_the_callers_mode(caller_flushes):
         modes.append(flushes_denormals())
         return 0.0
 
-    settings = env._settings
     address = ctypes.cast(forward_position, ctypes.c_void_p).value
-    env._settings = replace(settings, formulas=replace(settings.formulas, forward_position=address))
+    env.formulas = replace(env.formulas, forward_position=address)
     info = env.info
     model = ActorCritic(info, NetworkSpec(hidden=()))
     policy = NetworkPolicy(model, info, None, HOST)
