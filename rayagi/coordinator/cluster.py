@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import services, worker
 from ray._private.grpc_utils import init_grpc_channel
+from ray._private.node import Node
 from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAYLET
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
@@ -175,25 +176,48 @@ def starts_local(ray_address: str | None = None) -> bool:
     return not ray.is_initialized() and address == "local"
 
 
+@contextmanager
+def without_unused_processes() -> Iterator[None]:
+    """A Ray that starts within the block has no autoscaler, no log monitor and, without a dashboard, no API server.
+
+    A local run uses none of them and Ray has no option against them; with them it takes twice as long to start.
+    """
+    start_api_server = Node.start_api_server
+
+    def start_dashboard(node: Any, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        if include_dashboard:
+            start_api_server(node, include_dashboard=include_dashboard, raise_on_failure=raise_on_failure)
+
+    instead = {
+        "start_monitor": lambda _node: None,
+        "start_log_monitor": lambda _node: None,
+        "start_api_server": start_dashboard,
+    }
+    with ExitStack() as stack:
+        for name, function in instead.items():
+            stack.callback(setattr, Node, name, getattr(Node, name))
+            setattr(Node, name, function)
+        yield
+
+
 def _start_local(machine: Machine, *, dashboard: bool) -> None:
     try:
-        ray.init(
-            address="local",
-            num_cpus=machine.num_cores,
-            num_gpus=machine.num_gpus,
-            include_dashboard=dashboard,
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            # GMIs need processes with their own environment, so prestarted workers would only delay them. Ray's default
-            # niceness of 15 would give every other process of the machine priority over the training.
-            _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
-        )
+        with without_unused_processes():
+            ray.init(
+                address="local",
+                num_cpus=machine.num_cores,
+                num_gpus=machine.num_gpus,
+                include_dashboard=dashboard,
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                # GMIs need processes with their own environment, so prestarted workers would only delay them. Ray's
+                # default niceness of 15 would give every other process of the machine priority over the training.
+                _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
+            )
     except Exception as error:  # Ray raises plain Exceptions, too
         raise RayStartError(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
     _SHARED.watch = _watched(worker.global_worker.node)
-    # The log monitor polls the workers' output ten times a second, and this driver does not use it.
-    worker.global_worker.node.kill_log_monitor(check_alive=False)
 
 
 def _connect(address: str, source: str) -> None:

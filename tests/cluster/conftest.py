@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from rayagi.coordinator.cluster import without_unused_processes
+
 EACH_ON_ITS_OWN = {
     "test_cli.py",
     "test_documented_pages.py",
@@ -30,8 +32,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_prestarted_workers():
+def _only_what_tests_use():
     """No process per CPU with the first driver: GMIs need processes of their own, with their slice's environment."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, without_unused_processes():
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         yield

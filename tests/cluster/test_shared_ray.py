@@ -1,17 +1,15 @@
 """Several sessions of one process on the Ray that the first of them started."""
 
 import os
+import subprocess
 import sys
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import ray
 from ray import cloudpickle
 from ray._private import worker
-from ray._private.worker import global_worker
 
 from actors.errors import GmiLostError
 from actors.protocols import IterationResult
@@ -73,21 +71,32 @@ def test_a_ray_that_was_shut_down_meanwhile_and_started_again_is_not_ours():
     assert ray.is_initialized()
 
 
-def commands_with(text):
-    """Command lines of this machine's processes in which it occurs."""
+STARTED = """
+from contextlib import suppress
+from pathlib import Path
+import ray
+from rayagi.coordinator.cluster import connected
+with connected(dashboard={dashboard}):
+    session = Path(ray._private.worker.global_worker.node.get_session_dir_path()).name
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has ended
-            command = file.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if text in command:
-                yield command
+            command = file.read_text(errors="replace").split("\\0")
+            if any(session in word for word in command):
+                print(*(Path(word).name for word in command[:3]))
+"""
 
 
-def test_a_ray_that_was_started_here_follows_no_output_that_nobody_reads():
-    with connected():
-        session = Path(global_worker.node.get_session_dir_path()).name
-        commands = list(commands_with(session))
-    assert any("raylet" in command for command in commands)
-    assert not [command for command in commands if "log_monitor" in command]
+@pytest.mark.parametrize("dashboard", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_ray_that_was_started_here_has_no_processes_that_nobody_uses(dashboard):
+    """In a process of its own: that of the tests starts every Ray so (conftest.py)."""
+    code = STARTED.format(dashboard=dashboard)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "gcs_server" in done.stdout
+    assert "raylet" in done.stdout
+    assert ("dashboard.py" in done.stdout) == dashboard
+    assert "monitor.py" not in done.stdout  # neither monitor.py, the autoscaler, nor log_monitor.py
 
 
 class Dying(Counting):
