@@ -9,18 +9,17 @@ TIME   ?= 5m
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup train test check check-types check-docs check-style check-imports docs test-all test-slow test-gpu clean
+.PHONY: setup train test check check-types check-docs check-style check-imports check-collection docs test-all test-slow test-gpu clean
 
 setup: $(READY)
 
-# torch first and pinned: an unpinned install takes gigabytes of CUDA packages. pip would compile modules on one core. Some
-# packages ship templates that are no Python: they stay as they are.
+# torch first and pinned: an unpinned install takes gigabytes of CUDA packages. Modules are compiled when they are first
+# imported: pip would compile four times as many.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rayagi needs Python 3.11 or later, this is " + sys.version.split()[0] + "; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib >/dev/null 2>&1 || true
 	@touch $(READY)
 
 train: setup
@@ -28,7 +27,7 @@ train: setup
 
 # Two at a time: each of them works on one core.
 check: setup
-	@$(MAKE) --no-print-directory -j 2 --output-sync check-types check-docs check-style check-imports
+	@$(MAKE) --no-print-directory -j 2 --output-sync check-types check-docs check-style check-imports check-collection
 
 check-types:
 	$(BIN)/mypy
@@ -42,6 +41,10 @@ check-style:
 
 check-imports:
 	$(BIN)/lint-imports
+
+# Every file of tests can be imported, those of slow and GPU tests, too. It compiles them and what they import, for all workers.
+check-collection:
+	$(BIN)/python -m pytest --collect-only -qq >/dev/null
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -33,7 +33,10 @@ def run_python(code, *arguments, stdout=subprocess.PIPE):
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
-    [(("envs",), 0, "HalfCheetah-v5"), (("report", "nowhere"), 2, "nowhere")],
+    [
+        pytest.param(("envs",), 0, "HalfCheetah-v5", marks=pytest.mark.slow),
+        (("report", "nowhere"), 2, "nowhere"),
+    ],
 )
 def test_a_native_library_that_does_not_end_keeps_no_command_from_ending(arguments, code, message):
     done = run_python(f"{BEGIN}\nfrom rayagi.cli import run_process\nrun_process()", *arguments)
@@ -53,7 +56,11 @@ def test_the_exit_code_is_the_same_without_a_reader():
 
 @pytest.mark.parametrize(
     ("closed", "arguments", "code"),
-    [(">&-", "envs", 0), ("2>&-", "report nowhere", 2), ("<&- >&- 2>&-", "report nowhere", 2)],
+    [
+        (">&-", "envs", 0),
+        pytest.param("2>&-", "report nowhere", 2, marks=pytest.mark.slow),
+        ("<&- >&- 2>&-", "report nowhere", 2),
+    ],
 )
 def test_closed_standard_streams_change_no_exit_code(closed, arguments, code):
     command = f"{shlex.quote(sys.executable)} -m rayagi {arguments} {closed}"

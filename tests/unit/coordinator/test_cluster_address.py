@@ -7,6 +7,7 @@ import pytest
 import ray
 
 from rayagi.cli.failures import explain
+from rayagi.coordinator import cluster
 from rayagi.coordinator.cluster import ClusterUnreachableError, RayStartError, connected, starts_local
 
 
@@ -39,7 +40,8 @@ def test_a_port_where_nobody_listens_is_named(closed_port):
     assert "unset RAY_ADDRESS" in text
 
 
-def test_a_port_that_does_not_speak_ray_s_protocol_does_not_hang(silent_port):
+def test_a_port_that_does_not_speak_ray_s_protocol_does_not_hang(silent_port, monkeypatch):
+    monkeypatch.setattr(cluster, "_PROBE_TIMEOUT_S", 0.5)
     assert "does not speak Ray's protocol" in refusal(f"127.0.0.1:{silent_port}")
 
 

@@ -1,10 +1,10 @@
 """What the throughput experiment says of turns."""
 
-import subprocess
 import sys
 
 import pytest
 
+from experiments.throughput import turns
 from experiments.throughput.turns import Turn, summarise
 
 
@@ -27,8 +27,8 @@ def test_each_layout_has_a_row_with_mean_error_and_spread():
     assert told.endswith("| 5.0% | 0.806 |")
 
 
-def test_too_few_turns_are_refused():
-    command = (sys.executable, "-m", "experiments.throughput.turns", "--rounds", "1")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert "--rounds must be at least 2" in done.stderr
+def test_too_few_turns_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["turns", "--rounds", "1"])
+    with pytest.raises(SystemExit, match="2"):
+        turns.main()
+    assert "--rounds must be at least 2" in capsys.readouterr().err

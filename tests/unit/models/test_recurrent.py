@@ -322,7 +322,7 @@ def test_a_recurrent_policy_solves_a_maze_that_one_without_memory_cannot(core, s
         learning=PPOSpec(rollout_length=32, num_minibatches=4, learning_rate=1e-3, entropy_coef=0.01),
     )
     program = training_factory(spec)(context(SoloCommunicator()))
-    for _ in range(30):
+    for _ in range(18):
         program.iterate()
     mean = program.evaluate(40, seed=5).mean_return()
     program.close()

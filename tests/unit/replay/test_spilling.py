@@ -176,7 +176,7 @@ def test_readers_and_writers_that_are_killed_leave_every_row_whole(tmp_path):
         if not ((obs == expected) | ~mask[..., None]).all():
             os._exit(77)
 
-    for _ in range(15):
+    for _ in range(8):
         readers = [forked(read_often) for _ in range(2)]
         writer, pipe = forked(write)
         for _ in range(int(rng.integers(1, 4))):

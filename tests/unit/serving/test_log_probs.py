@@ -113,7 +113,9 @@ def served(path, task, kwargs, network, *, greedy):
     ("name", "greedy"),
     [
         pytest.param(
-            name, greedy, marks=() if name in ("gaussian", "categorical", "recurrent") else pytest.mark.slow
+            name,
+            greedy,
+            marks=() if (name, greedy) in (("gaussian", False), ("recurrent", False)) else pytest.mark.slow,
         )
         for name, greedy in [*((name, False) for name in CASES), ("gaussian", True), ("bernoulli", True)]
     ],
