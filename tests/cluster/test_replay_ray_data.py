@@ -35,7 +35,9 @@ def store():
     return store
 
 
-@pytest.mark.parametrize("blocks", [1, 3, 50])
+@pytest.mark.parametrize(
+    "blocks", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(50, marks=pytest.mark.slow)]
+)
 def test_each_step_is_a_row(local_ray, store, blocks):
     rows = read_replay(store, override_num_blocks=blocks).take_all()
     expected = [(row, step) for row, length in enumerate(LENGTHS) for step in range(length)]

@@ -248,10 +248,10 @@ def test_state_moves_to_a_new_session_and_to_another_number_of_gmis(cluster):
     with Session(spec(), factory=SumProgram()) as session:
         session.train(2)
         state = session.state_dict()
-    assert state["num_gmis"] == 2
-    assert state["shared"]["weight"].tolist() == [6.0, 6.0, 6.0]
-    assert [local["index"] for local in state["local"]] == [0, 1]
-    with Session(spec(), factory=SumProgram()) as session:
+        assert state["num_gmis"] == 2
+        assert state["shared"]["weight"].tolist() == [6.0, 6.0, 6.0]
+        assert [local["index"] for local in state["local"]] == [0, 1]
+        session.train(2)
         session.load_state_dict(state)
         assert session.train(1)[0].iteration == 3
         assert session.state_dict()["local"][1]["steps"] == 30

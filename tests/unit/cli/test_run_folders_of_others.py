@@ -23,7 +23,7 @@ Path({marker!r}).write_text("ran")
 gymnasium.register("Evil-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=5)
 """
 COMMANDS = [  # the working folder, and the run from there: all commands look for modules in the same place
-    ("runs/evil", ".", "policy-server RUN --port 0"),
+    pytest.param("runs/evil", ".", "policy-server RUN --port 0", marks=pytest.mark.slow),
     ("runs/evil", ".", "evaluate RUN --episodes 1"),
     (".", "runs/evil", "evaluate RUN --video out.gif"),
     ("runs/evil/checkpoints", "..", "serve RUN --time 1s"),
