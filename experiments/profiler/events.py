@@ -4,7 +4,7 @@
 
 Writes a synthetic profile of four processes with two threads each into a temporary folder. Each thread repeats the loop
 of a trainer: simulate, infer and backpropagate, each an operation with native calls of 1 to 3 us, every fourth with a
-call within it. Each evaluation runs in a process of its own. Writes ``results/events.json``.
+call within it; a loop has 450 events, and an iteration 1 or 100 loops. Each evaluation runs in a process of its own. Writes ``results/events.json``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +29,8 @@ PROCESSES, THREADS, CALLS = 4, 2, 120
 """Native calls of an operation."""
 OPERATIONS = ("simulate", "infer", "backpropagate")
 KINDS = (Category.SIMULATOR, Category.BACKEND, Category.BACKEND)
+LOOPS = (100, 1)
+"""Of an iteration."""
 SEED = 1
 
 
@@ -48,8 +49,8 @@ def operation_events(random: np.random.Generator, kind: Category, name: int) -> 
     return np.concatenate([scope, np.insert(calls, np.arange(0, CALLS, 4), inner)])
 
 
-def thread_events(random: np.random.Generator, count: int, start: int) -> NDArray[np.void]:
-    """About ``count`` events of a thread that starts at a time."""
+def thread_events(random: np.random.Generator, count: int, start: int, loops: int) -> NDArray[np.void]:
+    """About ``count`` events of a thread that starts at a time, with so many loops an iteration."""
     loop, at = [], 0
     for name, kind in enumerate(KINDS, start=1):
         events = operation_events(random, kind, name)
@@ -63,12 +64,16 @@ def thread_events(random: np.random.Generator, count: int, start: int) -> NDArra
     shift = start + np.repeat(np.arange(turns), len(once)) * at
     events["start"] += shift
     events["end"] += shift
+    iterations = np.zeros(-(-turns // loops), EVENT)
+    iterations["start"] = start + np.arange(len(iterations)) * loops * at
+    iterations["end"] = np.minimum(iterations["start"] + loops * at, start + turns * at)
+    iterations["category"], iterations["flags"] = Category.ITERATION, np.arange(len(iterations))
     life = np.zeros(1, EVENT)
     life["start"], life["end"], life["category"] = start, start + turns * at, Category.THREAD
-    return np.concatenate([life, events])
+    return np.concatenate([life, iterations, events])
 
 
-def write_profile(folder: Path, count: int) -> int:
+def write_profile(folder: Path, count: int, loops: int) -> int:
     """A profile of about ``count`` events; returns how many."""
     folder.mkdir()
     about = {"version": VERSION, "command": ["synthetic"], "start_unix_ns": 0, "intercepted": {}}
@@ -83,7 +88,8 @@ def write_profile(folder: Path, count: int) -> int:
         names = [json.dumps({"id": name, "name": text}) for name, text in enumerate(OPERATIONS, start=1)]
         (own / NAMES).write_text("\n".join([*names, ""]))
         for thread in range(THREADS):
-            events = thread_events(random, count // (PROCESSES * THREADS), 10**6 + 777 * (pid + 10 * thread))
+            start = 10**6 + 777 * (pid + 10 * thread)
+            events = thread_events(random, count // (PROCESSES * THREADS), start, loops)
             head = HEADER.pack(MAGIC, VERSION, RECORD.size, pid + thread, len(events), len(events), 0, 0)
             (own / f"{pid + thread}-0.events").write_bytes(head + events.tobytes())
             written += len(events)
@@ -92,6 +98,7 @@ def write_profile(folder: Path, count: int) -> int:
 
 def evaluate(folder: Path) -> dict[str, float]:
     """Seconds and CPU seconds of an evaluation, and the memory that it adds to the process."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak was the parent's
     before, cpu, start = _peak_bytes(), time.process_time(), time.perf_counter()
     found = breakdown(read_profile(folder))
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
@@ -99,7 +106,8 @@ def evaluate(folder: Path) -> dict[str, float]:
 
 
 def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
 
 def main() -> None:
@@ -111,15 +119,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS / "events.json")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "profile"
-        count = write_profile(folder, args.events)
-        rows = []
-        for _ in range(args.repeats):
-            with multiprocessing.get_context("spawn").Pool(1) as pool:
-                row = {"events": count} | pool.apply(evaluate, (folder,))
-            print(" ".join(f"{name} {value:,.2f}" for name, value in row.items()), flush=True)
-            rows.append(row)
+    rows = []
+    for loops in LOOPS:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "profile"
+            count = write_profile(folder, args.events, loops)
+            for _ in range(args.repeats):
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    row = {"events": count, "loops": loops} | pool.apply(evaluate, (folder,))
+                print(" ".join(f"{name} {value:,.2f}" for name, value in row.items()), flush=True)
+                rows.append(row)
     args.out.write_text(json.dumps({"origin": origin(), "rows": rows}, indent=1) + "\n")
 
 
