@@ -4,7 +4,8 @@
 
 Writes a synthetic profile of four processes with two threads each into a temporary folder. Each thread repeats the loop
 of a trainer: simulate, infer and backpropagate, each an operation with native calls of 1 to 3 us, every fourth with a
-call within it; a loop has 450 events, and an iteration 1 or 100 loops. Each evaluation runs in a process of its own. Writes ``results/events.json``.
+call within it; a loop has 450 events, and an iteration 100 loops, then 1. Each evaluation runs in a process of its own.
+Writes ``results/events.json``.
 """
 
 from __future__ import annotations
