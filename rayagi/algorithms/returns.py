@@ -84,7 +84,9 @@ def vtrace(
     rho_bar: float,
     c_bar: float,
 ) -> tuple[Tensor, Tensor]:
-    """V-trace targets (eq. 1, in the recursive form of remark 1, with the lambda of remark 2) and advantages.
+    """V-trace targets and advantages (Espeholt et al. 2018, §4.1).
+
+    Equation 1, in the recursive form of remark 1, with the lambda of remark 2:
 
     rho_t   = min(rho_bar, pi_t / mu_t),  c_t = lambda min(c_bar, pi_t / mu_t)
     delta_t = rho_t (r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t))

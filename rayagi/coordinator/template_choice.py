@@ -22,7 +22,7 @@ from rayagi.coordinator.throughput_model import PlanThroughput, UnitCosts, layou
 from rayagi.planning import plan_of, serving_plan_of, uses_gpus
 
 if TYPE_CHECKING:
-    from rayagi.coordinator.template_probe import MeasureFn
+    from rayagi.coordinator.template_probe import Comparison, MeasureFn
 
 NameT = TypeVar("NameT", bound=str)
 
@@ -43,7 +43,6 @@ def predictions(costs: UnitCosts, plans: Sequence[PlacementPlan]) -> list[PlanTh
 
 def training_plans(spec: RunSpec, machine: Machine) -> list[PlacementPlan]:
     """The plan of each template of the spec's algorithm that this machine can hold, the default template first."""
-
     return _possible(
         lambda name: plan_of(on_template(spec, name), machine), DEFINITIONS[spec.algorithm].templates
     )
@@ -123,6 +122,13 @@ def candidates(found: Sequence[PlanThroughput], error: float | None) -> list[str
     return [each.layout.template for each in found if each in measured]
 
 
+def _error(validation: ModelValidation | None, *, ranked: bool) -> float | None:
+    """The recorded error: its median where the model may rank. Elsewhere what nine of ten layouts kept to."""
+    if validation is None:
+        return None
+    return validation.median_error if ranked else validation.p90_error
+
+
 def _kind(spec: RunSpec, serving: bool) -> str:
     return "serving" if serving else spec.algorithm
 
@@ -175,11 +181,7 @@ def chosen(
     ranked = ranks(validation, machine, kind, on_gpu=on_gpu)
     log(table(found, ranked=ranked))
     best, reason = choose(found, spec, machine, validation, serving=serving)
-    error = None
-    if validation is not None:
-        # Where the model may not rank: what nine of ten layouts kept to.
-        error = validation.median_error if ranked else validation.p90_error
-    names = candidates(found, error)
+    names = candidates(found, _error(validation, ranked=ranked))
     if len(names) == 1:
         log(f"Template {reason}")
         return best.layout.template
@@ -191,11 +193,34 @@ def chosen(
     if longest_s > MAX_ITERATION_S:
         log(f"Template {reason} Not measured: an iteration would last up to {longest_s:,.0f} s.")
         return best.layout.template
+    log(validation_text(validation, machine, kind, on_gpu=on_gpu))
+    comparison = _compared(spec, machine, names, kind, measure, log, measuring)
+    name = comparison.fastest(default=plans[0].template)
+    text = comparison.text({each.layout.template: each.steps_per_s for each in found})
+    if name is not None:
+        log(f"Template {name}: {text}")
+        return name
+    if comparison.turns:  # the time budget ended it: of those that are not known to fail
+        runnable = [each for each in found if each.layout.template not in comparison.failures]
+        best, _ = choose(runnable, spec, machine, validation, serving=serving)
+    log(f"Template {best.layout.template} by the model alone: {text}")
+    return best.layout.template
+
+
+def _compared(
+    spec: RunSpec,
+    machine: Machine,
+    names: Sequence[str],
+    kind: str,
+    measure: MeasureFn | None,
+    log: Callable[[str], None],
+    measuring: Measuring,
+) -> Comparison:
+    """The cached comparison of these templates, or a new one. Raises as ``chosen`` does."""
     from rayagi.coordinator.template_probe import compared, trained_steps_per_s
 
-    log(validation_text(validation, machine, kind, on_gpu=on_gpu))
     gmi = spec.gmi
-    comparison = compared(
+    return compared(
         SearchStore(spec, machine),
         # With the numbers that the store's key leaves out.
         f"{kind} templates {' '.join(sorted(names))}, {gmi.num_envs} environments, "
@@ -210,16 +235,6 @@ def chosen(
             "Start the run, which compares them, or give a template",
         ),
     )
-    name = comparison.fastest(default=plans[0].template)
-    text = comparison.text({each.layout.template: each.steps_per_s for each in found})
-    if name is not None:
-        log(f"Template {name}: {text}")
-        return name
-    if comparison.turns:  # the time budget ended it: of those that are not known to fail
-        runnable = [each for each in found if each.layout.template not in comparison.failures]
-        best, _ = choose(runnable, spec, machine, validation, serving=serving)
-    log(f"Template {best.layout.template} by the model alone: {text}")
-    return best.layout.template
 
 
 def table(found: Sequence[PlanThroughput], *, ranked: bool) -> str:

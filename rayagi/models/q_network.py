@@ -21,8 +21,8 @@ _HIDDEN_GAIN = 2**0.5
 class NoisyLinear(nn.Module):
     """y = (mu_w + sigma_w * eps_w) x + mu_b + sigma_b * eps_b, eps_w = f(eps_out) f(eps_in)^T, eps_b = f(eps_out).
 
-    With f(x) = sgn(x) sqrt|x| (eq. 10 and 11). The noise is an argument: standard normal, one row for a whole batch or one
-    for each sample, of ``noise_dim`` numbers, those of the inputs first.
+    With f(x) = sgn(x) sqrt|x| (Fortunato et al. 2018, §3, eq. 10 and 11). The noise is an argument: standard normal, one row
+    for a whole batch or one for each sample, of ``noise_dim`` numbers, those of the inputs first.
     """
 
     def __init__(

@@ -87,7 +87,11 @@ class BackendVecEnv:
 
 
 class FusedRollout:
-    """Fills rollouts from the environments of a C backend."""
+    """Fills rollouts from the environments of a C backend, policy inference included, in one call of a compiled kernel.
+
+    The MLBench'22 paper leaves this to future work (§7): simulation, inference, sampling, reset and storage are fused. A
+    tile of environments runs all T steps while its state, its activations and the weights are in the cache.
+    """
 
     def __init__(self, backend: CBackend) -> None:
         self.backend = backend
@@ -133,7 +137,7 @@ class FusedRollout:
                 timing = TimingStruct() if whole.is_recorded else None
                 failed: int = call(*arguments, None if timing is None else ctypes.byref(timing))
             if timing is not None:
-                # One block at the end in place of thousands: the sums are right, the order within the rollout is not told.
+                # One block at the end in place of thousands: the sums are right, not the order within the rollout.
                 started = timing.ended_ns - timing.acted_ns
                 whole.record_part(started, timing.ended_ns, Category.KERNEL_ACT, "act, all steps")
             return failed
