@@ -160,9 +160,9 @@ def times(found: Breakdown, steps: float | None) -> dict[str, Any]:
             sums[row.cell.operation, "+".join(sorted(row.categories))] += row.ns
     count = num_iterations(found.merged)
     moves: Counter[tuple[str, str]] = Counter()
-    for each in found.transitions:
+    for each, number in found.transitions.items():
         if each.cell.iteration != NO_ITERATION:
-            moves[each.source, each.target] += each.count
+            moves[each.source, each.target] += number
     return {
         "iterations": count,
         "env_steps": steps,

@@ -103,35 +103,35 @@ class DpOnlyProgram:
         )
         self.trainer = Trainer(self.learner)
 
-    @profiler.iteration()
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
 
         Raises:
             NonFiniteError: the simulator or the update produced NaN or infinity.
         """
-        started = time.perf_counter()
-        iteration = self.trainer.iteration
-        self.learner.refresh()
-        with profiler.operation("collect"):
-            times = self.collection.collect(iteration)
-        check_finite(self.rollout, iteration + 1)
-        with profiler.operation("learn"):
-            metrics = self.trainer.update(self.rollout)
-        iteration_s = time.perf_counter() - started
-        return collected_result(
-            self.simulator,
-            iteration,
-            self.rollout.num_steps * self.rollout.num_envs,
-            {
-                "iteration_s": iteration_s,
-                "simulate_s": times.simulate_s,
-                "act_s": times.act_s,
-                **self._memory(),
-                **metrics,
-            },
-            self.learner.histograms,
-        )
+        with profiler.iteration():
+            started = time.perf_counter()
+            iteration = self.trainer.iteration
+            self.learner.refresh()
+            with profiler.operation("collect"):
+                times = self.collection.collect(iteration)
+            check_finite(self.rollout, iteration + 1)
+            with profiler.operation("learn"):
+                metrics = self.trainer.update(self.rollout)
+            iteration_s = time.perf_counter() - started
+            return collected_result(
+                self.simulator,
+                iteration,
+                self.rollout.num_steps * self.rollout.num_envs,
+                {
+                    "iteration_s": iteration_s,
+                    "simulate_s": times.simulate_s,
+                    "act_s": times.act_s,
+                    **self._memory(),
+                    **metrics,
+                },
+                self.learner.histograms,
+            )
 
     def _memory(self) -> dict[str, float]:
         return memory_metrics(self.context.device)

@@ -22,7 +22,7 @@ from actors.policy_tensors import ActivationName, PolicyTensors
 from actors.rollout import Rollout
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
-from rayagi.native.binding import check_dtype, numbers, pointer, shared
+from rayagi.native.binding import numbers, pointer, shared, wrong_dtype
 
 ACTING = Kernel(
     name="acting",
@@ -164,7 +164,8 @@ class CompiledActing:
         discrete = rollout.actions.dtype == torch.int64
         reals = (noise, rollout.raw_obs, rollout.obs, rollout.outputs)
         for tensor in (*reals, *(() if discrete else (rollout.actions,))):
-            check_dtype(tensor, torch.float32)
+            if tensor.dtype != torch.float32:
+                raise wrong_dtype(tensor, torch.float32)
         self._fields = _Acting(
             noise.shape[-1] if discrete else 0,
             *map(_field, (*reals, rollout.actions)),

@@ -38,8 +38,8 @@ def pointer(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     Raises:
         ValueError: the tensor is not contiguous, not on the CPU, or of another type.
     """
-    if dtype is not None:
-        check_dtype(tensor, dtype)
+    if dtype is not None and tensor.dtype != dtype:
+        raise wrong_dtype(tensor, dtype)
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(
             f"a kernel needs a contiguous CPU tensor, not strides {tensor.stride()} on {tensor.device}"
@@ -47,13 +47,8 @@ def pointer(tensor: Tensor, dtype: torch.dtype | None = None) -> int:
     return tensor.data_ptr()
 
 
-def check_dtype(tensor: Tensor, dtype: torch.dtype) -> None:
-    """Raise unless a tensor has the type that the kernel takes: it would read, or write, other numbers.
-
-    Raises:
-        ValueError: it has another one.
-    """
-    if tensor.dtype != dtype:
-        raise ValueError(
-            f"a kernel takes {dtype}, not {tensor.dtype}: does an environment or model call torch.set_default_dtype?"
-        )
+def wrong_dtype(tensor: Tensor, dtype: torch.dtype) -> ValueError:
+    """The error of a tensor that has not the type that the kernel takes: it would read, or write, other numbers."""
+    return ValueError(
+        f"a kernel takes {dtype}, not {tensor.dtype}: does an environment or model call torch.set_default_dtype?"
+    )

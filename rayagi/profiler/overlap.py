@@ -13,10 +13,12 @@ unless threads are in different operations at a time; ``Breakdown.totals`` count
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import islice, pairwise
@@ -91,8 +93,7 @@ class Cell(NamedTuple):
     operation: str
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The time for which exactly these categories were active in a cell."""
 
     cell: Cell
@@ -105,14 +106,12 @@ class Row:
         return resource(self.categories)
 
 
-@dataclass(frozen=True)
-class TransitionCount:
-    """How often the code of a cell went from a category into another one, such as Python into a backend."""
+class Transition(NamedTuple):
+    """The code of a cell goes from a category into another one, such as Python into a backend."""
 
     cell: Cell
     source: str
     target: str
-    count: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class Breakdown:
         rows: of each process
         merged: of all processes; what two processes do in one cell at a time counts once
         totals: time of each set of categories, by process, and by ``""`` for all; each moment counts once
-        transitions: of each process
+        transitions: how many each process made
         removed_ns: of all processes' time, what only the profiler ran in, and ``corrected`` has taken away
     """
 
@@ -151,7 +150,7 @@ class Breakdown:
     rows: tuple[Row, ...]
     merged: tuple[Row, ...]
     totals: Mapping[str, Mapping[frozenset[str], int]]
-    transitions: tuple[TransitionCount, ...]
+    transitions: Mapping[Transition, int]
     removed_ns: int = 0
 
 
@@ -181,7 +180,20 @@ def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
     # What an overhead says of a window depends on the windows before it.
     for found in _ahead(sums.measured, time_windows(processes), 1 if overhead is not None else None):
         sums.add(found)
-    return sums.result(cells)
+    with _no_collector():
+        return sums.result(cells)
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    """Without Python's search for cycles, which a hundred thousand new rows start again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def process_events(profile: Profile) -> tuple[list[ProcessEvents], CellNumbers]:
@@ -431,15 +443,13 @@ class ProcessEvents:
             dropped=sum(each.dropped for each in self.trace.threads) + self.trace.lost,
         )
 
-    def measure(
-        self, start: int, end: int, overhead: Overhead | None
-    ) -> tuple[list[Part], Counter[tuple[int, int, int]]]:
-        """Intervals of each category in a window of time, and transitions (cell, source, target) that start in it."""
+    def measure(self, start: int, end: int, overhead: Overhead | None) -> tuple[list[Part], dict[int, int]]:
+        """Intervals of each category in a window of time, and ``ThreadActivity.transitions`` that start in it."""
         cells, starts, ends = self.windows
         near = (starts < end) & (ends > start)
         windows = cells[near], starts[near], ends[near]
         parts: list[Part] = []
-        counts: Counter[tuple[int, int, int]] = Counter()
+        counts: dict[int, int] = {}
         gpu: dict[int, list[tuple[Ints, Ints]]] = {}
         on_cpu = iter(self.thread_cells)
         for thread in self.threads:
@@ -456,7 +466,7 @@ class ProcessEvents:
                 lane = ThreadActivity(thread, events, steps, start, end, busy)
                 alone = len(self.on_cpu) == 1
                 parts += lane.parts(len(self.cells.texts), None if alone else windows)
-                counts += lane.transitions(len(self.cells.texts), None if alone else windows)
+                _add(counts, lane.transitions(len(self.cells.texts), None if alone else windows))
         for bit, several in gpu.items():
             both = union(*(np.clip(np.concatenate(each), start, end) for each in zip(*several, strict=True)))
             parts.append(_within(np.full(len(both[0]), bit), *both, windows))
@@ -523,26 +533,23 @@ class ThreadActivity:
             lent = filled & outside & chosen
             yield _within(bits[lent], starts[lent], ends[lent], near)
 
-    def transitions(
-        self, names: int, windows: tuple[Ints, Ints, Ints] | None
-    ) -> Counter[tuple[int, int, int]]:
-        """How often each cell's code entered a category from another one: (cell, source, target) -> count."""
+    def transitions(self, names: int, windows: tuple[Ints, Ints, Ints] | None) -> dict[int, int]:
+        """How often each cell's code entered a category from another one: cell << 8 | source << 4 | target -> count."""
         entered = self.inside & (self.bits != self.around)
-        starts, pairs = self.starts[entered], (self.around * 16 + self.bits)[entered]
+        starts, pairs = self.starts[entered], (self.around << 4 | self.bits)[entered]
         cells = self.cells.at(starts)
-        counts: Counter[tuple[int, int, int]] = Counter()
         outside = np.zeros(len(cells), bool) if windows is None else cells % names == 0
-        keys, numbers = np.unique(cells[~outside] * 256 + pairs[~outside], return_counts=True)
-        for key, number in zip(keys.tolist(), numbers.tolist(), strict=True):
-            counts[key >> 8, key >> 4 & 15, key & 15] += number
+        keys, numbers = np.unique((cells << 8 | pairs)[~outside], return_counts=True)
+        counts = Counter(dict(zip(keys.tolist(), numbers.tolist(), strict=True)))
         if windows is not None:
             for pair in np.unique(pairs[outside]).tolist():
                 times = np.sort(starts[outside & (pairs == pair)])
                 low, high = (np.searchsorted(times, bound) for bound in windows[1:])
                 active, index = np.unique(windows[0], return_inverse=True)
                 for cell, number in zip(active.tolist(), exact_sums(index, high - low).tolist(), strict=True):
-                    counts[cell, pair >> 4, pair & 15] += number
-        return +counts
+                    if number:
+                        counts[cell << 8 | pair] += number
+        return counts
 
 
 def _check_times(path: Path, events: Events) -> None:
@@ -570,7 +577,7 @@ def time_windows(processes: Sequence[ProcessEvents]) -> Iterator[tuple[int, int]
     return pairwise(cuts)
 
 
-_Measured = tuple[list[Times], list[Counter[tuple[int, int, int]]]]
+_Measured = tuple[list[Times], list[dict[int, int]]]
 """Times of each process and then of all together; transitions of each process."""
 
 
@@ -580,9 +587,9 @@ class _Sums:
     def __init__(self, processes: Sequence[ProcessEvents], overhead: Overhead | None) -> None:
         self.processes, self.overhead = processes, overhead
         self.sweep = sweep()
-        self.tables: list[Counter[tuple[int, int]]] = [Counter() for _ in [*processes, None]]
-        self.totals: list[Counter[int]] = [Counter() for _ in [*processes, None]]
-        self.transitions: list[Counter[tuple[int, int, int]]] = [Counter() for _ in processes]
+        self.tables: list[dict[tuple[int, int], int]] = [{} for _ in [*processes, None]]
+        self.totals: list[dict[int, int]] = [{} for _ in [*processes, None]]
+        self.transitions: list[dict[int, int]] = [{} for _ in processes]
 
     def measured(self, window: tuple[int, int]) -> _Measured:
         """What happened in a window of time; changes nothing, so that several threads may call it."""
@@ -593,14 +600,14 @@ class _Sums:
         """Add what was measured in a window."""
         times, transitions = measured
         for index, each in enumerate(times):
-            self.tables[index].update(each.by_cell)
-            self.totals[index].update(each.total)
+            _add(self.tables[index], each.by_cell)
+            _add(self.totals[index], each.total)
         for counted, counts in zip(self.transitions, transitions, strict=True):
-            counted.update(counts)
+            _add(counted, counts)
 
     def result(self, cells: CellNumbers) -> Breakdown:
         """The tables with names in place of numbers."""
-        labels = [*(process.label for process in self.processes), ""]
+        labels, named = [*(process.label for process in self.processes), ""], cache(cells.cell)
         rows = [_rows(*each, cells) for each in zip(self.tables, labels, strict=True)]
         return Breakdown(
             processes=tuple(process.summary() for process in self.processes),
@@ -610,19 +617,33 @@ class _Sums:
                 label: {labels_of(mask): ns for mask, ns in table.items()}
                 for label, table in zip(labels, self.totals, strict=True)
             },
-            transitions=tuple(
-                TransitionCount(cells.cell(cell, label), LABELS[source], LABELS[target], count)
+            transitions={
+                Transition(named(key >> 8, label), LABELS[key >> 4 & 15], LABELS[key & 15]): count
                 for label, table in zip(labels[:-1], self.transitions, strict=True)
-                for (cell, source, target), count in sorted(table.items())
-            ),
+                for key, count in table.items()
+            },
         )
+
+
+_Key = TypeVar("_Key")
+
+
+def _add(sums: dict[_Key, int], more: Mapping[_Key, int]) -> None:
+    """Add other sums; few have a key that is there already, such as a cell in two windows of time."""
+    both = {key: sums[key] + more[key] for key in sums.keys() & more.keys()}
+    sums.update(more)
+    sums.update(both)
 
 
 def _rows(table: Mapping[tuple[int, int], int], process: str, cells: CellNumbers) -> tuple[Row, ...]:
     """Rows by cell."""
-    named = {number: cells.cell(number, process) for number in {number for number, _ in table}}
-    ordered = sorted((named[number], mask, ns) for (number, mask), ns in table.items())
-    return tuple(Row(cell, labels_of(mask), ns) for cell, mask, ns in ordered)
+    sets: dict[int, list[tuple[int, int]]] = {}
+    for (number, mask), ns in table.items():
+        sets.setdefault(number, []).append((mask, ns))
+    named = sorted((cells.cell(number, process), number) for number in sets)
+    return tuple(
+        Row(cell, labels_of(mask), ns) for cell, number in named for mask, ns in sorted(sets[number])
+    )
 
 
 Overhead = Callable[[ThreadEvents, Events, int, int], tuple[Ints, Ints]]

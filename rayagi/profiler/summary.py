@@ -131,10 +131,10 @@ def transition_sums(found: Breakdown) -> list[TransitionSum]:
     """Transitions of all processes, the most frequent first."""
     counts: Counter[tuple[str, str, str]] = Counter()
     inside: Counter[tuple[str, str, str]] = Counter()
-    for each in found.transitions:
+    for each, number in found.transitions.items():
         key = operation_name(each.cell.phase, each.cell.operation), each.source, each.target
-        counts[key] += each.count
-        inside[key] += each.count if each.cell.iteration != NO_ITERATION else 0
+        counts[key] += number
+        inside[key] += number if each.cell.iteration != NO_ITERATION else 0
     iterations = num_iterations(found.rows)
     return [
         TransitionSum(*key, count, inside[key] / iterations if iterations else None)

@@ -122,12 +122,12 @@ def _times(
 
 def _read(sums: np.ndarray, cells: Ints, processes: int) -> list[Times]:
     """The sums of a table, of each process and, of several, of all together."""
-    by_cell: list[dict[tuple[int, int], int]] = [{} for _ in range(processes + (processes > 1))]
-    total: list[dict[int, int]] = [{} for _ in by_cell]
-    for row, mask, ns in sums.tolist():
-        process, cell = divmod(row, len(cells) + 1)
-        if cell == len(cells):
-            total[process][mask] = ns
-        else:
-            by_cell[process][int(cells[cell]), mask] = ns
-    return [Times(*each) for each in zip(by_cell, total, strict=True)]
+    process, cell = np.divmod(sums["row"], len(cells) + 1)
+    of_all = cell == len(cells)
+    found = []
+    for number in range(processes + (processes > 1)):
+        own, total = sums[(process == number) & ~of_all], sums[(process == number) & of_all]
+        numbers = cells[own["row"] - number * (len(cells) + 1)].tolist()
+        by_cell = dict(zip(zip(numbers, own["mask"].tolist(), strict=True), own["ns"].tolist(), strict=True))
+        found.append(Times(by_cell, dict(total[["mask", "ns"]].tolist())))
+    return found

@@ -62,7 +62,7 @@ def test_the_paper_s_figure_of_overlap():
         resources[row.cell.operation, row.resource] += row.ns
     assert resources["expand_leaf", "cpu"] == 5 + 5 + 2
     assert resources["expand_leaf", "cpu+gpu"] == 3 + 15 + 3 + 2 + 5
-    entered = {(each.cell.operation, each.source, each.target): each.count for each in found.transitions}
+    entered = {(each.cell.operation, each.source, each.target): n for each, n in found.transitions.items()}
     assert entered == {
         ("expand_leaf", "python", "backend"): 1,
         ("expand_leaf", "backend", "gpu_runtime"): 1,
@@ -87,7 +87,7 @@ def test_threads_without_an_operation_work_for_the_one_that_has():
         ("backpropagation", "wait"): 20,  # the Python of the thread that idles is not the operation's
         ("backpropagation", "backend+wait"): 20,
     }
-    assert {(each.cell.operation, each.target): each.count for each in found.transitions} == {
+    assert {(each.cell.operation, each.target): number for each, number in found.transitions.items()} == {
         ("backpropagation", "wait"): 1,
         ("backpropagation", "backend"): 1,
         (NONE, "backend"): 1,
