@@ -3,6 +3,7 @@
     observations, actions, rewards, terminals      (N, ...)
     timeouts                                        (N,)         where there are some
     next_observations                               (N, ...)     where there are some
+    obs.PART, next_obs.PART                         (N, ...)     in place of both, where observations have several parts
     infos/NAME                                      (N, ...)     further columns; infos/action_log_probs is log_prob
     infos/trajectory_number                         (N,)         in rayagi's exports
 
@@ -28,6 +29,7 @@ from rayagi.replay.trajectories import (
     chosen_columns,
     closed,
     closed_lengths,
+    is_obs,
     make_schema,
 )
 from rayagi.serving.errors import DatasetError
@@ -64,7 +66,7 @@ def by_our_names(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequence[str]) -> Source:
-    """A source of arrays by our column names, ``next_obs`` among them where there is one.
+    """A source of arrays by our column names, with ``next_obs`` (or ``next_obs.PART`` of all parts) where there is one.
 
     Args:
         path, kind: as of ``Source``
@@ -74,24 +76,27 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     Raises:
         DatasetError: a column is missing, has another number of rows, or is not of numbers; or there is no whole step.
     """
+    nexts = _nexts(path, arrays)
     known = dict.fromkeys([*arrays, *FLAGS])  # flags that are missing are False
-    for name in ("next_obs", TRAJECTORY):
+    for name in (*nexts.values(), TRAJECTORY):
         known.pop(name, None)
     names, left_out = chosen_columns(path, known, wanted)
-    _check_rows(path, arrays)
+    _check_rows(path, arrays, nexts)
     flags = {name: _flags(path, name, arrays) for name in FLAGS}
-    ends = _ends(arrays, flags)
+    ends = _ends(arrays, nexts, flags)
     begins = np.append(0, ends[:-1])
-    is_known = flags["terminated"][ends - 1] | ("next_obs" in arrays)
+    is_known = flags["terminated"][ends - 1] | bool(nexts)
     lengths = closed_lengths(ends - begins, is_known)
     kinds = {name: _kind(name, arrays) for name in names}
 
     def read() -> Iterator[Trajectory]:
         columns = {name: _Ahead(flags.get(name, arrays.get(name)), kinds[name][1]) for name in names}
-        after = _Ahead(arrays["next_obs"], kinds["obs"][1]) if "next_obs" in arrays else None
+        after = {name: _Ahead(arrays[other], kinds[name][1]) for name, other in nexts.items()}
         for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
             steps = {name: column(begin, end) for name, column in columns.items()}
-            trajectory = closed(steps, None if after is None else after(end - 1, end)[0])
+            trajectory = closed(
+                steps, {name: read_next(end - 1, end)[0] for name, read_next in after.items()}
+            )
             if trajectory is not None:
                 yield trajectory
 
@@ -113,7 +118,17 @@ class _Ahead:
         return self._rows[begin - self._begin : end - self._begin]
 
 
-def _check_rows(path: Path, arrays: Mapping[str, Any]) -> None:
+def _nexts(path: Path, arrays: Mapping[str, Any]) -> dict[str, str]:
+    """Column of the next observation, by that of the observation; empty: there is none."""
+    parts = [name for name in arrays if is_obs(name)]
+    nexts = {name: f"next_{name}" for name in parts if f"next_{name}" in arrays}
+    if nexts and (missing := next((name for name in parts if name not in nexts), None)):
+        found = next(iter(nexts.values()))
+        raise DatasetError(str(path), f"has {found!r} but no 'next_{missing}': add it, or remove {found!r}")
+    return nexts
+
+
+def _check_rows(path: Path, arrays: Mapping[str, Any], nexts: Mapping[str, str]) -> None:
     rows = {name: array.shape[0] if array.shape else 0 for name, array in arrays.items()}
     count = rows["action"]
     if other := next((name for name, found in rows.items() if found != count), None):
@@ -122,9 +137,12 @@ def _check_rows(path: Path, arrays: Mapping[str, Any]) -> None:
         )
     if not count:
         raise DatasetError(str(path), "is empty: it has no rows")
-    if "next_obs" in arrays and arrays["next_obs"].shape != arrays["obs"].shape:
-        found, expected = list(arrays["next_obs"].shape), list(arrays["obs"].shape)
-        raise DatasetError(str(path), f"is damaged: next_obs has shape {found} where obs has {expected}")
+    for name, other in nexts.items():
+        found, expected = list(arrays[other].shape), list(arrays[name].shape)
+        if found != expected:
+            raise DatasetError(
+                str(path), f"is damaged: {other} has shape {found} where {name} has {expected}"
+            )
     for name in _SCALARS:
         if name in arrays and arrays[name].shape not in ((count,), (count, 1)):
             raise DatasetError(
@@ -150,15 +168,17 @@ def _flags(path: Path, name: str, arrays: Mapping[str, Any]) -> NDArray[np.bool_
     return values.reshape(-1).astype(bool)
 
 
-def _ends(arrays: Mapping[str, Any], flags: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.int64]:
+def _ends(
+    arrays: Mapping[str, Any], nexts: Mapping[str, str], flags: Mapping[str, NDArray[np.bool_]]
+) -> NDArray[np.int64]:
     """Row after each trajectory's last."""
     is_last = flags["terminated"] | flags["truncated"]
     is_last[-1] = True
     if TRAJECTORY in arrays:
         is_last[:-1] |= np.diff(np.asarray(arrays[TRAJECTORY][:]).reshape(-1)) != 0
-    if "next_obs" in arrays:
-        obs, after = (_Ahead(arrays[name], arrays["obs"].shape[1:]) for name in ("obs", "next_obs"))
-        count = len(is_last)
+    count = len(is_last)
+    for name, other_name in nexts.items():
+        obs, after = (_Ahead(arrays[each], arrays[name].shape[1:]) for each in (name, other_name))
         for begin in range(0, count - 1, _ROWS):
             end = min(begin + _ROWS, count - 1)
             this, other = after(begin, end), obs(begin + 1, end + 1)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.replay.flat import D4RL_NAMES, OUR_NAMES, TRAJECTORY, import_h5py
-from rayagi.replay.trajectories import Source, Trajectory
+from rayagi.replay.trajectories import Source, Trajectory, is_obs
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_file
 
@@ -29,6 +29,8 @@ def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) ->
     """
     h5py = import_h5py(out)
     kinds = _kinds(source)
+    if "obs" not in kinds:
+        raise ExportError(str(source.path), "has observations of several parts: export it to minari or torch")
     with finished_file(out) as unfinished, h5py.File(unfinished, "w") as file:
         for name, (dtype, shape) in kinds.items():
             theirs = D4RL_NAMES.get(name, f"infos/{name}")
@@ -44,9 +46,9 @@ def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) ->
 
 
 def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
-    """Write a dict of tensors by our names, with ``next_obs`` and trajectories' numbers, by ``torch.save``.
+    """Write a dict of tensors by our names, with ``next_obs`` (or ``next_obs.PART`` of all parts) and trajectories' numbers.
 
-    Arguments and errors as of ``write_d4rl``.
+    Arguments and errors as of ``write_d4rl``; observations may have several parts.
 
     The tensors are put together in unnamed files beside it, not in memory.
     """
@@ -75,9 +77,8 @@ def _on_disk(folder: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
 
 def _kinds(source: Source) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
     kinds = {column.name: (column.dtype, column.shape) for column in source.schema.columns}
-    if "obs" not in kinds:
-        raise ExportError(str(source.path), "has observations of several parts: export it to minari")
-    added = {"next_obs": kinds["obs"], TRAJECTORY: (np.dtype(np.int64), ())}
+    added = {f"next_{name}": kind for name, kind in kinds.items() if is_obs(name)}
+    added[TRAJECTORY] = (np.dtype(np.int64), ())
     if taken := [name for name in kinds if name in added or {name, f"infos/{name}"} & OUR_NAMES.keys()]:
         raise ExportError(
             str(source.path),
@@ -107,9 +108,11 @@ def _write_rows(
 
     rows = 0
     for number, trajectory in enumerate(trajectories):
-        obs = trajectory["obs"]
-        numbers = np.full(len(obs) - 1, number)
-        waiting.append({**trajectory, "obs": obs[:-1], "next_obs": obs[1:], TRAJECTORY: numbers})
+        obs = {name: values for name, values in trajectory.items() if is_obs(name)}
+        numbers = np.full(len(trajectory["action"]), number)
+        befores = {name: values[:-1] for name, values in obs.items()}
+        afters = {f"next_{name}": values[1:] for name, values in obs.items()}
+        waiting.append({**trajectory, **befores, **afters, TRAJECTORY: numbers})
         rows += len(numbers)
         if rows >= most:
             flush()

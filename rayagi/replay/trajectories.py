@@ -188,7 +188,7 @@ def chosen_columns(
     return read, tuple(name for name in known if name not in read)
 
 
-def closed(steps: Trajectory, next_obs: NDArray[Any] | None) -> Trajectory | None:
+def closed(steps: Trajectory, next_obs: Mapping[str, NDArray[Any]]) -> Trajectory | None:
     """A trajectory with the observation after its last action.
 
     Learners bootstrap from that observation, unless the step terminated. Where a file does not have it, the last observation
@@ -196,18 +196,19 @@ def closed(steps: Trajectory, next_obs: NDArray[Any] | None) -> Trajectory | Non
     before, which takes its truncation.
 
     Args:
-        steps: (L, ...) of each column, ``obs`` included
-        next_obs: the observation after the last action, (*shape); None: not known
+        steps: (L, ...) of each column, ``obs`` or all its parts included
+        next_obs: the observation after the last action by column, (*shape) each; empty: not known
 
     Returns:
         The trajectory; None if no step remains.
     """
-    if next_obs is not None or steps["terminated"][-1]:
-        last = steps["obs"][-1] if next_obs is None else next_obs
-        return {**steps, "obs": np.concatenate([steps["obs"], last[None]])}
+    obs = {name: values for name, values in steps.items() if is_obs(name)}
+    if next_obs or steps["terminated"][-1]:
+        lasts = {name: next_obs.get(name, values[-1]) for name, values in obs.items()}
+        return {**steps, **{name: np.concatenate([obs[name], lasts[name][None]]) for name in obs}}
     if len(steps["action"]) < 2:
         return None
-    shortened = {name: values if name == "obs" else values[:-1].copy() for name, values in steps.items()}
+    shortened = {name: values if name in obs else values[:-1].copy() for name, values in steps.items()}
     shortened["truncated"][-1] |= steps["truncated"][-1]
     return shortened
 
@@ -216,7 +217,7 @@ def closed_all(episodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
     """``closed`` of each that has a step left; the last of its ``next_obs`` is the one after the last action."""
     for steps in episodes:
         after = steps.pop("next_obs", None)
-        trajectory = closed(steps, None if after is None else after[-1])
+        trajectory = closed(steps, {} if after is None else {"obs": after[-1]})
         if trajectory is not None:
             yield trajectory
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from trajectories_by_hand import assert_equal, content, trajectories
 
 from actors.replay import Column, ReplaySchema, ReplayStore
@@ -13,7 +14,7 @@ from rayagi.replay import export, load, open_source, saved
 from rayagi.replay.saved import store_source
 from rayagi.replay.summary import summarize
 from rayagi.replay.tables import parquet_files
-from rayagi.replay.trajectories import FLAGS
+from rayagi.replay.trajectories import FLAGS, is_obs
 from rayagi.serving.errors import DatasetError, ExportError
 
 SUFFIX = {"d4rl": ".hdf5", "torch": ".pt"}
@@ -23,7 +24,7 @@ FORMATS = ["rayagi", "rayagi-arrow", "minari", "minari-hdf5", "lerobot", "rllib"
 def store_of(rows, extras=()):
     """A store with these trajectories."""
     columns = [
-        Column(name=name, dtype=values.dtype, shape=values.shape[1:], extra=int(name == "obs"))
+        Column(name=name, dtype=values.dtype, shape=values.shape[1:], extra=int(is_obs(name)))
         for name, values in rows[0].items()
     ]
     longest = max(len(each["reward"]) for each in rows)
@@ -96,6 +97,35 @@ def test_further_columns_come_back_if_they_are_named(tmp_path, kind):
     assert open_source(out).left_out == ("goal",)
     with load(out, columns=["goal"]) as store:
         assert_equal(content(store), wanted)
+
+
+def of_parts(row):
+    """A trajectory with images beside its observations."""
+    images = (np.arange(len(row["obs"]) * 12) % 256).reshape(-1, 2, 2, 3).astype(np.uint8)
+    rest = {name: values for name, values in row.items() if name != "obs"}
+    return {"obs.cam": images, "obs.state": row["obs"], **rest}
+
+
+def test_observations_of_several_parts_in_tensors(tmp_path):
+    wanted = [of_parts(row) for row in trajectories()]
+    export(store_source(store_of(wanted), tmp_path), tmp_path / "parts.pt", "torch")
+    with load(tmp_path / "parts.pt") as store:
+        assert_equal(content(store), wanted)
+    with pytest.raises(ExportError, match="several parts: export it to minari or torch"):
+        export(open_source(tmp_path / "parts.pt"), tmp_path / "parts.h5", "d4rl")
+
+
+def test_tensors_without_next_observations_of_parts(tmp_path):
+    """A step that did not terminate is left out, and its observation is the one after the step before."""
+    state, cam = torch.arange(5.0)[:, None], torch.arange(5, dtype=torch.uint8)
+    steps = {"obs.state": state, "obs.cam": cam, "action": torch.zeros(5)}
+    torch.save({**steps, "terminals": torch.tensor([0, 1, 0, 0, 0])}, tmp_path / "parts.pt")
+    found = list(open_source(tmp_path / "parts.pt").read())
+    assert [each["obs.cam"].tolist() for each in found] == [[0, 1, 1], [2, 3, 4]]
+    assert [each["obs.state"][:, 0].tolist() for each in found] == [[0, 1, 1], [2, 3, 4]]
+    torch.save({**steps, "next_obs.cam": cam + 1}, tmp_path / "parts.pt")
+    with pytest.raises(DatasetError, match=r"has 'next_obs.cam' but no 'next_obs.state': add it, or remove"):
+        open_source(tmp_path / "parts.pt")
 
 
 def test_a_failed_export_leaves_nothing(tmp_path):
