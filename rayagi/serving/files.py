@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from placement.ledger import start_ticks
 from rayagi.run.atomic import sync_folder
 from rayagi.run.errors import disk_errors
 from rayagi.serving.column_layout import EndedEpisode
@@ -111,9 +114,8 @@ def finished_folder(out: Path) -> Iterator[Path]:
     """
     if out.exists():
         raise ExportError(str(out), "exists already; choose another folder")
-    unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
+    unfinished = _unfinished(out)
     with disk_errors(out, "free space there, or choose another folder"):
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a process with this number that was killed
         try:
             unfinished.mkdir(parents=True)
             yield unfinished
@@ -132,7 +134,7 @@ def finished_file(out: Path) -> Iterator[Path]:
     """
     if out.exists():
         raise ExportError(str(out), "exists already; choose another file")
-    unfinished = out.absolute().with_name(f".{out.name}.{os.getpid()}.unfinished")
+    unfinished = _unfinished(out)
     with disk_errors(out, "free space there, or choose another folder"):
         try:
             unfinished.parent.mkdir(parents=True, exist_ok=True)
@@ -142,6 +144,18 @@ def finished_file(out: Path) -> Iterator[Path]:
             unfinished.rename(out)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def _unfinished(out: Path) -> Path:
+    """Temporary path beside ``out``. Removes what killed processes of this host left for the same ``out``."""
+    prefix = f".{out.name}.{socket.gethostname()}."
+    for left in out.absolute().parent.glob(f"{glob.escape(prefix)}*.unfinished"):
+        pid = left.name.removeprefix(prefix).removesuffix(".unfinished")
+        if pid.isdecimal() and (int(pid) == os.getpid() or start_ticks(int(pid)) is None):
+            shutil.rmtree(left, ignore_errors=True)
+            with suppress(OSError):
+                left.unlink()
+    return out.absolute().with_name(f"{prefix}{os.getpid()}.unfinished")
 
 
 class _OpenFile:

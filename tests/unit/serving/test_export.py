@@ -1,6 +1,8 @@
 """Datasets for other tools: episodes of RLlib and of Minari."""
 
 import os
+import socket
+import subprocess
 from pathlib import Path
 
 import gymnasium
@@ -19,7 +21,7 @@ from rayagi.envs import env_info
 from rayagi.serving.column_layout import ColumnBlock, ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import ExportError
-from rayagi.serving.files import finished_folder
+from rayagi.serving.files import finished_file, finished_folder
 from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.rllib import episode_settings, offline_settings
 
@@ -153,11 +155,27 @@ def test_minari_has_the_types_and_bounds_of_the_environment_s_spaces(tmp_path, m
     assert episode.observations[:-1].astype(np.float32).tolist() == obs[0].tolist()
 
 
-def test_what_a_killed_process_of_the_same_number_left_is_no_obstacle(tmp_path):
-    left = tmp_path / f".out.{os.getpid()}.unfinished"
-    left.mkdir()
-    (left / "old").touch()
-    with finished_folder(tmp_path / "out") as folder:
+def test_what_killed_exports_left_is_removed_by_the_next(tmp_path):
+    """Not what belongs to a living process, to another host, or to another place."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here, living = socket.gethostname(), os.getppid()
+    removed = [tmp_path / f".out[1].{here}.{pid}.unfinished" for pid in (ended.pid, os.getpid())]
+    kept = [
+        tmp_path / f".out[1].{here}.{living}.unfinished",
+        tmp_path / f".out[1].elsewhere.{ended.pid}.unfinished",
+        tmp_path / f".other.{here}.{ended.pid}.unfinished",
+    ]
+    for left in (*removed, *kept):
+        left.mkdir()
+        (left / "old").touch()
+    with finished_folder(tmp_path / "out[1]") as folder:
         (folder / "new").touch()
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
-    assert not left.exists()
+    assert [path.name for path in (tmp_path / "out[1]").iterdir()] == ["new"]
+    assert {*tmp_path.iterdir()} == {tmp_path / "out[1]", *kept}
+    left_file = tmp_path / f".out.pt.{here}.{ended.pid}.unfinished"
+    left_file.touch()
+    with finished_file(tmp_path / "out.pt") as file:
+        file.touch()
+    assert (tmp_path / "out.pt").exists()
+    assert not left_file.exists()
