@@ -12,13 +12,12 @@ from typing import Any
 from rayagi.monitoring.catalogue import FAULTS, faults_text
 from rayagi.monitoring.plots import save_plots, time_parts, time_shares
 from rayagi.monitoring.progress import return_text
-from rayagi.run import experience_record
+from rayagi.run import experience_record, prediction
 from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError
 from rayagi.run.folder import RunFolder
 from rayagi.run.limits import WINDOW
-from rayagi.run.prediction import load_prediction, no_prediction_text, parts_range
 from rayagi.run.quantities import bytes_text, count_text, duration_text
 
 _STYLE = """
@@ -35,6 +34,7 @@ _PLOTS = (
     ("throughput.png", "Throughput"),
     ("time_split.png", "Time split over the run"),
 )
+_DAMAGED = "is damaged: restore it from a copy, or remove it"
 
 
 def write_report(folder: RunFolder) -> Path:
@@ -98,11 +98,9 @@ def summary(
     if experience is not None:
         facts += experience_record.facts(experience)
     elif (folder.path / experience_record.FILE).exists():
-        facts.append(("experience", f"{experience_record.FILE} is damaged"))
-    prediction = load_prediction(folder.path)
+        facts.append(("experience", f"{experience_record.FILE} {_DAMAGED}"))
     if env_steps:
-        predicted = no_prediction_text(folder.record.task) if prediction is None else prediction.text()
-        facts.append(("predicted", predicted))
+        facts.append(("predicted", _predicted(folder)))
     if any(name in last for name in FAULTS):
         totals = {name: sum(row.get(name, 0.0) for row in progress) for name in FAULTS}
         facts.append(("simulation errors", faults_text(totals) or "none"))
@@ -111,10 +109,20 @@ def summary(
     return tuple(facts)
 
 
+def _predicted(folder: RunFolder) -> str:
+    found = prediction.load_prediction(folder.path)
+    if found is not None:
+        return found.text()
+    is_damaged = (folder.path / prediction.FILE).exists()
+    return (
+        f"{prediction.FILE} {_DAMAGED}" if is_damaged else prediction.no_prediction_text(folder.record.task)
+    )
+
+
 def speed_range(progress: Sequence[Row]) -> tuple[float, float] | None:
     """Range of throughput over parts of a few seconds; None if the run was too short."""
     timed = [(row.get("env_steps", 0.0), own_s) for row in progress if (own_s := wall_s(row))]
-    return parts_range([steps for steps, _ in timed], [own_s for _, own_s in timed])
+    return prediction.parts_range([steps for steps, _ in timed], [own_s for _, own_s in timed])
 
 
 def mean_rate(progress: Sequence[Row], counter: str) -> float:

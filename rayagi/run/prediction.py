@@ -10,7 +10,7 @@ from pathlib import Path
 from rayagi.envs.creators import NAMESPACE
 from rayagi.run.atomic import replace_json
 
-_FILE = "prediction.json"
+FILE = "prediction.json"
 
 
 def no_prediction_text(env_id: str) -> str:
@@ -81,7 +81,7 @@ def save_prediction(prediction: Prediction, run: Path) -> None:
     Raises:
         DiskError: the file cannot be written.
     """
-    replace_json(run / _FILE, asdict(prediction) | {"error": prediction.error})
+    replace_json(run / FILE, asdict(prediction) | {"error": prediction.error})
 
 
 def record_measurement(
@@ -102,7 +102,7 @@ def record_measurement(
 def load_prediction(run: Path) -> Prediction | None:
     """Content of prediction.json; None if it is missing or damaged."""
     try:
-        stored = json.loads((run / _FILE).read_text())
+        stored = json.loads((run / FILE).read_text())
         del stored["error"]
         if stored["measured_parts"] is not None:
             stored["measured_parts"] = tuple(stored["measured_parts"])

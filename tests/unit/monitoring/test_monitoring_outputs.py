@@ -92,7 +92,12 @@ def test_a_report_names_the_files_that_cannot_be_read(tmp_path, content):
     (run.path / "config.yaml").write_bytes(b"\xff")
     page = write_report(run).read_text()
     assert "<th>versions.json</th><td>" in page
-    assert "<th>experience</th><td>experience.json is damaged</td>" in page
+    assert (
+        "<th>experience</th><td>experience.json is damaged: restore it from a copy, or remove it</td>" in page
+    )
+    assert (
+        "<th>predicted</th><td>prediction.json is damaged: restore it from a copy, or remove it</td>" in page
+    )
     assert "plan.txt cannot be read (" in page
     assert "config.yaml cannot be read (" in page
 
