@@ -15,7 +15,9 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import queue
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Self
@@ -214,13 +216,8 @@ class _HttpConnection:
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, self._port)
         connection = self._connection
-        is_new = connection.sock is None  # new, or closed by the server with its last answer
-        if is_new:
-            connection.timeout = _remaining_s(until)
-            connection.connect()
-            connection.sock = _TimedSocket(fileno=connection.sock.detach())
-            # Header and body are two small packets: without this the second waits for the first one's acknowledgement.
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.sock is None:  # new, or closed by the server with its last answer
+            connection.sock = _connected(self._host, self._port, until)
         connection.sock.until = until
         headers = {**self._headers, "Content-Type": kind} if body is not None else self._headers
         connection.request(method, path, body, headers)
@@ -294,6 +291,46 @@ class _SocketConnection:
     def _read(self, connection: socket.socket) -> tuple[Kind, int, bytes]:
         kind, request, body_bytes = header(_exactly(connection, HEADER.size))
         return kind, request, _exactly(connection, body_bytes)
+
+
+def _connected(host: str, port: int, until: float) -> _TimedSocket:
+    """A connection to the first address of the host that accepts one."""
+    failure: OSError = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in _addresses(host, port, until):
+        connection = _TimedSocket(family, kind, protocol)
+        connection.until = until
+        try:
+            connection.connect(address)
+            # Header and body are two small packets: without this the second waits for the first one's acknowledgement.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+        else:
+            return connection
+    raise failure
+
+
+def _addresses(host: str, port: int, until: float) -> list[Any]:
+    """Those of ``getaddrinfo``, which has no time limit: a thread of its own waits for it."""
+    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def resolve() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as error:  # the caller raises it
+            answers.put(error)
+
+    threading.Thread(target=resolve, daemon=True).start()
+    try:
+        found = answers.get(timeout=_remaining_s(until))
+    except queue.Empty:
+        raise TimeoutError(f"the address of {host} was not found in time") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -133,6 +133,37 @@ def test_a_server_that_never_ends_its_answer_does_not_outlast_the_time_limit(tra
         client.act([1.0, 2.0])
 
 
+def test_a_name_that_is_never_resolved_does_not_outlast_the_time_limit(monkeypatch):
+    is_over, ended = threading.Event(), threading.Event()
+
+    def never(*args, **more):
+        is_over.wait(60)
+        ended.set()
+        raise socket.gaierror("too late")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never)
+    with pytest.raises(PolicyUnreachableError, match=r"0\.2 s: the address of robot was not found in time"):
+        PolicyClient("http://robot:1", timeout_s=0.2).info()
+    assert not ended.is_set()
+    is_over.set()
+    assert ended.wait(60)
+
+
+def test_every_address_of_a_name_is_tried(monkeypatch):
+    """As where ``localhost`` is ::1 first, and the server listens to 127.0.0.1 only."""
+    with service(lambda connection, _: connection.sendall(response(200, INFO))) as address:
+        port = int(address.rpartition(":")[2])
+        free = socket.create_server(("127.0.0.1", 0))
+        refusing = free.getsockname()
+        free.close()
+        addresses = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in (refusing, ("127.0.0.1", port))
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **more: addresses)
+        with PolicyClient("http://robot:1") as client:
+            assert client.info()["obs_dim"] == 2
+
+
 def test_a_timed_socket_ends_at_its_time_although_bytes_are_there():
     own, other = socket.socketpair()
     with _TimedSocket(fileno=own.detach()) as timed, other:
