@@ -61,11 +61,12 @@ ALWAYS float real_expm1(float x) {
     float power = real_of((half + 127) << 23) * real_of((e - half + 127) << 23);
     return fmaf(power, y, power - 1.0f);
 }
-/* log(x) = n log 2 + log(1 + f) with 1 + f in [sqrt(0.5), sqrt(2)). */
+/* log(x) = n log 2 + log(1 + f) with 1 + f in [sqrt(0.5), sqrt(2)). The exponent of a denormal is that of 2^23 x, less 23. */
 ALWAYS float real_log(float x) {
-    int32_t bits = bits_of(x);
+    int denormal = x < 0x1p-126f;
+    int32_t bits = bits_of(denormal ? x * 0x1p23f : x);
     int32_t e = (bits - 0x3f3504f3) >> 23; /* n: exponent of x / sqrt(0.5) */
-    float f = real_of(bits - (e << 23)) - 1.0f, z = f * f, n = (float)e;
+    float f = real_of(bits - (e << 23)) - 1.0f, z = f * f, n = (float)e - (denormal ? 23.0f : 0.0f);
     float p = fmaf(f, fmaf(f, fmaf(f, fmaf(f, 0.06746641f, -0.11675652f), 0.11888162f), -0.12405589f), 0.14219552f);
     p = fmaf(f, fmaf(f, fmaf(f, fmaf(f, p, -0.16667996f), 0.20002119f), -0.2500001f), 0.33333313f);
     float y = fmaf(f * z, p, n * -2.12194440e-4f);

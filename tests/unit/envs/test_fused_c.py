@@ -106,6 +106,14 @@ def test_functions_are_accurate_to_float32(name):
     assert float(((found - wanted).abs() / wanted.abs().clamp(min=1.0)).max()) < 1.5e-7
 
 
+def test_logarithms_of_denormals():
+    # log 2^-149 = -149 log 2 = -103.2789
+    x = torch.tensor([[2.0**-126, 2.0**-127, 1e-39, 2.0**-149]])
+    found = in_c(trace_function("log", lambda v: [ops.log(v)], ("v",)), x)
+    torch.testing.assert_close(found, x.double().log().float(), rtol=1.5e-7, atol=0.0)
+    assert float(found[0, 3]) == pytest.approx(-103.2789)
+
+
 def test_functions_at_the_ends_of_the_numbers():
     inf, nan = math.inf, math.nan
     x = torch.tensor([[0.0, inf, -inf, nan, -1.0, 100.0, -200.0]])
