@@ -16,7 +16,7 @@ from rayagi.envs import EnvironmentFailedError, SimulationError, has_pictures
 from rayagi.run import prediction
 from rayagi.run.atomic import replace_text
 from rayagi.run.csv_log import read_rows
-from rayagi.run.errors import NonFiniteResultError, RunError, UnstableSimulationsError
+from rayagi.run.errors import DiskError, NonFiniteResultError, RunError, UnstableSimulationsError
 from rayagi.run.folder import RunFolder, RunRecord
 from rayagi.run.training_loop import TrainingOutcome
 
@@ -42,8 +42,15 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
         from rayagi.monitoring.report import mean_rate, speed_range, summary_text, write_report
 
         progress = read_rows(folder.progress_csv)
-        prediction.record_measurement(folder.path, mean_rate(progress, "env_steps"), speed_range(progress))
-        report = write_report(folder)
+        try:
+            speed = mean_rate(progress, "env_steps"), speed_range(progress)
+            prediction.record_measurement(folder.path, *speed)
+            report = write_report(folder)
+        except DiskError as error:
+            error.add_note(
+                f"The run is saved ({outcome.checkpoint}). Write its report with:\n  rayagi report {folder.path}"
+            )
+            raise
         say(f"\n{summary_text(folder, report)}")
     if outcome.stop is None:
         say(f"\nSaved {outcome.checkpoint}. Continue with:\n  rayagi train --resume {folder.path}")

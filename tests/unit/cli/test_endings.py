@@ -3,11 +3,13 @@ from dataclasses import replace
 import pytest
 
 from placement.errors import PlanError
-from rayagi.cli.endings import Resumed, after_failure
+from rayagi.cli.endings import Resumed, after_failure, conclude
 from rayagi.config.presets import preset
 from rayagi.envs import EnvironmentFailedError, SimulationError
 from rayagi.run.errors import DiskError, NonFiniteResultError, UnstableSimulationsError
 from rayagi.run.folder import create_run, open_run
+from rayagi.run.limits import Position, Stop
+from rayagi.run.training_loop import TrainingOutcome
 
 
 def ended_by(error, out):
@@ -27,6 +29,31 @@ def test_a_run_ended_by_a_full_disk_can_be_resumed(tmp_path):
         == f"No checkpoint had been saved yet. Start it again with:\n  rayagi train --resume {folder.path}"
     )
     assert open_run(folder.path).record.status == "failed"
+
+
+def test_a_full_disk_after_the_end_of_a_run_loses_its_report_only(tmp_path):
+    folder = create_run(tmp_path, "HalfCheetah-v5", seed=0, rayagi_version="0")
+    folder.progress_csv.write_text("iteration,env_steps_total,train_s\n7,700,1\n")
+    (folder.path / "learning_curve.png").mkdir()  # it cannot be written, as on a full disk
+    position = Position(
+        iteration=7,
+        env_steps=700,
+        train_s=1.0,
+        evaluation_return=None,
+        training_return=None,
+        training_episodes=0,
+    )
+    outcome = TrainingOutcome(
+        stop=Stop(limit="iterations", reason="7 iterations done"),
+        position=position,
+        checkpoint="iteration_000007",
+        best_return=None,
+    )
+    with pytest.raises(DiskError) as failed:
+        conclude(folder, preset("HalfCheetah-v5"), outcome, "")
+    saved = f"The run is saved (iteration_000007). Write its report with:\n  rayagi report {folder.path}"
+    assert failed.value.__notes__ == [saved]
+    assert open_run(folder.path).record.status == "finished"
 
 
 def test_the_traceback_of_an_environments_exception_is_in_a_file(tmp_path):
