@@ -10,8 +10,9 @@ from typing import Any
 from actors.protocols import EnvInfo
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy, load_policy
-from rayagi.run.errors import RunError
+from rayagi.run.errors import CheckpointError, RunError
 from rayagi.run.folder import open_run
+from rayagi.run.measures import first_non_finite
 
 
 class PolicyMismatchError(RunError):
@@ -57,6 +58,7 @@ def saved_policy(run: Path, which: str, *, trust_modules: bool = False) -> Saved
         RunFolderError, RunVersionError, ConfigError, EnvError: the folder, its settings or its task cannot be used here.
         NoCheckpointError: there is no intact checkpoint of that name.
         PolicyMismatchError: it belongs to another task, or to other networks.
+        CheckpointError: a number of its policy is NaN or infinite, so that its actions would mean nothing.
     """
     if run.absolute().parent.name == "checkpoints" and (run / "manifest.json").exists():
         run, which = run.absolute().parents[1], run.name
@@ -70,6 +72,10 @@ def saved_policy(run: Path, which: str, *, trust_modules: bool = False) -> Saved
     except (RuntimeError, KeyError) as error:
         difference = str(error).strip().splitlines()[-1].strip()
         raise PolicyMismatchError(str(run), checkpoint.name, spec.env.id, difference) from error
+    bad = first_non_finite({"model": policy.model.state_dict(), "normaliser": shared.get("obs_normaliser")})
+    if bad is not None:
+        reason = f"{bad[0]} has {bad[1]}, of which no action comes; choose another one with --checkpoint"
+        raise CheckpointError(f"{run}/checkpoints/{checkpoint.name}", reason)
     return SavedPolicy(
         policy=policy,
         spec=spec,

@@ -19,7 +19,7 @@ from rayagi.envs import RenderingError, env_info
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import load_policy
 from rayagi.run.errors import DiskError
-from rayagi.run.folder import create_run
+from rayagi.run.folder import create_run, open_run
 
 
 def saved_run(task):
@@ -97,6 +97,25 @@ def test_a_checkpoint_that_is_not_there_says_which_are(tmp_path, monkeypatch, ca
     saved_run("CartPole-v1")
     assert main(["evaluate", "runs/a", "--checkpoint", "iteration_000009"]) == 2
     assert "usable ones: iteration_000004" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command", [["evaluate", "runs/a"], ["serve", "runs/a", "--time", "1s", "--out", "d"]]
+)
+def test_a_policy_of_nan_chooses_no_actions(command, tmp_path, monkeypatch, capsys):
+    """Without a word, an index of discrete actions would come of it: another one in compiled code than in torch."""
+    monkeypatch.chdir(tmp_path)
+    _, shared = saved_run("CartPole-v1")
+    shared["learner"]["model"]["policy.0.bias"][1] = float("nan")
+    open_run(Path("runs/a")).checkpoints.save(
+        {"shared": shared, "local": [], "num_gmis": 1}, {"iteration": 5, "env_steps": 5120}
+    )
+    assert main([*command, "--checkpoint", "last"]) == 1
+    assert capsys.readouterr().err == (
+        "rayagi: checkpoint runs/a/checkpoints/iteration_000005 is damaged: model.policy.0.bias has nan, of which no "
+        "action comes; choose another one with --checkpoint\n"
+    )
+    assert not Path("d").exists()
 
 
 def test_a_folder_is_no_video_and_that_is_said_before_any_episode(tmp_path, monkeypatch, capsys):
