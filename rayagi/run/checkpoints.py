@@ -72,7 +72,10 @@ class CheckpointStore:
             read = json.loads((self._folder / f"{which}.json").read_text())
         except (OSError, ValueError, RecursionError):
             return None
-        return read if isinstance(read, dict) and "checkpoint" in read else None
+        return read if isinstance(read, dict) and isinstance(read.get("checkpoint"), str) else None
+
+    def _best_is_damaged(self) -> bool:
+        return self.pointer("best") is None and (self._folder / "best.json").exists()
 
     def save(
         self,
@@ -117,6 +120,8 @@ class CheckpointStore:
             NoCheckpointError: there is no intact one.
         """
         damaged: list[str] = []
+        if which == "best" and self._best_is_damaged():
+            damaged.append(f"{self._folder}/best.json is damaged, so the best checkpoint is not known")
         for name in self._candidates(which):
             try:
                 return self._read(name, with_local=with_local, damaged=tuple(damaged))
@@ -192,6 +197,8 @@ class CheckpointStore:
         )
 
     def _prune(self) -> None:
+        if self._best_is_damaged():
+            return  # any of them may be the best
         best = self.pointer("best")
         kept = {*self.names()[-NUM_LAST:], *([best["checkpoint"]] if best else [])}
         for name in self.names():

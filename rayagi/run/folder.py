@@ -215,10 +215,11 @@ def open_run(path: Path) -> RunFolder:
         raise RunFolderError(str(path), f"not a run folder: it has no run.json{_runs_nearby(path)}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise RunFolderError(str(path), f"run.json cannot be read ({error})") from error
-    found = stored.get("schema_version", "none") if isinstance(stored, dict) else "none"
+    if not isinstance(stored, dict):
+        raise RunFolderError(str(path), "run.json is damaged: it has no object; restore it from a copy")
+    found = stored.get("schema_version", "none")
     if found != SCHEMA_VERSION:
-        written_by = stored.get("rayagi_version", "unknown") if isinstance(stored, dict) else "unknown"
-        raise RunVersionError(str(path), found, SCHEMA_VERSION, written_by)
+        raise RunVersionError(str(path), found, SCHEMA_VERSION, stored.get("rayagi_version", "unknown"))
     try:
         return RunFolder(path, RunRecord(**stored))
     except TypeError as error:

@@ -244,3 +244,16 @@ def test_a_replay_that_cannot_be_written_leaves_the_former_checkpoint(store, tmp
         store.save(state, {"iteration": 2, "env_steps": 2}, save_replays=lambda folder: answer)
     assert store.names() == ["iteration_000001"]
     assert [entry.name for entry in (tmp_path / "run" / "checkpoints").glob(".*")] == []
+
+
+def test_a_damaged_best_json_is_said_and_no_checkpoint_is_removed(store, tmp_path):
+    save(store, 1, best=9.0)
+    (tmp_path / "run/checkpoints/best.json").write_text('{"checkpoint": [')
+    for iteration in range(2, 8):
+        save(store, iteration)
+    loaded = store.load("best")
+    assert loaded.name == "iteration_000007"
+    (reason,) = loaded.damaged
+    assert reason.endswith("best.json is damaged, so the best checkpoint is not known")
+    assert "iteration_000001" in store.names()
+    assert store.load("last").damaged == ()

@@ -56,6 +56,14 @@ def test_a_damaged_run_json_is_an_error_that_names_it(tmp_path, content):
         open_run(folder.path)
 
 
+@pytest.mark.parametrize("content", ["[]", "null", "3"])
+def test_a_run_json_without_an_object_is_no_run_of_another_version(tmp_path, content):
+    folder = make(tmp_path)
+    (folder.path / "run.json").write_text(content)
+    with pytest.raises(RunFolderError, match="damaged: it has no object; restore it from a copy"):
+        open_run(folder.path)
+
+
 def test_a_folder_that_is_no_run_says_which_runs_are_near(tmp_path):
     folder = make(tmp_path, name="there")
     with pytest.raises(RunFolderError, match=f"no such run folder; runs there: {folder.path}"):
