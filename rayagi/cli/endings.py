@@ -6,6 +6,7 @@ import shutil
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from shlex import quote
 
 from actors.errors import NonFiniteError
 from placement.errors import PlanError
@@ -48,14 +49,16 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
             report = write_report(folder)
         except DiskError as error:
             error.add_note(
-                f"The run is saved ({outcome.checkpoint}). Write its report with:\n  rayagi report {folder.path}"
+                f"The run is saved ({outcome.checkpoint}). Write its report with:\n  rayagi report {quote(str(folder.path))}"
             )
             raise
         say(f"\n{summary_text(folder, report)}")
     if outcome.stop is None:
-        say(f"\nSaved {outcome.checkpoint}. Continue with:\n  rayagi train --resume {folder.path}")
+        say(
+            f"\nSaved {outcome.checkpoint}. Continue with:\n  rayagi train --resume {quote(str(folder.path))}"
+        )
         return INTERRUPTED
-    evaluate = f"  rayagi evaluate {folder.path}"
+    evaluate = f"  rayagi evaluate {quote(str(folder.path))}"
     say("\nNext:\n" + evaluate + (f"\n{evaluate} --video out.mp4" if has_pictures(spec.env.id) else ""))
     return 0
 
@@ -82,7 +85,7 @@ def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, bef
         if isinstance(refused.error, PlanError):
             error.add_note(
                 "A resumed run keeps its number of GMIs, since the total batch depends on it. With another number, "
-                f"start a new run:\n  rayagi train {spec.env.id} --config {folder.path}/config.yaml --gmis N"
+                f"start a new run:\n  rayagi train {spec.env.id} --config {quote(str(folder.path))}/config.yaml --gmis N"
             )
         return
     checkpoints = folder.checkpoints.names()
@@ -132,15 +135,15 @@ def _follow_up(folder: RunFolder, spec: RunSpec, known: Explanation | None, chec
     if known is not None and isinstance(known.error, _DIVERGED):
         return (
             f"{saved} To try again from the start with half the learning rate:\n"
-            f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
+            f"  rayagi train {spec.env.id} --config {quote(str(folder.path))}/config.yaml "
             f"--set {spec.learning_section}.learning_rate={spec.learning.learning_rate / 2:g}"
         )
     if known is not None and isinstance(known.error, UnstableSimulationsError):
         # A resumed run keeps its configuration, and would fail again.
         return (
             f"{saved} Repair the model and start a new run, or allow more unstable steps:\n"
-            f"  rayagi train {spec.env.id} --config {folder.path}/config.yaml "
+            f"  rayagi train {spec.env.id} --config {quote(str(folder.path))}/config.yaml "
             f"--set env.max_unstable_share={min(1.0, 2 * known.error.unstable / known.error.env_steps):.2g}"
         )
     where = "Continue from it with" if checkpoints else "Start it again with"
-    return f"{saved} {where}:\n  rayagi train --resume {folder.path}"
+    return f"{saved} {where}:\n  rayagi train --resume {quote(str(folder.path))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from shlex import quote
 
 from rayagi.cli.output import say
 from rayagi.cli.replay_progress import loaded
@@ -25,5 +26,5 @@ def run(arguments: argparse.Namespace) -> int:
         size = save(store, arguments.out)
         steps = int(store.status()["length"].sum())
         say(f"{arguments.out}: {len(store):,} rows of {steps:,} steps, {bytes_text(size)}")
-    say(f"\nNext:\n  rayagi replay sample {arguments.out}")
+    say(f"\nNext:\n  rayagi replay sample {quote(str(arguments.out))}")
     return 0

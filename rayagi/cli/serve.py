@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from placement.errors import counted
@@ -275,7 +276,8 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
         say(
             f"\nNext:\n  python -c \"import pyarrow.dataset as d; print(d.dataset('{target.folder.data}').head(3))\""
         )
-        say(f"  rayagi export {target.folder.path} --to minari {target.folder.path}-minari")
+        quoted = quote(str(target.folder.path))
+        say(f"  rayagi export {quoted} --to minari {quoted}-minari")
     if served.stop:
         return 0
     return INTERRUPTED

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 
 from ray._private.worker import get_dashboard_url
 from rich.console import Console
@@ -195,13 +196,13 @@ def _refuse_if_done(
     if stop.limit == "env_steps" and decays_linearly(spec):
         hint = (
             "Its learning rate has fallen to zero there; train longer in a new run: rayagi train "
-            f"{spec.env.id} --config {folder.path}/config.yaml --env-steps {2 * position.env_steps}"
+            f"{spec.env.id} --config {quote(str(folder.path))}/config.yaml --env-steps {2 * position.env_steps}"
         )
     else:
         hours = int(position.train_s // 3600) + 1
         hint = (
             "Limits count from the start of the run: give a larger one, e.g. "
-            f"rayagi train --resume {folder.path} --time {hours}h"
+            f"rayagi train --resume {quote(str(folder.path))} --time {hours}h"
         )
     raise LimitReachedError(str(folder.path), settings.limits.text(settings.return_source), hint)
 

@@ -7,6 +7,7 @@ import html
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from rayagi.monitoring.catalogue import FAULTS, faults_text
@@ -144,7 +145,9 @@ def _status(folder: RunFolder) -> str:
     record = folder.record
     if record.status == "running" and not folder.is_locked():
         # Nobody trains it any more, and nobody could write why: SIGKILL, or no space for the new run.json.
-        return f"killed, or ended by a full disk; continue with rayagi train --resume {folder.path}"
+        return (
+            f"killed, or ended by a full disk; continue with rayagi train --resume {quote(str(folder.path))}"
+        )
     return f"{record.status}: {record.reason}" if record.reason else record.status
 
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 
 from rayagi.run.quantities import bytes_text
 
@@ -70,7 +71,7 @@ class RunVersionError(RunError):
         return (
             f"{self.path} has run folder layout {self.found}, written by rayagi {self.written_by}; this version "
             f"reads layout {self.readable} only. Use that version for it, or start a new run with its settings: "
-            f"rayagi train TASK --config {self.path}/config.yaml"
+            f"rayagi train TASK --config {quote(self.path)}/config.yaml"
         )
 
 

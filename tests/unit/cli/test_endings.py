@@ -1,3 +1,4 @@
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -6,7 +7,7 @@ from placement.errors import PlanError
 from rayagi.cli.endings import Resumed, after_failure, conclude
 from rayagi.config.presets import preset
 from rayagi.envs import EnvironmentFailedError, SimulationError
-from rayagi.run.errors import DiskError, NonFiniteResultError, UnstableSimulationsError
+from rayagi.run.errors import DiskError, NonFiniteResultError, RunVersionError, UnstableSimulationsError
 from rayagi.run.folder import create_run, open_run
 from rayagi.run.limits import Position, Stop
 from rayagi.run.training_loop import TrainingOutcome
@@ -29,6 +30,14 @@ def test_a_run_ended_by_a_full_disk_can_be_resumed(tmp_path):
         == f"No checkpoint had been saved yet. Start it again with:\n  rayagi train --resume {folder.path}"
     )
     assert open_run(folder.path).record.status == "failed"
+
+
+def test_commands_that_continue_a_run_can_be_copied_though_its_path_has_spaces(tmp_path):
+    folder, message = ended_by(DiskError("x", "no room", "make some"), tmp_path / "my runs")
+    *_, resume, path = shlex.split(message)
+    assert (resume, path) == ("--resume", str(folder.path))
+    text = str(RunVersionError("my runs/a", 9, 1, "9.0"))
+    assert "--config 'my runs/a'/config.yaml" in text
 
 
 def test_a_full_disk_after_the_end_of_a_run_loses_its_report_only(tmp_path):
