@@ -6,7 +6,6 @@ import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rayagi.run.atomic import replace_text
@@ -48,16 +47,20 @@ def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> Row:
     row = {}
     for column, cell in zip(columns, cells, strict=True):
         if cell or column in _ALWAYS:
-            row[column] = _number(cell, f"{where}, column {column}")
+            row[column] = number = _number(cell)
+            if not math.isfinite(number):
+                raise RunFolderError(
+                    f"{where}, column {column}",
+                    f"{cell!r} is not a finite number; correct the cell, or delete the line",
+                )
     return row
 
 
-def _number(cell: str, where: str) -> float:
-    with suppress(ValueError):
-        number = float(cell)
-        if math.isfinite(number):
-            return number
-    raise RunFolderError(where, f"{cell!r} is not a finite number; correct the cell, or delete the line")
+def _number(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
 
 
 def read_columns(path: Path) -> list[str]:
