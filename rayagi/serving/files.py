@@ -112,13 +112,13 @@ def finished_folder(out: Path) -> Iterator[Path]:
         ExportError: ``out`` exists already.
         DiskError: it cannot be written.
     """
-    if out.exists():
-        raise ExportError(str(out), "exists already; choose another folder")
+    _check_free(out, "folder")
     unfinished = _unfinished(out)
     with disk_errors(out, "free space there, or choose another folder"):
         try:
             unfinished.mkdir(parents=True)
             yield unfinished
+            _check_free(out, "folder")  # another process may have made it meanwhile
             unfinished.rename(out)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -132,8 +132,7 @@ def finished_file(out: Path) -> Iterator[Path]:
         ExportError: ``out`` exists already.
         DiskError: it cannot be written.
     """
-    if out.exists():
-        raise ExportError(str(out), "exists already; choose another file")
+    _check_free(out, "file")
     unfinished = _unfinished(out)
     with disk_errors(out, "free space there, or choose another folder"):
         try:
@@ -141,9 +140,15 @@ def finished_file(out: Path) -> Iterator[Path]:
             yield unfinished
             with unfinished.open("rb") as file:
                 os.fsync(file.fileno())
+            _check_free(out, "file")
             unfinished.rename(out)
         finally:
             unfinished.unlink(missing_ok=True)
+
+
+def _check_free(out: Path, what: str) -> None:
+    if out.exists():
+        raise ExportError(str(out), f"exists already; choose another {what}")
 
 
 def _unfinished(out: Path) -> Path:

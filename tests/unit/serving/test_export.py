@@ -179,3 +179,21 @@ def test_what_killed_exports_left_is_removed_by_the_next(tmp_path):
         file.touch()
     assert (tmp_path / "out.pt").exists()
     assert not left_file.exists()
+
+
+def test_of_two_exports_to_a_place_the_first_stays(tmp_path):
+    def export_folder():
+        with finished_folder(tmp_path / "out"):
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out/theirs").touch()
+
+    def export_file():
+        with finished_file(tmp_path / "out.pt") as file:
+            file.write_text("ours")
+            (tmp_path / "out.pt").write_text("theirs")
+
+    for export in (export_folder, export_file):
+        with pytest.raises(ExportError, match="exists already"):
+            export()
+    assert (tmp_path / "out.pt").read_text() == "theirs"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["out", "out.pt", "theirs"]
