@@ -218,41 +218,62 @@ class LiveProgress(Recorder):
 
     def panel(self, position: Position) -> Panel:
         """The panel to draw."""
-        tracker = self._tracker
-        table = Table.grid(padding=(0, 2), expand=True)
-        for _ in range(3):
-            table.add_column(style="dim", no_wrap=True)
-            table.add_column(no_wrap=True)
-        evaluation = "off"
-        if self._source == "evaluation":
-            best = "" if tracker.best_evaluation is None else f" (best {tracker.best_evaluation:,.1f})"
-            evaluation = f"{return_text(self._evaluation)}{best}"
-        table.add_row(
-            "return", return_text(position.training_return), tracker.unit, f"{tracker.steps_per_s:,.0f}",
-            "iteration", f"{position.iteration:,}",
-        )  # fmt: skip
-        table.add_row(
-            "evaluation", evaluation, "steps", count_text(position.env_steps),
-            "time", duration_text(position.train_s),
-        )  # fmt: skip
-        table.add_row(
-            "checkpoint", self._checkpoint, "memory", f"{bytes_text(tracker.last.get('resident_bytes') or 0)} per GMI",
-            "left", tracker.left(position) or "until stopped",
-        )  # fmt: skip
-        lines: list[Table | Text | ProgressBar] = [table]
+        tracker, width = self._tracker, max(10, self._console.width - 4)
+        lines: list[Table | Text | ProgressBar] = [_table(self._facts(position), width)]
         if lag := tracker.lag_text():
             lines.append(Text(f"policy lag, updates: {lag}", style="dim"))
         if terms := reward_terms_text(tracker.last):
             lines.append(Text(terms, style="dim"))
         if faults := faults_text(tracker.faults):
             lines.append(Text(f"simulation errors: {faults}", style="yellow"))
-        width = max(10, self._console.width - 4)
         if len(tracker.returns) > 1:
             lines.append(Text(sparkline(tuple(tracker.returns), width), style="cyan"))
         share = tracker.share_done(position)
         if share is not None:
             lines.append(ProgressBar(total=1.0, completed=share, width=width))
-        return Panel(Group(*lines), title=self._title, title_align="left", border_style="dim")
+        return Panel(Group(*lines), title=Text(self._title), title_align="left", border_style="dim")
+
+    def _facts(self, position: Position) -> list[tuple[str, str]]:
+        tracker = self._tracker
+        evaluation = "off"
+        if self._source == "evaluation":
+            best = "" if tracker.best_evaluation is None else f" (best {tracker.best_evaluation:,.1f})"
+            evaluation = f"{return_text(self._evaluation)}{best}"
+        return [
+            ("return", return_text(position.training_return)),
+            (tracker.unit, f"{tracker.steps_per_s:,.0f}"),
+            ("iteration", f"{position.iteration:,}"),
+            ("evaluation", evaluation),
+            ("steps", count_text(position.env_steps)),
+            ("time", duration_text(position.train_s)),
+            ("checkpoint", self._checkpoint),
+            ("memory", f"{bytes_text(tracker.last.get('resident_bytes') or 0)} per GMI"),
+            ("left", tracker.left(position) or "until stopped"),
+        ]
+
+
+_GAP = 2
+"""Characters between columns."""
+
+
+def _table(facts: Sequence[tuple[str, str]], width: int) -> Table:
+    """Labels and values, in as many pairs of columns as ``width`` has space for, three at most."""
+
+    def needed(pairs: int) -> int:
+        widest = (
+            [max(len(fact[part]) for fact in facts[pair::pairs]) + _GAP for part in (0, 1)]
+            for pair in range(pairs)
+        )
+        return sum(map(sum, widest)) - _GAP
+
+    pairs = next((number for number in (3, 2) if needed(number) <= width), 1)
+    table = Table.grid(padding=(0, _GAP), expand=True)
+    for _ in range(pairs):
+        table.add_column(style="dim", no_wrap=True)
+        table.add_column(no_wrap=True)
+    for first in range(0, len(facts), pairs):
+        table.add_row(*(text for fact in facts[first : first + pairs] for text in fact))
+    return table
 
 
 def reward_terms_text(row: Values) -> str:

@@ -212,6 +212,19 @@ def test_the_panel_shows_the_runs_figures():
         assert figure in text
 
 
+@pytest.mark.parametrize(("width", "lines_of_facts"), [(40, 9), (80, 5), (120, 3)])
+def test_the_panel_has_as_many_columns_as_the_terminal_has_space_for(width, lines_of_facts):
+    console = Console(file=io.StringIO(), width=width)
+    progress = LiveProgress("runs/[a]", Limits(), "evaluation", console)
+    progress.evaluated({"evaluation_return_mean": 901.5}, best=True)
+    progress.saved("iteration_000040")
+    console.print(progress.panel(position(1)))
+    text = console.file.getvalue()
+    assert "runs/[a]" in text  # no mark-up
+    assert "…" not in text
+    assert len(text.splitlines()) == lines_of_facts + 2  # a border above and below
+
+
 def test_the_share_done_is_that_of_the_nearest_limit():
     at = Position(
         iteration=5, env_steps=300, train_s=25.0, evaluation_return=None, training_return=None, training_episodes=0
