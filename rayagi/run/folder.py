@@ -160,9 +160,9 @@ class RunFolder:
             RunFolderError: as ``read_config``.
             ConfigError: a setting is invalid, or names code that is not trusted.
         """
-        spec = run_spec_from_dict(self.read_config())
-        file = self.path / "config.yaml"
+        file, stored = self.path / "config.yaml", self.read_config()
         try:
+            spec = run_spec_from_dict(stored)
             if not trust_modules:
                 refuse_untrusted_modules(spec, file)
         except ConfigError as error:

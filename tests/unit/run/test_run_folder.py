@@ -3,6 +3,7 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rayagi.config.errors import ConfigError
 from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import RunFolderError, RunVersionError
 from rayagi.run.folder import create_run, open_run
@@ -98,6 +99,9 @@ def test_numbers_in_a_configuration_are_read_as_everywhere_else(tmp_path):
     (folder.path / "config.yaml").write_text("seed: 1\nseed: 2\n")
     with pytest.raises(RunFolderError, match="'seed' is given twice"):
         folder.read_config()
+    (folder.path / "config.yaml").write_text("env: 3\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: env = 3: must be a mapping"):
+        folder.read_spec(trust_modules=False)
     (folder.path / "config.yaml").write_bytes(b"seed: \xff\n")
     with pytest.raises(RunFolderError, match=r"config\.yaml cannot be read"):
         folder.read_config()
