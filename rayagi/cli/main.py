@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import io
 import os
 import sys
 import traceback
@@ -132,6 +133,8 @@ def run_process() -> NoReturn:
     and saved training did not end. Python's own exit functions do run.
     """
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files have what its encoding may not have
+        sys.stdout.reconfigure(errors="backslashreplace")
     with when_local_ray_is_lost(_end_at_once):
         code = main()
     atexit._run_exitfuncs()

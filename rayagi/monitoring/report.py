@@ -14,7 +14,7 @@ from rayagi.monitoring.catalogue import FAULTS, faults_text
 from rayagi.monitoring.plots import save_plots, time_parts, time_shares
 from rayagi.monitoring.progress import return_text
 from rayagi.run import experience_record, prediction
-from rayagi.run.atomic import replace_text
+from rayagi.run.atomic import replace_bytes
 from rayagi.run.csv_log import Row, read_rows
 from rayagi.run.errors import RunFolderError
 from rayagi.run.folder import RunFolder
@@ -50,7 +50,8 @@ def write_report(folder: RunFolder) -> Path:
         raise RunFolderError(str(folder.path), "has no finished iteration to report on")
     save_plots(progress, evaluations, folder.path, folder.record.task)
     path = folder.path / "report.html"
-    replace_text(path, _page(folder, progress, evaluations))
+    page = _page(folder, progress, evaluations)
+    replace_bytes(path, page.encode(errors="xmlcharrefreplace"))  # the folder's name may be no Unicode
     return path
 
 

@@ -65,3 +65,13 @@ def test_the_exit_code_is_the_same_without_a_reader():
 def test_closed_standard_streams_change_no_exit_code(closed, arguments, code):
     command = f"{shlex.quote(sys.executable)} -m rayagi {arguments} {closed}"
     assert subprocess.run(["sh", "-c", command], timeout=120, check=False).returncode == code
+
+
+def test_names_that_the_output_s_encoding_does_not_have_are_printed_nevertheless():
+    code = """import sys, rayagi.cli
+sys.modules["rayagi.cli.main"].main = lambda: print("\\xfc \\udcff") or 0
+rayagi.cli.run_process()"""
+    command = [sys.executable, "-c", code]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True, timeout=60, check=True)
+    assert done.stdout == b"\\xfc \\udcff\n"

@@ -1,4 +1,5 @@
 import io
+import os
 import subprocess
 import sys
 
@@ -13,7 +14,7 @@ from rayagi.monitoring.plots import draw_learning_curve, save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
 from rayagi.monitoring.ray_metrics import Exporter, RunExporter
 from rayagi.monitoring.report import mean_rate, summary, write_report
-from rayagi.run.folder import create_run
+from rayagi.run.folder import create_run, open_run
 from rayagi.run.limits import Limits, Position
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -77,6 +78,13 @@ def test_a_plot_replaces_a_link_and_not_the_file_it_names(tmp_path):
     assert others.read_text() == "another's"
     assert (tmp_path / "run/throughput.png").read_bytes().startswith(PNG)
     assert not (tmp_path / "run/throughput.png").is_symlink()
+
+
+def test_a_report_of_a_folder_whose_name_is_no_unicode(tmp_path):
+    run = create_run(tmp_path, "Ant-v5", seed=1, rayagi_version="0", name="a")
+    run = open_run(run.path.rename(tmp_path / os.fsdecode(b"b\xff")))
+    run.progress_csv.write_text(f"{','.join(row(1))}\n{','.join(map(str, row(1).values()))}\n")
+    assert "<title>b&#56575;</title>" in write_report(run).read_text()
 
 
 @pytest.mark.parametrize("content", [b"\xff", b'{"torch"', b"[]", b"null", b"[" * 100_000, None])
