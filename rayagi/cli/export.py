@@ -6,11 +6,16 @@ import argparse
 
 from rayagi.cli.output import say
 from rayagi.serving.dataset import open_dataset
+from rayagi.serving.errors import DatasetError
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; returns the exit code."""
     dataset = open_dataset(arguments.dataset)
+    if not dataset.files:
+        raise DatasetError(
+            str(arguments.dataset), "has no complete file to export; add to it with rayagi serve --append"
+        )
     if arguments.to == "minari":
         # Imported here: each needs other libraries.
         from rayagi.serving.minari import export_minari

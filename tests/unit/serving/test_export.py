@@ -155,6 +155,14 @@ def test_minari_has_the_types_and_bounds_of_the_environment_s_spaces(tmp_path, m
     assert episode.observations[:-1].astype(np.float32).tolist() == obs[0].tolist()
 
 
+def test_a_dataset_without_a_complete_file_is_not_exported(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    DatasetFolder.create(tmp_path / "d", Description(task="a", format="parquet", layout=DISCRETE))
+    assert main(["export", "d", "--to", "rllib", "out"]) == 2
+    assert "d: has no complete file to export; add to it with" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_killed_exports_left_is_removed_by_the_next(tmp_path):
     """Not what belongs to a living process, to another host, or to another place."""
     ended = subprocess.Popen(["true"])
