@@ -63,11 +63,18 @@ def survive(communicator: Communicator, done: Any, *, name: str) -> tuple[list[i
     return lost, "not broken"
 
 
-@pytest.mark.parametrize("transport", ["shm", pytest.param("tcp", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(
+    ("transport", "name"),
+    [
+        *(("shm", name) for name in OPERATIONS),
+        *(
+            pytest.param("tcp", name, marks=pytest.mark.slow)
+            for name in OPERATIONS
+            if name not in OF_SHARED_MEMORY
+        ),
+    ],
+)
 def test_a_death_in_any_operation_is_named_and_breaks_the_communicator(transport, name):
-    if transport == "tcp" and name in OF_SHARED_MEMORY:
-        pytest.skip("asks nobody")
     answer, killed = run_group(transport, 2, partial(survive, name=name))
     assert killed is None
     lost, later = answer
