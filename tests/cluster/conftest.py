@@ -33,7 +33,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(scope="session", autouse=True)
 def _only_what_tests_use():
-    """No process per CPU with the first driver: GMIs need processes of their own, with their slice's environment."""
+    """No process per CPU with the first driver: GMIs need processes of their own, with their slice's environment.
+
+    And of normal priority: at Ray's niceness of 15 GMIs stand still on a busy machine.
+    """
     with pytest.MonkeyPatch.context() as patch, without_unused_processes():
         patch.setenv("RAY_prestart_worker_first_driver", "0")
+        patch.setenv("RAY_worker_niceness", "0")
         yield
