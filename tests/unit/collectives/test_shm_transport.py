@@ -194,7 +194,7 @@ def test_late_members_neither_spoil_nor_miss_what_others_exchange(world_size, wi
 
 
 def allocations(transport):
-    """Blocks of memory that torch allocates, and bytes that Python keeps and takes, while the same tensors are reduced."""
+    """Largest block that torch allocates, and bytes that Python keeps and takes, while the same tensors are reduced."""
     registered, private = transport.buffer(100_001, torch.float32), torch.ones(PIECES_3)
     halves = transport.buffer(5000, torch.bfloat16)
 
@@ -210,22 +210,27 @@ def allocations(transport):
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
         reduce_all()
-    blocks = [event.key for event in profile.key_averages() if event.self_cpu_memory_usage > 0]
+    block = max(event.self_cpu_memory_usage for event in profile.events())
     tracemalloc.start()
     reduce_all()
     before, _ = tracemalloc.get_traced_memory()
     for _ in range(3):
         reduce_all()
     after, peak = tracemalloc.get_traced_memory()
-    return blocks, after - before, peak - before
+    return block, after - before, peak - before
 
 
 @pytest.mark.parametrize(
-    "without_compiler", [(), pytest.param((0,), marks=pytest.mark.slow)], ids=["compiled", "python"]
+    ("without_compiler", "most"),
+    [
+        pytest.param((), 0, id="compiled"),
+        # In Python the 5000 numbers of bfloat16 are summed in a float32 tensor of the moment.
+        pytest.param((0,), 5000 * 4, marks=pytest.mark.slow, id="python"),
+    ],
 )
-def test_the_steady_state_allocates_nothing(without_compiler):
-    for blocks, kept, peak in run_members(3, allocations, without_compiler=without_compiler):
-        assert blocks == []
+def test_what_the_steady_state_allocates(without_compiler, most):
+    for block, kept, peak in run_members(3, allocations, without_compiler=without_compiler):
+        assert block == most
         assert kept < 1000
         assert peak < 10_000  # views and numbers of the operation in progress
 
