@@ -93,7 +93,8 @@ def refuse_unfit_box(algorithm: str, info: EnvInfo) -> Iterator[ConfigError]:
     action = info.action
     if action.is_discrete:
         reason = f"needs a box of reals as actions, and {info.env_id}'s are choices"
-        yield ConfigError("algorithm", algorithm, reason, "use algorithm 'dqn' or 'ppo'")
+        fit = "'dqn' or 'ppo'" if action.kind == "discrete" else "'ppo'"
+        yield ConfigError("algorithm", algorithm, reason, f"use algorithm {fit}")
         return
     for i, (low, high) in enumerate(zip(action.low, action.high, strict=True)):
         if not (math.isfinite(low) and math.isfinite(high) and low < high):

@@ -318,7 +318,7 @@ def test_a_replay_beyond_the_host_s_memory_is_refused():
     ("action", "reason"),
     [
         (ActionSpec(kind="discrete", dim=1, num_choices=3), "needs a box of reals as actions.*'dqn'"),
-        (ActionSpec(kind="multi_discrete", dim=2, choices=(2, 3)), "needs a box of reals"),
+        (ActionSpec(kind="multi_discrete", dim=2, choices=(2, 3)), "needs .* reals.*; use algorithm 'ppo'$"),
         (
             ActionSpec(kind="continuous", dim=1, low=(-math.inf,), high=(1.0,)),
             "finite bounds, and action 0 .*-inf",
