@@ -36,7 +36,8 @@ class UnknownEnvironmentError(EnvError):
         near = f"; did you mean {', '.join(self.nearest)}?" if self.nearest else "."
         return (
             f"no environment is called {self.env_id!r}{near} "
-            f"`rayagi envs` lists rayagi's own, gymnasium.pprint_registry() every Gymnasium id."
+            f"`rayagi envs` lists rayagi's own, gymnasium.pprint_registry() every Gymnasium id; "
+            f"an id that your own module registers is MODULE:ID."
         )
 
 

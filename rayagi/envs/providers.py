@@ -244,6 +244,11 @@ def unsupported_reason(env_id: str) -> str | None:
     found = getattr(module, name)
     if not isinstance(found, type):
         return f"{name} is a {type(found).__name__}; it must be a class derived from {bases}"
+    if any(base.__module__.startswith("gymnasium.") for base in found.__mro__):
+        return (
+            f"{name} is a Gymnasium environment, which is named by a registered id; put gymnasium.register("
+            f"'{name}-v0', entry_point={name}, max_episode_steps=...) below it, and name {module.__name__}:{name}-v0"
+        )
     return f"the class {name} must derive from {bases}; its bases: {', '.join(b.__name__ for b in found.__bases__)}"
 
 

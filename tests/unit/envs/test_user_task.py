@@ -136,6 +136,10 @@ def test_the_rendered_task_steps_as_the_batched_one(folder):
             "cart_task:CartRules",
             r"CartRules must derive from rayagi\.envs\.tasks\.Task or .*; its bases: TaskFunctions",
         ),
+        (
+            "gym_task:Walk",
+            r"Walk is a Gymnasium .*register\('Walk-v0', .* below it, and name gym_task:Walk-v0$",
+        ),
         ("cart_task:TASK", r"TASK is a str; it must be a class derived from"),
         (
             "broken:Cart",
@@ -155,6 +159,7 @@ def test_a_missing_module_or_class_is_explained(folder, env_id, words):
     (folder / "needs_more.py").write_text("import nothing_here\n")
     (folder / "quits.py").write_text("import sys\nsys.exit(3)\n")
     (folder / "half.py").write_text("class Cart(\n")
+    (folder / "gym_task.py").write_text("import gymnasium\nclass Walk(gymnasium.Env):\n    pass\n")
     for ask in (envs.make_env_factory, envs.env_info, envs.named_env):
         with pytest.raises(EnvironmentOptionError, match=words):
             ask(env_id)
