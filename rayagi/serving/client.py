@@ -81,6 +81,8 @@ class PolicyClient:
             PolicyRefusedError: the server rejected them, with the reason.
             PolicyUnreachableError: no answer within the time limit.
         """
+        if isinstance(obs, Mapping):
+            raise PolicyRefusedError("obs is a dict; send gymnasium.spaces.flatten(observation_space, obs)")
         values = np.asarray(obs, dtype="<f4")
         rows = np.ascontiguousarray(values if values.ndim == 2 else values[None])
         if rows.ndim != 2:
