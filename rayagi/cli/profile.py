@@ -145,7 +145,8 @@ def summarize(folder: Path) -> None:
         f"Profile {folder}: {sum(each.num_events for each in threads):,} events of {len(threads)} threads in "
         f"{len(profile.processes)} processes" + (f"; {lost:,} dropped." if lost else ".")
     )
-    if not profile.processes:
-        say(
-            "No Python process was recorded: python -I, -E and -S ignore PYTHONPATH, which brings the profiler in."
-        )
+    say(
+        f"Next:\n  rayagi profile report {folder}"
+        if profile.processes
+        else "No Python process was recorded: python -I, -E and -S ignore PYTHONPATH, which brings the profiler in."
+    )

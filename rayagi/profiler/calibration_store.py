@@ -169,13 +169,14 @@ def choose(recorded: Recorded, path: Path | None, folder: Path) -> tuple[StoredC
 
 
 def _without_profile(command: Sequence[str]) -> list[str]:
-    """A command of ``rayagi train --profile N`` as it is calibrated: not into a profile of its own."""
+    """A command of ``rayagi train --profile N`` as it is calibrated: not into its profile and run folder, which exist."""
     if program_of(command)[0] != "rayagi":
         return list(command)
-    words = [word for word in command if not word.startswith("--profile=")]
-    if "--profile" in words:
-        at = words.index("--profile")
-        del words[at : at + 2]
+    words = [word for word in command if not word.startswith(("--profile=", "--name="))]
+    for option in ("--profile", "--name"):
+        if option in words:
+            at = words.index(option)
+            del words[at : at + 2]
     return words
 
 

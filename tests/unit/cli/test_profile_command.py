@@ -64,7 +64,9 @@ def operations(profile):
 def test_threads_forks_spawns_and_subprocesses_are_recorded(tmp_path, capsys):
     (tmp_path / "program.py").write_text(PROGRAM)
     assert main(["profile", "--out", "p", "--", sys.executable, "program.py"]) == 3
-    assert "events of" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "events of" in printed
+    assert printed.endswith(f"Next:\n  rayagi profile report {tmp_path / 'p'}\n")
     profile = read_profile("p")
     assert profile.command == (sys.executable, "program.py")
     found = operations(profile)

@@ -87,8 +87,8 @@ def test_without_any_the_command_to_run_is_named(tmp_path):
     assert choose(PROFILE, save(ONE, tmp_path), tmp_path) == (ONE, "")
 
 
-@pytest.mark.parametrize("option", [("--profile", "3"), ("--profile=3",)])
-def test_a_training_run_is_not_calibrated_with_a_profile_of_its_own(option, tmp_path):
+@pytest.mark.parametrize("option", [("--profile", "3", "--name", "ant"), ("--name=ant", "--profile=3")])
+def test_a_training_run_is_not_calibrated_with_a_profile_or_a_name_of_its_own(option, tmp_path):
     command = ("python", "bin/rayagi", "train", "Ant-v5", *option, "--seed", "1")
     assert choose(replace(PROFILE, command=command), None, tmp_path)[1].endswith(
         "calibrate -- python bin/rayagi train Ant-v5 --seed 1"
