@@ -29,6 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
         episodes = export_rllib(dataset, arguments.out, whole_only=arguments.whole)
         say(f"{arguments.out}: {episodes:,} episodes for RLlib")
         say(
-            f"\nNext, in Python:\n  CQLConfig().offline_data(**rayagi.serving.rllib.episode_settings('{arguments.out}'))"
+            f"\nNext, in Python:\n  BCConfig().offline_data(**rayagi.serving.rllib.episode_settings('{arguments.out}'))"
         )
     return 0

@@ -273,11 +273,8 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
             f"{target.folder.path}: {whole.rows:,} rows in {counted(len(files), 'file')}, "
             f"{bytes_text(whole.bytes)}, {whole.episodes:,} episodes; writing made GMIs wait for {total.write_wait_s:.2f} s."
         )
-        say(
-            f"\nNext:\n  python -c \"import pyarrow.dataset as d; print(d.dataset('{target.folder.data}').head(3))\""
-        )
-        quoted = quote(str(target.folder.path))
-        say(f"  rayagi export {quoted} --to minari {quoted}-minari")
+        path = quote(str(target.folder.path))
+        say(f"\nNext:\n  rayagi replay info {path}\n  rayagi export {path} --to rllib {path}-rllib")
     if served.stop:
         return 0
     return INTERRUPTED

@@ -42,9 +42,10 @@ def dataset(request, tmp_path, monkeypatch):
     return open_dataset("d")
 
 
-def test_rllib_reads_whole_episodes(dataset):
+def test_rllib_reads_whole_episodes(dataset, capsys):
     """As RLlib's OfflinePreLearner reads them with input_read_episodes."""
     assert main(["export", "d", "--to", "rllib", "out"]) == 0
+    assert "BCConfig().offline_data(" in capsys.readouterr().out  # CQL knows no choices of actions
     settings = episode_settings("out")
     assert settings["input_read_episodes"]
     assert settings["input_read_batch_size"] == 106  # of 24 steps in 10 episodes: 256 / 2.4

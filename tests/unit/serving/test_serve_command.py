@@ -1,6 +1,7 @@
 """`rayagi serve` with GMIs in this process, and its errors before anything starts."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -77,6 +78,7 @@ def test_a_dataset_with_its_statistics_and_origin(serve, capsys):
     assert "150 environment steps" in output
     assert "150 rows in 3 files" in output
     assert "step of all environments of a GMI: p50" in output
+    assert main(["replay", "info", re.search(r"Next:\n  rayagi replay info (\S+)", output)[1]]) == 0
     assert pyarrow.dataset.dataset("d/data", format="ipc").count_rows() == 150
     statistics = json.loads(Path("d/statistics.json").read_text())
     assert (statistics["rows"], statistics["files"]) == (150, 3)
