@@ -204,7 +204,8 @@ def _definition(env_id: str, engine: str) -> ProviderDefinition:
         raise EnvironmentOptionError(env_id, reason)
     if env_id.startswith(NAMESPACE):
         reason = (
-            "it exists in the program that registered it only; use the run there (Algorithm.from_checkpoint)"
+            "it exists in the program that registered it only; use the run there (Algorithm.from_checkpoint), "
+            "or train with an id that a module registers with Gymnasium: environment('MODULE:ID')"
         )
         raise EnvironmentOptionError(env_id, reason)
     raise UnknownEnvironmentError(env_id, _nearest(env_id))

@@ -231,7 +231,9 @@ def test_a_registered_name_is_an_environment_and_several_agents_are_refused():
     assert made(config("of the user"))[0] == "rllib/of_the_user"
     with pytest.raises(EnvironmentOptionError, match="several agents, and rayagi trains one policy"):
         env_info(config(MultiAgentEnv).to_run_spec().env.id)
-    with pytest.raises(EnvironmentOptionError, match="exists in the program that registered it only"):
+    with pytest.raises(
+        EnvironmentOptionError, match=r"program that registered it only.*environment\('MODULE:ID'\)"
+    ):
         make_env_factory("rllib/Elsewhere")
 
 
