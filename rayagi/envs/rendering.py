@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 
 from rayagi.envs.errors import EnvError, RenderingError
 from rayagi.envs.opengl import default_to_egl
@@ -23,7 +24,15 @@ def has_pictures(env_id: str) -> bool:
     # Imported lazily, as below: these modules import torch, and listing environments does not need it.
     from rayagi.envs.fused.provider import FusedProvider
 
-    return FusedProvider.find(env_id) is None
+    if FusedProvider.find(env_id) is not None:
+        return False
+    spec = gymnasium.registry.get(env_id.rpartition(":")[2])
+    if spec is None or spec.entry_point is None:
+        return True
+    point = spec.entry_point
+    made_by = load_env_creator(point) if isinstance(point, str) else point
+    # A function says nothing about what it makes.
+    return not hasattr(made_by, "metadata") or "rgb_array" in made_by.metadata.get("render_modes", ())
 
 
 def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasium.Env[Any, Any]:
@@ -41,7 +50,9 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
     from rayagi.envs.tasks.rendered import RenderedTask
 
     if not has_pictures(env_id):
-        raise RenderingError(env_id, "fused simulators have no frames")
+        raise RenderingError(
+            env_id, "it offers no rgb_array frames (a Gymnasium class declares them in its metadata)"
+        )
     _choose_gl(env_id)
     options = dict(kwargs or {})
     env = (

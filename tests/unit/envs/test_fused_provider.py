@@ -85,7 +85,7 @@ def test_too_many_environments_are_refused_before_anything_is_allocated():
 
 
 def test_fused_simulators_have_no_frames():
-    with pytest.raises(RenderingError, match="fused simulators have no frames"):
+    with pytest.raises(RenderingError, match="no rgb_array frames"):
         envs.render_env("fused/CartPole-v1")
 
 

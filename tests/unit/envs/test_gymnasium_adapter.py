@@ -27,6 +27,7 @@ from rayagi.envs import (
     SimulationError,
     UnsupportedSpaceError,
     env_info,
+    has_pictures,
     make_env_factory,
     render_env,
 )
@@ -434,6 +435,12 @@ def test_the_console_script_finds_a_module_of_the_working_folder(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
     assert "dp_only on" in done.stdout
+
+
+def test_frames_are_what_the_class_declares():
+    assert not has_pictures("ScriptedReal-v0")
+    assert has_pictures("Ant-v5")
+    assert has_pictures("CartPole-v1")
 
 
 def test_an_environment_without_frames_cannot_be_rendered():
