@@ -15,7 +15,7 @@ from actors.roles import Agent, evaluate_in_new_envs
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
-from rayagi.envs import RenderingError, render_env
+from rayagi.envs import RenderingError, has_pictures, render_env
 from rayagi.envs.gymnasium_adapter import to_space
 from rayagi.envs.isaac.provider import OPTIONS as ISAAC
 from rayagi.monitoring.progress import return_text
@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     for reason in saved.damaged:
         say(f"{reason}; using {saved.checkpoint}.")
     spec, agent = saved.spec, Agent(saved.policy)
-    if arguments.video is not None and spec.env.id.partition("/")[0] in ISAAC:
+    isaac = spec.env.id.partition("/")[0] in ISAAC
+    if arguments.video is not None and (isaac or not has_pictures(spec.env.id)):
         raise RenderingError(spec.env.id, "its simulator cannot render; leave --video out")
     make_envs = spec.env.factory()
     result = evaluate_in_new_envs(

@@ -125,6 +125,15 @@ def test_a_folder_is_no_video_and_that_is_said_before_any_episode(tmp_path, monk
     assert "--video out.mp4: it is a folder; name a file" in capsys.readouterr().err
 
 
+def test_a_task_without_frames_is_refused_before_any_episode(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    saved_run("fused/CartPole-v1")
+    assert main(["evaluate", "runs/a", "--video", "out.mp4"]) == 2
+    output, error = capsys.readouterr()
+    assert output == ""
+    assert "its simulator cannot render; leave --video out" in error
+
+
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 def test_a_video_is_requested_on_the_command_line(suffix, tmp_path, monkeypatch, capsys):
     import imageio.v3 as imageio
