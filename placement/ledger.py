@@ -30,6 +30,9 @@ UndoValue = str | int | float | None
 Undo = Mapping[str, UndoValue]
 """Parameters of undoing a step; JSON values."""
 
+OwnerState = Literal["alive", "dead", "elsewhere"]
+"""``elsewhere``: on another host or in another container, so unknown here."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
@@ -56,8 +59,8 @@ class Owner:
         """Whether the host has not been restarted since; False on other hosts."""
         return self.boot_id == _this_host()["boot_id"]
 
-    def state(self) -> Literal["alive", "dead", "elsewhere"]:
-        """Whether the process still runs. ``elsewhere``: on another host or in another container, so unknown here."""
+    def state(self) -> OwnerState:
+        """Whether the process still runs, by its pid."""
         here = _this_host()
         if self.host != here["host"]:
             return "elsewhere"
@@ -91,6 +94,7 @@ class Ledger:
     def __init__(self, path: Path, run: str, owner: Owner, steps: tuple[LedgerEntry, ...] = ()) -> None:
         self.path, self.run, self.owner = path, run, owner
         self._steps = steps
+        self._lock: int | None = None  # a descriptor, which stays open if this object is dropped
 
     @classmethod
     def open(cls, run: str, directory: Path | None = None) -> Self:
@@ -122,6 +126,23 @@ class Ledger:
         except (ValueError, TypeError, KeyError) as error:
             raise LedgerError(str(path), f"is not a ledger ({error!r})") from error
 
+    def owner_state(self) -> OwnerState:
+        """Whether the owner still runs; in another container of this host, by the lock that it holds while it lives.
+
+        ``elsewhere`` for MPS of another container: only there its daemon can be ended.
+        """
+        state = self.owner.state()
+        if state != "elsewhere" or not self.owner.is_of_this_boot or self.steps(backend="mps"):
+            return state
+        try:
+            with self._lock_path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "alive"
+        except OSError:
+            return "elsewhere"
+        return "dead"
+
     def steps(
         self, gpu_uuid: str | None = None, backend: BackendName | None = None
     ) -> tuple[LedgerEntry, ...]:
@@ -142,7 +163,7 @@ class Ledger:
         step = LedgerEntry(
             number=number, backend=backend, gpu_uuid=gpu_uuid, made=made, undo=dict(undo or {})
         )
-        self._write((*self._steps, step))
+        self._write((*self._steps, step), locked=self._lock is None)
         return step
 
     def amend(self, step: LedgerEntry, **known: UndoValue) -> LedgerEntry:
@@ -159,8 +180,14 @@ class Ledger:
         """Remove a step *after* it was undone. Removing the last step deletes the file. Idempotent."""
         self._write(tuple(kept for kept in self._steps if kept.number != step.number))
 
-    def _write(self, steps: tuple[LedgerEntry, ...]) -> None:
+    @property
+    def _lock_path(self) -> Path:
+        return self.path.with_suffix(".lock")
+
+    def _write(self, steps: tuple[LedgerEntry, ...], *, locked: bool = False) -> None:
         try:
+            if locked:
+                self._lock = _locked(self._lock_path)  # before the ledger exists, so nobody finds it unlocked
             if steps:
                 content = {
                     "schema": SCHEMA,
@@ -171,6 +198,10 @@ class Ledger:
                 _replace_text(self.path, json.dumps(content, indent=2) + "\n")
             else:
                 self.path.unlink(missing_ok=True)
+                self._lock_path.unlink(missing_ok=True)
+                if self._lock is not None:
+                    os.close(self._lock)
+                    self._lock = None
         except OSError as error:
             raise PartitionError(
                 f"the ledger {self.path}",
@@ -247,6 +278,14 @@ def _this_host() -> dict[str, str]:
         "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "pid_namespace": os.readlink("/proc/self/ns/pid"),
     }
+
+
+def _locked(path: Path) -> int:
+    """Descriptor of a new file with an exclusive lock, which the kernel releases when this process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
 
 
 def _replace_text(path: Path, text: str) -> None:

@@ -98,7 +98,7 @@ class Partitioner:
 
 def stale_ledgers(directory: Path | None = None) -> list[Ledger]:
     """Ledgers whose process has ended without undoing what it made."""
-    return [ledger for ledger in all_ledgers(directory)[0] if ledger.owner.state() == "dead"]
+    return [ledger for ledger in all_ledgers(directory)[0] if ledger.owner_state() == "dead"]
 
 
 def recover_this_host(directory: Path | None = None) -> None:

@@ -62,7 +62,7 @@ def claim_idle_instances(
     claimed = {
         step.undo.get("uuid")
         for other in all_ledgers(ledger.path.parent)[0]
-        if other.owner.state() != "dead"
+        if other.owner_state() != "dead"
         for step in other.steps(gpu.uuid, "mig")
     }
     there: tuple[MigInstance, ...] = device.devices(geometry_of(gpu))

@@ -241,7 +241,7 @@ def _reject_gpu_of_other_run(gpu: Gpu, ledger: Ledger) -> None:
     for other in all_ledgers(ledger.path.parent)[0]:
         if other.path == ledger.path or not other.steps(gpu.uuid):
             continue
-        state = other.owner.state()
+        state = other.owner_state()
         if state != "elsewhere":
             left = state == "dead"
             raise PartitionError(

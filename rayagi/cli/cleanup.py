@@ -35,5 +35,5 @@ def run(arguments: argparse.Namespace) -> int:
 def _described(ledger: Ledger) -> list[str]:
     states = {"alive": "runs", "dead": "has ended", "elsewhere": "cannot be asked from here"}
     owner = ledger.owner
-    head = f"Run {ledger.run}, process {owner.pid} on {owner.host}, {states[owner.state()]}:"
+    head = f"Run {ledger.run}, process {owner.pid} on {owner.host}, {states[ledger.owner_state()]}:"
     return [head, *(f"  {step}" for step in ledger.steps())]

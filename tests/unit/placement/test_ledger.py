@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from placement import ledger
 from placement.errors import LedgerError, PartitionError
 from placement.ledger import Ledger, Owner, all_ledgers, default_directory, exclusive_lock, start_ticks
+from placement.partitioner import stale_ledgers
 from placement.types import Gpu
 
 
@@ -64,7 +65,7 @@ def test_a_disk_that_takes_nothing_stops_the_step_and_changes_nothing(tmp_path, 
         ledger.record("mps", "GPU-1", "daemon")
     assert ledger.steps() == (one,)
     assert ledger.path.read_text() == before
-    assert [path.name for path in tmp_path.iterdir()] == [ledger.path.name]
+    assert [path.name for path in tmp_path.glob("*.[jt]*")] == [ledger.path.name]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +101,45 @@ def test_a_process_is_alive_until_it_ends_and_a_later_one_of_its_number_is_anoth
     assert owner.state() == "dead"  # not yet reaped by its parent
     process.wait()
     assert owner.state() == "dead"
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from placement.ledger import Ledger
+Ledger.open("run", Path(sys.argv[1])).record(sys.argv[2], "GPU-1", "borrowed", {"uuid": "MIG-1"})
+print("claimed", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize(("backend", "after"), [("mig", "dead"), ("mps", "elsewhere")])
+def test_another_container_sees_the_owner_s_death_by_its_lock(tmp_path, monkeypatch, backend, after):
+    """But the daemon of MPS may live on where the owner was."""
+    here = ledger._this_host()
+    command = [sys.executable, "-c", CLAIM, str(tmp_path), backend]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == b"claimed\n"
+        (claim,) = all_ledgers(tmp_path)[0]
+        monkeypatch.setattr(ledger, "_this_host", lambda: here | {"host": "box", "pid_namespace": "pid:[1]"})
+        assert claim.owner.state() == "elsewhere"
+        assert claim.owner_state() == ("alive" if backend == "mig" else "elsewhere")
+        owner.kill()
+    assert claim.owner_state() == after
+    assert [found.path for found in stale_ledgers(tmp_path)] == ([claim.path] if after == "dead" else [])
+
+
+def test_a_claim_without_a_lock_or_of_another_host_stays(tmp_path, monkeypatch):
+    claim = Ledger.open("run", tmp_path)
+    claim.record("mig", "GPU-1", "borrowed", {"uuid": "MIG-1"})
+    here = ledger._this_host()
+    other = here | {"host": "box", "pid_namespace": "pid:[1]"}
+    monkeypatch.setattr(ledger, "_this_host", lambda: other | {"boot_id": "of another host"})
+    assert claim.owner_state() == "elsewhere"
+    monkeypatch.setattr(ledger, "_this_host", lambda: other)
+    (lock,) = tmp_path.glob("*.lock")
+    lock.unlink()
+    assert claim.owner_state() == "elsewhere"
 
 
 def test_one_process_at_a_time_has_the_lock(tmp_path, monkeypatch):
