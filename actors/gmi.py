@@ -20,7 +20,7 @@ from actors.replay import ReplayCheckpointError
 from collectives.closing import ClosesOnExit
 from collectives.communicator import Communicator
 from collectives.connect import connect
-from collectives.experience.directory import Directory
+from collectives.experience.directory import Directory, ScopedDirectory
 from collectives.experience.migrator import RemoteTransport
 from collectives.rendezvous import Rendezvous, this_member
 from collectives.solo import SoloCommunicator
@@ -114,6 +114,7 @@ class Gmi(ClosesOnExit):
         self._backend = get_backend(backend_name)
         self._communicator: Communicator | None = None
         self._program: Program | Workload | None = None
+        self._num_builds = 0
         self.directory: Directory = RendezvousActor(1)
         self.node = ""
         self.remote_transport: RemoteTransport | None = None
@@ -189,12 +190,14 @@ class Gmi(ClosesOnExit):
             self._communicator = SoloCommunicator()
         with self._leave_on_error():
             self._close_program()
+            self._num_builds += 1  # the same in all GMIs, which build together
             with self._needing_device() as device:
                 context = GmiContext(
                     identity=self.identity,
                     communicator=self._communicator,
                     device=device,
-                    directory=self.directory,
+                    # What an earlier program announced is gone, or about to be.
+                    directory=ScopedDirectory(self.directory, f"{self._num_builds}/"),
                     node=self.node,
                     remote_transport=self.remote_transport,
                 )

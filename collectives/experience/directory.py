@@ -18,6 +18,23 @@ class Directory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ScopedDirectory:
+    """The part of a directory whose keys have a prefix, without it: what others announce is not seen."""
+
+    directory: Directory
+    prefix: str
+
+    def announce(self, key: str, value: str) -> None:
+        """As in ``Directory``."""
+        self.directory.announce(self.prefix + key, value)
+
+    def announced(self, prefix: str) -> dict[str, str]:
+        """As in ``Directory``."""
+        found = self.directory.announced(self.prefix + prefix)
+        return {key.removeprefix(self.prefix): value for key, value in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerAnnouncement:
     """Address of a consumer: the entry ``consumers/NAME/INDEX`` of the directory."""
 

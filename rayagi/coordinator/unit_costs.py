@@ -24,7 +24,7 @@ from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, StepResult
 from actors.roles import CollectTimes, LocalSimulator, collect
 from actors.stepping import RemoteSimulators, StepServer
-from collectives.experience.directory import Directory
+from collectives.experience.directory import ScopedDirectory
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
@@ -318,20 +318,6 @@ def _on_device(program: DpOnlyProgram) -> bool:
     return program.rollout.final_obs is not None
 
 
-class _Prefixed:
-    """A directory whose keys have a prefix, so that one channel is opened twice."""
-
-    def __init__(self, directory: Directory, prefix: str) -> None:
-        self._directory, self._prefix = directory, prefix
-
-    def announce(self, key: str, value: str) -> None:
-        self._directory.announce(self._prefix + key, value)
-
-    def announced(self, prefix: str) -> dict[str, str]:
-        found = self._directory.announced(self._prefix + prefix)
-        return {key.removeprefix(self._prefix): value for key, value in found.items()}
-
-
 class _TimedSteps:
     """A simulator that records the duration of every step."""
 
@@ -382,7 +368,7 @@ class _StepExchange:
         kinds = (("agent",), *[("simulator",)] * others)
         assignment = RoleAssignment(kinds, (0, *[num_envs] * others))
         limit_s = spec.gmi.collective_timeout_s
-        context = replace(context, directory=_Prefixed(context.directory, f"{num_envs}/"))
+        context = replace(context, directory=ScopedDirectory(context.directory, f"{num_envs}/"))
         if self._index == 0:
             self._agent = connect_simulators(make_env, context, assignment, limit_s)
             info = self._agent.info

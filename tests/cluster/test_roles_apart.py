@@ -130,6 +130,9 @@ def test_e_at_trains_evaluates_and_resumes_as_dp_only_does_and_a_killed_simulato
         saved = session.state_dict()
         assert found[0].metrics["env_steps"] == 8 * 4
         assert [result.metrics["policy_loss"] for result in found] == expected[:2]
+        # Another program in the same processes attaches to its own partners, not to those of the first.
+        session.rebuild(training_factory(SPEC))
+        assert [result.metrics["policy_loss"] for result in session.train(2)] == expected[:2]
     with Session(SPEC) as session:
         session.load_state_dict(saved)
         (last,) = session.train(1)

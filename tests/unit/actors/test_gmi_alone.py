@@ -99,6 +99,21 @@ def test_building_again_closes_and_replaces_the_first_program():
     assert [result.iteration for result in alone.iterate(1)] == [1]
 
 
+def test_a_program_does_not_see_what_an_earlier_one_announced():
+    found = []
+
+    def factory(context):
+        found.append(context.directory.announced("steps/"))
+        context.directory.announce("steps/0", "endpoint")
+        assert context.directory.announced("steps/") == {"steps/0": "endpoint"}
+        return Counting(context)
+
+    alone = gmi()
+    alone.build(factory)
+    alone.build(factory)
+    assert found == [{}, {}]
+
+
 def test_a_gmi_reads_as_its_identity():
     alone = gmi()
     assert repr(alone) == f"GMI 0/1 {alone.identity.slice.label()} simulator+trainer Ant-v5"
