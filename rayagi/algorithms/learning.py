@@ -157,21 +157,20 @@ class LearnerProgram:
     def _learn(self, experience: Experience) -> dict[str, float]:
         rollout = rollout_of(experience.tensors, experience.ragged)
         check_finite(rollout, self.trainer.iteration + 1)
-        before = self.learner.env_steps
+        dropped = self._exchange_counts(rollout.num_envs) if self.dataflow.free_running else 0
         metrics = self.trainer.update(rollout)
-        if self.dataflow.free_running:
-            self.learner.env_steps = before + self._used_steps(rollout.num_envs)
+        # A run ends after the steps that were made, so its schedules (learning rate, exploration) count dropped ones too.
+        self.learner.env_steps += dropped * rollout.num_steps
         return metrics
 
-    def _used_steps(self, rows: int) -> int:
-        """Environment steps of all learners since the last update: learned from, or dropped. Collective.
-
-        A run ends after the steps that were made, so its schedules (learning rate, exploration) count dropped ones too.
-        """
+    def _exchange_counts(self, rows: int) -> int:
+        """Tell the learner the rows of this update; returns those that all learners dropped since the last. Collective."""
         dropped = self.batcher.stale_rows - self._counted_stale_rows
         self._counted_stale_rows = self.batcher.stale_rows
-        own = torch.tensor([(rows + dropped) * self.spec.learning.rollout_length])
-        return int(self._learners.all_gather(own).sum())
+        own = torch.tensor([rows, dropped])
+        all_rows, all_dropped = map(int, self._learners.all_gather(own).sum(0))
+        self.learner.set_envs_of_update(rows, all_rows)
+        return all_dropped
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Learners have no agent. Raises RuntimeError: always."""

@@ -41,6 +41,10 @@ class MergedLearner(ABC, Generic[SpecT]):
         """Environment steps of all GMIs so far, for schedules. Counted: a resumed run may have another number of
         environments, and free-running learners drop some (rayagi.algorithms.learning)."""
 
+    def set_envs_of_update(self, num_envs: int, total_envs: int) -> None:
+        """Set whose samples the next update gets, of this trainer and of all: a round lacks those of lost collectors."""
+        self.total_envs = total_envs
+
     @abstractmethod
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Update on one rollout. Returns metrics named in the catalogue."""

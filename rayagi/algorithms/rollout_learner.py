@@ -52,13 +52,20 @@ class RolloutLearner(MergedLearner[SpecT]):
         """
         super().__init__(**whose)
         _refuse_unequal_sequences(self.spec, self.policy, self.num_envs, self.first_env_index)
-        # Loss weight N_i / mean(N): the mean over trainers of weighted losses is the mean over all samples.
-        weight = self.num_envs * self.communicator.world_size / self.total_envs
-        self.updater = self._make_updater(self.total_env_steps, weight)
+        self.updater = self._make_updater(self.total_env_steps, self._weight_of(self.num_envs))
         self.reward_scaler = self._make_scaler() if self.spec.normalize_rewards else None
 
     def _make_scaler(self, device: torch.device | str = "cpu") -> RewardScaler:
         return RewardScaler(self.num_envs, self.spec.gamma, device=device)
+
+    def _weight_of(self, num_envs: int) -> float:
+        # N_i / mean(N): the mean over trainers of weighted losses is the mean over all samples.
+        return num_envs * self.communicator.world_size / self.total_envs
+
+    def set_envs_of_update(self, num_envs: int, total_envs: int) -> None:
+        """As in the base class; also weights this trainer's samples by their number."""
+        super().set_envs_of_update(num_envs, total_envs)
+        self.updater.weight = self._weight_of(num_envs)
 
     def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
         """Update on one rollout, then merge its observation statistics. Denormals are flushed to zero meanwhile."""

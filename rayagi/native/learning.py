@@ -214,7 +214,6 @@ class Trained:
         activation: between layers
         log_std: of a Gaussian policy, (action_dim,); None: categorical, the outputs are logits
         clip_ratio, value_clip, value_coef, entropy_coef: as in PPOSpec
-        weight: of this trainer's gradient in the mean over trainers
     """
 
     policy: Sequence[tuple[Tensor, Tensor]]
@@ -225,7 +224,6 @@ class Trained:
     value_clip: float | None
     value_coef: float
     entropy_coef: float
-    weight: float
 
 
 class CompiledGradient:
@@ -258,16 +256,17 @@ class CompiledGradient:
             math.inf if trained.value_clip is None else trained.value_clip,
             trained.value_coef,
             trained.entropy_coef,
-            trained.weight,
+            1.0,  # weight: minibatches() sets it
             pointer(self._sums),
         )
 
     @contextmanager
-    def minibatches(self, fields: Sequence[Tensor]) -> Iterator[Minibatches]:
+    def minibatches(self, fields: Sequence[Tensor], weight: float = 1.0) -> Iterator[Minibatches]:
         """The samples of a rollout, for ``Minibatches.gradient``. The threads run inside the block.
 
         Args:
             fields: obs (B, obs_dim), actions (B, dim) or (B,) int64, log_probs, values, advantages and targets (B,)
+            weight: of this trainer's gradient in the mean over trainers
 
         Raises:
             ValueError: a discrete action is outside the policy's choices.
@@ -276,6 +275,7 @@ class CompiledGradient:
         taken = self._choices(actions) if self._trained.log_std is None else actions.to(torch.float32)
         plain = [obs.to(torch.float32), taken, *(field.to(torch.float32) for field in others)]
         pool = self._current_pool()
+        self._learner.weight = weight
         with pool.running():
             yield Minibatches(self._library, self._learner, pool, [field.contiguous() for field in plain])
 

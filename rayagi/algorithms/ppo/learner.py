@@ -66,7 +66,7 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
     ) -> list[Tensor]:
         """``minibatch_step`` for all epochs, in the compiled kernel."""
         rows = []
-        with compiled.minibatches(batch.fields()) as minibatches:
+        with compiled.minibatches(batch.fields(), self.weight) as minibatches:
             for order in orders.flatten(0, 1):
                 parts = minibatches.gradient(order)
                 rows.append(torch.cat((parts, self.apply_gradients(minibatches.pool).reshape(1))))
@@ -104,7 +104,6 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
                 value_clip=spec.value_clip,
                 value_coef=spec.value_coef,
                 entropy_coef=spec.entropy_coef,
-                weight=self.weight,
             ),
         )
 

@@ -11,6 +11,7 @@ from actors.rendezvous_actor import RendezvousActor
 from placement.role_layout import make_role_layout
 from placement.types import Slice
 from rayagi.algorithms.appo import AppoSpec
+from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
@@ -181,6 +182,27 @@ def test_a_round_of_collectors_that_form_no_whole_groups_waits_for_the_lost_one(
         successor.close()
     for program in (first, learner):
         program.close()
+
+
+def test_a_round_without_a_lost_collector_weights_learners_by_the_rows_that_came():
+    """Collectors 0 and 1 send to learner 0, which gets 4 of 8 rows while 1 is lost, and 2 to learner 1."""
+    # One minibatch: the same samples for one learner of all rows.
+    spec = replace(APPO, learning=replace(APPO.learning, num_minibatches=1))
+
+    def work(program):
+        if isinstance(program, CollectorProgram):
+            return None if program.number == 1 else iterated(program, 1)
+        lost = [program.dataflow.producer_of(1)] if program.number == 0 else []
+        program.batcher._consumer_endpoints[0].lost.extend(lost)
+        iterated(program, 1)
+        return program.state_dict()["shared"]
+
+    *_, alone = run_gmis(spec, 3, 1, work)
+    *_, first, second = run_gmis(spec, 3, 2, work)
+    assert first["env_steps"] == second["env_steps"] == alone["env_steps"] == 8 * 8
+    for name, tensor in alone["learner"]["model"].items():
+        assert torch.equal(first["learner"]["model"][name], second["learner"]["model"][name])
+        torch.testing.assert_close(first["learner"]["model"][name], tensor, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("on_stale", "updates"), [("drop", True), ("correct", True), ("wait", False)])

@@ -87,7 +87,7 @@ def compiled(learner, batch, order):
     assert learner._compiled is not None, "no compiler"
     size = sum(parameter.numel() for parameter in learner.model.parameters())
     learner.flat.gradients[:size] = torch.nan  # must be overwritten
-    with learner._compiled.minibatches(batch.fields()) as minibatches:
+    with learner._compiled.minibatches(batch.fields(), learner.weight) as minibatches:
         parts = minibatches.gradient(order)
     return learner.flat.gradients[:size].clone(), parts
 
@@ -351,6 +351,5 @@ def test_a_trainer_s_weight_scales_the_whole_gradient(kind):
     batch, order = batch_of(learner, 100), torch.arange(100)
     one, _ = compiled(learner, batch, order)
     learner.weight = 1.5
-    learner._compiled = learner._compile()
     weighted, _ = compiled(learner, batch, order)
     torch.testing.assert_close(weighted, 1.5 * one, rtol=1e-4, atol=1e-6)
