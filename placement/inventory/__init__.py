@@ -8,16 +8,18 @@ from placement.inventory.local import local_machine
 from placement.inventory.recorded import dump_machine, load_machine, machine_text, machine_to_dict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from placement.types import Machine
 
 
-def cluster_machine(timeout_s: float = 60.0) -> Machine:
+def cluster_machine(timeout_s: float = 60.0, prepare: Callable[[], None] = lambda: None) -> Machine:
     """The connected Ray cluster; see ``placement.inventory.cluster.cluster_machine``."""
     from placement.inventory import (
         cluster,
     )  # here, so that planning for a recorded machine does not import Ray
 
-    return cluster.cluster_machine(timeout_s)
+    return cluster.cluster_machine(timeout_s, prepare)
 
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,16 @@ KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def cluster_machine(timeout_s: float = 60.0) -> Machine:
+def cluster_machine(timeout_s: float = 60.0, prepare: Callable[[], None] = lambda: None) -> Machine:
     """Read every live node with CPUs or GPUs, limited to Ray's resources.
 
     Nodes on the same host (containers, or a simulated cluster) get disjoint cores and GPUs as far as possible. Logical GPUs
     without hardware, as in ``ray.init(num_gpus=8)``, are left out. The limit is generous, since the first process on a new
     node starts slowly.
+
+    Args:
+        timeout_s: for all nodes
+        prepare: called on each node before it is read
 
     Raises:
         InventoryError: Ray is not connected, has no node with CPUs or GPUs, or a node did not respond in time.
@@ -44,7 +48,7 @@ def cluster_machine(timeout_s: float = 60.0) -> Machine:
         raise InventoryError(
             "Ray", "no live node has a CPU or a GPU", "Start Ray with --num-cpus of at least 1"
         )
-    answers = _ask(entries, timeout_s)
+    answers = _ask(entries, timeout_s, prepare)
     hosts = Counter(entry["NodeManagerHostname"] for entry in entries)
     nodes = []
     for entry, (node, _) in zip(entries, answers, strict=True):
@@ -99,12 +103,15 @@ def _can_work(entry: dict[str, Any]) -> bool:
     return bool(resources.get("CPU") or resources.get("GPU"))
 
 
-def _read_node() -> tuple[Node, str]:
+def _read_node(prepare: Callable[[], None]) -> tuple[Node, str]:
     """Runs on the node: its hardware, and the boot id that identifies its host."""
+    prepare()
     return local_node(), BOOT_ID.read_text().strip()
 
 
-def _ask(entries: list[dict[str, Any]], timeout_s: float) -> list[tuple[Node, str]]:
+def _ask(
+    entries: list[dict[str, Any]], timeout_s: float, prepare: Callable[[], None]
+) -> list[tuple[Node, str]]:
     started = time.monotonic()
     pending = {}
     for entry in entries:
@@ -115,7 +122,7 @@ def _ask(entries: list[dict[str, Any]], timeout_s: float) -> list[tuple[Node, st
         }
         if entry["Resources"].get("GPU"):
             options["runtime_env"] = {"env_vars": KEEP_VISIBLE_DEVICES}
-        pending[entry["NodeID"]] = ray.remote(_read_node).options(**options).remote()
+        pending[entry["NodeID"]] = ray.remote(_read_node).options(**options).remote(prepare)
     refs = list(pending.values())
     _, late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)
     if late:

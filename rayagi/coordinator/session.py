@@ -151,7 +151,7 @@ class Session:
         return self
 
     def _planned_here(self) -> PlacementPlan:
-        recover_this_host()  # else a GPU that a killed run has left looks as if somebody used it
+        recover_this_host()  # as on each node of a cluster that runs already
         return self._planned(local_machine())
 
     def _begin(self, deployment: Deployment) -> None:
@@ -310,7 +310,8 @@ class Session:
         # Imported here, as above.
         from placement.ray_groups import plan_beside_others
 
-        machine = cluster_machine(START_TIMEOUT_S)
+        # First recovers each node, else a GPU that a killed run has left looks as if somebody used it.
+        machine = cluster_machine(START_TIMEOUT_S, recover_this_host)
         if self._spec.gmi.left_out:  # its numbers count GMIs by node, so the order of nodes has to stay
             return self._planned(machine)
         return self._announced(plan_beside_others(self._make_plan, machine))

@@ -3,6 +3,7 @@
 No CUDA call is made: what runs in the GMIs only says what it was given.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from actors.errors import GmiLostError
 from actors.partitioners import Partitioners
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
-from placement.errors import PartitionError, ReservationError, SliceLostError
+from placement.errors import PartitionError, PlanError, ReservationError, SliceLostError
 from placement.inventory import cluster_machine
 from placement.ledger import Ledger, all_ledgers, start_ticks
 from placement.partitioner import stale_ledgers
@@ -114,7 +115,7 @@ def with_gpus(machine):
 def machine(cluster, monkeypatch):
     """This host as Ray has it, with the GPUs that Ray believes in."""
     found = with_gpus(cluster_machine())
-    monkeypatch.setattr("rayagi.coordinator.session.cluster_machine", lambda timeout_s: found)
+    monkeypatch.setattr("rayagi.coordinator.session.cluster_machine", lambda *given: found)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
     return found
 
@@ -179,6 +180,27 @@ def test_gmis_enter_shares_of_the_gpus_that_ray_gave_and_all_is_undone(machine):
         session.train(1)
     nothing_is_left(daemons)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+def test_what_a_killed_run_left_on_a_cluster_is_undone_before_the_next_is_planned(
+    machine, monkeypatch, tmp_path
+):
+    left = Ledger.open("killed")
+    folder = tmp_path / "rayagi-mps-of-killed"
+    folder.mkdir()
+    left.record("mps", "GPU-0", "folder", {"folder": str(folder)})
+    content = json.loads(left.path.read_text())
+    content["owner"]["start_ticks"] -= 1  # another process of the same pid
+    left.path.write_text(json.dumps(content))
+    monkeypatch.setattr("rayagi.coordinator.session.cluster_machine", cluster_machine)
+
+    def plan(machine):
+        assert not folder.exists()
+        assert all_ledgers() == ([], [])
+        raise PlanError("a plan", "enough was seen", "Stop")
+
+    with pytest.raises(PlanError, match="enough was seen"):
+        Session(spec(), make_plan=plan).__enter__()
 
 
 class Which:
@@ -363,7 +385,7 @@ import rayagi.coordinator.session as module
 from placement.inventory import cluster_machine
 from test_gpu_placement import Report, alone, with_gpus
 
-module.cluster_machine = lambda timeout_s: with_gpus(cluster_machine(timeout_s))
+module.cluster_machine = lambda *given: with_gpus(cluster_machine(*given))
 with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
     print("carved", flush=True)
     signal.pause()
