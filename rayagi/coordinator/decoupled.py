@@ -63,7 +63,7 @@ class DecoupledSession(Session):
         # Imported here: it needs torch, which the session imports in the background while Ray starts.
         from rayagi.coordinator.recovery import Recovery
 
-        self._pending_calls = PendingCalls(deployment.group)
+        self._pending_calls = PendingCalls(deployment.group, self._spec.gmi.collective_timeout_s)
         self._recovery = Recovery(
             spec=self._spec,
             plan=self.plan,
@@ -170,13 +170,13 @@ class DecoupledSession(Session):
             gmi = group.handles[index]
             size = self._pending_calls.iterations_per_call(index)
             if index in self._collectors:
-                self._pending_calls.add(index, [gmi.iterate.remote(size)], "rollouts")
+                self._pending_calls.add(index, [gmi.iterate.remote(size)], "rollouts", num_iterations=size)
                 continue
             with_snapshot = index == self._learners[0] and time.monotonic() >= self._snapshot_due_s
             if with_snapshot:
                 self._snapshot_due_s = time.monotonic() + SNAPSHOT_INTERVAL_S
             calls = [gmi.iterate.remote(min(size, missing)), gmi.state_dict.remote(shared=with_snapshot)]
-            self._pending_calls.add(index, calls, "updates")
+            self._pending_calls.add(index, calls, "updates", num_iterations=size)
 
     def _handle_completed(self, completed: CompletedCall) -> None:
         """Store the results of a completed call, or restart the GMI that was lost."""

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
+from actors.errors import GmiLostError
 from actors.protocols import IterationResult
+from rayagi.algorithms.dataflow import POLL_TIMEOUT_S
+from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, ITERATION_TIMEOUT_S, START_TIMEOUT_S
 
 if TYPE_CHECKING:  # as in session.py
     from actors.groups import GmiGroup
@@ -38,13 +41,20 @@ class _PendingCall:
     kind: CallKind
     refs: tuple[Any, ...]
     asked: str
+    begun_s: float
+    limit_s: float
 
 
 class PendingCalls:
-    """The requests of a group until they complete. A request is a chain of Ray calls, which an actor executes in order."""
+    """The requests of a group until they complete. A request is a chain of Ray calls, which an actor executes in order.
 
-    def __init__(self, group: GmiGroup) -> None:
-        self._group = group
+    Args:
+        group: the GMIs
+        silence_s: a GMI that takes so much longer than usual is lost, since a stopped or stuck process never answers
+    """
+
+    def __init__(self, group: GmiGroup, silence_s: float) -> None:
+        self._group, self._silence_s = group, silence_s
         self._by_last_ref: dict[Any, _PendingCall] = {}
         self._iteration_s: dict[int, float] = {}
         self._idle_since: dict[int, float] = {}
@@ -57,22 +67,37 @@ class PendingCalls:
         """Whether a GMI is being restarted."""
         return any(call.kind == "restart" for call in self._by_last_ref.values())
 
-    def add(self, index: int, refs: Sequence[Any], asked: str, kind: CallKind = "work") -> None:
+    def add(
+        self, index: int, refs: Sequence[Any], asked: str, kind: CallKind = "work", num_iterations: int = 1
+    ) -> None:
         """Register a request: the refs of its calls to GMI ``index``, in order."""
-        self._by_last_ref[refs[-1]] = _PendingCall(index, kind, tuple(refs), asked)
+        begun_s, limit_s = time.monotonic(), self._limit_s(index, kind, num_iterations)
+        self._by_last_ref[refs[-1]] = _PendingCall(index, kind, tuple(refs), asked, begun_s, limit_s)
+
+    def _limit_s(self, index: int, kind: CallKind, num_iterations: int) -> float:
+        if kind == "restart":
+            return START_TIMEOUT_S + BUILD_TIMEOUT_S
+        own_s = self._iteration_s.get(index)
+        if own_s is None:  # the first iteration of a process may compile
+            return ITERATION_TIMEOUT_S
+        return self._silence_s + num_iterations * max(own_s, POLL_TIMEOUT_S)
 
     def wait(self, timeout_s: float) -> list[CompletedCall]:
-        """Wait for the first request to complete; returns all that have."""
+        """Wait for the first request to complete; returns all that have, and those beyond their limit, as lost."""
         pending = list(self._by_last_ref)
         ready, rest = ray.wait(pending, timeout=timeout_s) if pending else ([], [])
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
-        return [self._completed(self._by_last_ref.pop(ref)) for ref in ready]
+        completed = [self._completed(self._by_last_ref.pop(ref)) for ref in ready]
+        now_s = time.monotonic()
+        late = [ref for ref, call in self._by_last_ref.items() if now_s > call.begun_s + call.limit_s]
+        return completed + [self._silent(self._by_last_ref.pop(ref)) for ref in late]
 
     def discard(self, index: int) -> None:
         """Drop the requests of a lost GMI."""
         self._by_last_ref = {ref: call for ref, call in self._by_last_ref.items() if call.index != index}
         self._idle_since.pop(index, None)
+        self._iteration_s.pop(index, None)
 
     def iterations_per_call(self, index: int) -> int:
         """Iterations per request, so that one takes about ``CALL_DURATION_S``."""
@@ -92,6 +117,11 @@ class PendingCalls:
         if len(self._idle_since) < len(self._group.handles):
             return 0.0
         return time.monotonic() - max(self._idle_since.values())
+
+    def _silent(self, call: _PendingCall) -> CompletedCall:
+        known = f"it did not answer within {call.limit_s:.0f} s"
+        failure = GmiLostError(call.index, str(self._group.identities[call.index]), call.asked, known)
+        return CompletedCall(call.index, call.kind, (), failure)
 
     def _completed(self, call: _PendingCall) -> CompletedCall:
         for ref in call.refs:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import SliceHealth
 from placement.capacity import planned_node_ids
-from placement.errors import PartitionError, ReservationError, SliceLostError
+from placement.errors import PartitionError, ReservationError, SliceLostError, counted
 from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.plan import PlacementPlan
@@ -189,7 +189,7 @@ class Session:
         num_iterations, refs = self._pending[0]
         limit_s = timeout_s or ITERATION_TIMEOUT_S * sum(count for count, _ in self._pending)
         per_gmi: list[list[IterationResult]] = self._answers(
-            refs, f"{num_iterations} training iterations", limit_s
+            refs, counted(num_iterations, "training iteration"), limit_s
         )
         self._pending.popleft()
         self._collected = tuple(map(tuple, per_gmi))

@@ -1,0 +1,43 @@
+"""Outstanding calls of free-running GMIs: one that does not answer is lost."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from actors.errors import GmiLostError
+from actors.protocols import IterationResult
+from rayagi.coordinator import pending_calls as module
+from rayagi.coordinator.pending_calls import PendingCalls
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The time; no call is ever answered."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(module, "ray", SimpleNamespace(wait=lambda refs, **options: ([], refs)))
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("iteration_s", "num_iterations", "kind", "limit_s"),
+    [
+        (0.01, 20, "work", 30.0 + 20 * 0.5),  # each may poll for half a second
+        (100.0, 1, "work", 30.0 + 100.0),
+        (None, 1, "work", 3600.0),
+        (None, 1, "restart", 120.0 + 1000.0),
+    ],
+)
+def test_a_gmi_that_takes_much_longer_than_usual_is_lost(clock, iteration_s, num_iterations, kind, limit_s):
+    calls = PendingCalls(SimpleNamespace(identities=["GMI 0/1"], handles=[None]), silence_s=30.0)
+    if iteration_s is not None:
+        calls.record_results(0, [IterationResult(0, {"iteration_s": iteration_s})])
+    calls.add(0, ["ref"], "rollouts", kind, num_iterations)
+    clock.now_s = limit_s
+    assert calls.wait(1.0) == []
+    assert calls.is_busy(0)
+    clock.now_s += 0.1
+    (lost,) = calls.wait(1.0)
+    assert isinstance(lost.failure, GmiLostError)
+    assert f"lost during rollouts: it did not answer within {limit_s:.0f} s" in str(lost.failure)
+    assert (lost.index, lost.kind, calls.is_busy(0)) == (0, kind, False)
