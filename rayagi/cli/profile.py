@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 
 from rayagi.cli.failures import UsageError
@@ -146,7 +147,7 @@ def summarize(folder: Path) -> None:
         f"{len(profile.processes)} processes" + (f"; {lost:,} dropped." if lost else ".")
     )
     say(
-        f"Next:\n  rayagi profile report {folder}"
+        f"Next:\n  rayagi profile report {quote(str(folder))}"
         if profile.processes
         else "No Python process was recorded: python -I, -E and -S ignore PYTHONPATH, which brings the profiler in."
     )
