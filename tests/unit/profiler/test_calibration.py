@@ -1,6 +1,5 @@
 """The profiler's own cost, on programs whose true cost is known: each is traced as it is, and with hooks that take time."""
 
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
