@@ -57,7 +57,7 @@ class BenchMember:
         me = this_member(rank, address, gpu or f"device {device}")
         self._me = replace(me, host_id=f"{me.host_id}/node {node}")
         self._rank, self._layout = rank, layout
-        self._device = torch.device("cuda" if gpu is not None else "cpu")
+        self._device = torch.device("cuda:0" if gpu is not None else "cpu")  # NCCL needs the index
         self._most_elements = 0
         self._failure_detector: FailureDetector | None = None
         self._opened: dict[str, tuple[ComposedCommunicator, Tensor]] = {}

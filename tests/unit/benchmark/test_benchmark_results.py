@@ -194,6 +194,12 @@ def test_a_profile_has_two_sizes_whatever_is_asked_for():
     assert len(profile_sizes([4096])) == 2
 
 
+def test_a_members_gpu_is_named_by_its_index(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # set by the member, and restored
+    member = BenchMember(0, Layout.parse("1x2"), gpu="GPU-1")
+    assert member._device == torch.device("cuda", 0)
+
+
 def test_the_check_of_a_result_finds_a_single_element_that_is_off():
     member = BenchMember(0, Layout.parse("3x1"))
     parts = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
