@@ -65,8 +65,12 @@ test-all: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
+# Each file in a process of its own: an error of CUDA may spoil its process. `timeout` also ends one that waits in CUDA.
 test-gpu: setup
-	$(BIN)/python -m pytest -m gpu
+	@failed=; for file in tests/gpu/test_*.py; do \
+		timeout --foreground 480 $(BIN)/python -m pytest $$file || failed="$$failed $$file"; \
+	done; \
+	test -z "$$failed" || { echo "failed, or not done within 480 s:$$failed"; exit 1; }
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -62,48 +63,55 @@ def partitioned(tmp_path):
     assert not MpsDaemon.from_pipe_directory(shares[0].pipe_directory).folder.exists()
 
 
-def enter(share):
+@contextmanager
+def entered(share):
     """A process in the share; it stays until its input ends."""
     fields = json.dumps({name: getattr(share, name) for name in share.__slots__})
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", INSIDE, fields],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+    try:
+        yield process
+    finally:
+        try:
+            process.communicate("\n", timeout=30)
+        finally:
+            process.kill()
+
+
+def answer(process):
+    line = process.stdout.readline()
+    assert line, "a process in a share ended before it answered: its error is above"
+    return json.loads(line)
 
 
 def test_processes_are_held_to_their_shares_side_by_side(partitioned):
     gpu, shares = partitioned
-    processes = [enter(share) for share in shares]
-    try:
-        found = [json.loads(process.stdout.readline()) for process in processes]
+    with entered(shares[0]) as one, entered(shares[1]) as other:
+        found = [answer(one), answer(other)]
         clients = MpsDaemon.from_pipe_directory(shares[0].pipe_directory).clients()
-        assert {process.pid for process in processes} <= set(clients)
-    finally:
-        for process in processes:
-            process.communicate("\n", timeout=60)
-    for share, one in zip(shares, found, strict=True):
-        assert one["finite"]
-        assert one["refused"], "more memory than the share's was granted"
-        assert one["sms"] < (gpu.sm_count or 0)
-        assert one["sms"] <= share.sm_count + 8
+        assert {one.pid, other.pid} <= set(clients)
+    for share, seen in zip(shares, found, strict=True):
+        assert seen["finite"]
+        assert seen["refused"], "more memory than the share's was granted"
+        assert seen["sms"] < (gpu.sm_count or 0)
+        assert seen["sms"] <= share.sm_count + 8
 
 
 def test_a_killed_client_leaves_its_neighbour_working(partitioned):
     _, shares = partitioned
-    victim, neighbour = (enter(share) for share in shares)
-    try:
-        assert victim.stdout.readline()
+    with entered(shares[0]) as victim, entered(shares[1]) as neighbour:
+        answer(victim)
         gmi_slice = Slice(node="here", backend="mps", gpu_uuid=shares[0].gpu_uuid, share=shares[0])
         get_backend("mps").evict(gmi_slice, victim.pid)
         victim.kill()
         victim.wait()
-        assert json.loads(neighbour.stdout.readline())["finite"]
+        assert answer(neighbour)["finite"]
         assert get_backend("mps").health(replace(gmi_slice, share=shares[1])).state == "ok"
-    finally:
-        neighbour.communicate("\n", timeout=60)
 
 
 def test_two_gmis_train_on_mps_shares_and_nothing_is_left():

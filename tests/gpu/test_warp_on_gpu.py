@@ -28,7 +28,6 @@ from warp_beside_cpu import make_env, same_state
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.timeout(1800),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: nothing here was verified"),
     pytest.mark.skipif(find_spec("mujoco_warp") is None, reason="the extra 'gpu' is not installed"),
 ]
