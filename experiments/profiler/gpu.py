@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,8 @@ PHASE_CASES = (
 )
 WORKERS = (1, 4, 16)
 WARM_UP, RECORDED = 3, 10
+LONGEST_WAIT_S = 120.0
+"""For a process that was started."""
 
 
 def spec_of(task: str, num_envs: int) -> RunSpec:
@@ -125,15 +128,19 @@ def workers(count: int) -> dict[str, Any]:
             )
             for _ in range(count)
         ]
-        for each in processes:  # all of them collect at the same time
-            _line(each.stdout)
-        for each in processes:
-            assert each.stdin is not None
-            each.stdin.write("go\n")
-            each.stdin.flush()
-        steps = [float(_line(each.stdout)) for each in processes]
-        for each in processes:
-            each.communicate()
+        try:
+            for each in processes:  # all of them collect at the same time
+                _line(each.stdout)
+            for each in processes:
+                assert each.stdin is not None
+                each.stdin.write("go\n")
+                each.stdin.flush()
+            steps = [float(_line(each.stdout)) for each in processes]
+            for each in processes:
+                each.communicate(timeout=LONGEST_WAIT_S)
+        finally:
+            for each in processes:
+                each.kill()
         profile = read_profile(folder)
         found = breakdown(profile)
     own = [
@@ -158,6 +165,8 @@ def workers(count: int) -> dict[str, Any]:
 
 def _line(stream: IO[str] | None) -> str:
     assert stream is not None
+    if not select.select([stream], [], [], LONGEST_WAIT_S)[0]:
+        raise SystemExit(f"a worker has said nothing for {LONGEST_WAIT_S:.0f} s")
     text = stream.readline()
     if not text:
         raise SystemExit("a worker has ended early")
@@ -190,7 +199,9 @@ def calls(repeats: int = 5) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "experiments.profiler.gpu", "calls-once"]
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(repeats):
-        printed = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
+        printed = subprocess.run(
+            command, check=True, text=True, stdout=subprocess.PIPE, timeout=LONGEST_WAIT_S
+        ).stdout
         for name, pair in json.loads(printed.splitlines()[-1]).items():
             found[name].append(pair)
     return [

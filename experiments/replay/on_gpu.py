@@ -3,7 +3,7 @@
     python -m experiments.replay.on_gpu --out DIR
 
 Cases are measured in turns. "bus" is a copy of as many bytes from page-locked memory, which no way but the mirror can beat.
-Needs a GPU, and says so where there is none. Writes ``on_gpu.json``.
+Needs a GPU, and says so where there is none. Writes ``on_gpu.json`` after each batch.
 """
 
 from __future__ import annotations
@@ -124,17 +124,17 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("Nothing was measured: there is no GPU here.", file=sys.stderr)
         return 1
-    rows: list[dict[str, Any]] = []
+    head = {**origin(), "gpu": torch.cuda.get_device_name()}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path, rows = arguments.out / "on_gpu.json", []
     for work in WORKS:
         store = filled(random_rows(work.widths, int(work.rows * arguments.scale), work.steps), ())
         for batch in work.batches:
-            rows += measure(work, store, batch, arguments.seconds, arguments.repeats)
-            print(json.dumps(rows[-len(WAYS) - 2 :]), flush=True)
+            found = measure(work, store, batch, arguments.seconds, arguments.repeats)
+            print(json.dumps(found), flush=True)
+            rows += found
+            path.write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
         del store
-    head = {**origin(), "gpu": torch.cuda.get_device_name()}
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path = arguments.out / "on_gpu.json"
-    path.write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

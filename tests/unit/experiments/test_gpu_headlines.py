@@ -1,5 +1,7 @@
 """Headlines of experiments whose rows a GPU, or a ring, or the use of cores gives; worked out by hand."""
 
+import json
+import os
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import torch
 from experiments.collectives import ring
 from experiments.gpu_sharing import run as gpu_sharing
 from experiments.profiler import cores, gpu
+from experiments.replay import on_gpu
 from rayagi.profiler.layout import Category
 
 
@@ -105,6 +108,29 @@ def test_the_use_of_cores_of_a_small_run(monkeypatch):
     assert {"collect", "learn"} <= row["phases"].keys()
     assert all(each["cpu_ns"] >= 0 for each in row["phases"].values())
     assert 0 < cores.utilization(row["phases"], 1)["all"] < 1.5
+
+
+def test_a_worker_that_says_nothing_is_not_waited_for_forever(monkeypatch):
+    monkeypatch.setattr(gpu, "LONGEST_WAIT_S", 0.0)
+    source, sink = os.pipe()
+    with open(source) as stream, open(sink, "w"), pytest.raises(SystemExit, match="has said nothing for 0 s"):
+        gpu._line(stream)
+
+
+def test_batches_that_were_measured_are_kept_when_the_time_is_up(monkeypatch, tmp_path):
+    def measure(work, store, batch, *limits):
+        if batch == 4:
+            raise KeyboardInterrupt
+        return [{"batch": batch}]
+
+    monkeypatch.setattr(on_gpu, "WORKS", (on_gpu.Work("W", {"obs": 2}, 8, 1, (2, 4)),))
+    monkeypatch.setattr(on_gpu, "measure", measure)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sys, "argv", ["on_gpu", "--out", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.main()
+    assert json.loads((tmp_path / "on_gpu.json").read_text())["rows"] == [{"batch": 2}]
 
 
 @pytest.mark.slow
