@@ -1,5 +1,6 @@
 """The arithmetic of the GPU rollouts' experiment; its measurements need a GPU."""
 
+import json
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -38,6 +39,27 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys, tmp_path):
     assert run.main() == 1
     assert "Nothing was measured: there is no GPU here." in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
+
+
+def test_a_case_that_fails_leaves_the_others(monkeypatch, capsys, tmp_path):
+    def measure(case, seconds):
+        if case.mode == "captured":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        common = {name: getattr(case, name) for name in case.__slots__}
+        return {**common, "steps_per_s": 3.0, "launches": 9, "gpu_share": 0.5}
+
+    monkeypatch.setattr(run, "measure", measure)
+    monkeypatch.setattr(run, "missing", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    options = ["--tasks", "rayagi/Ant-v0", "--num-envs", "4", "--repeats", "1", "--out", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", ["run", *options])
+    assert run.main() == 1
+    assert '"failed": "RuntimeError: operation not permitted' in capsys.readouterr().out
+    (kept,) = tmp_path.glob("*.json")
+    runs = json.loads(kept.read_text())["runs"]
+    assert [(one["mode"], one["update"]) for one in runs] == [
+        ("uncaptured", True), ("host loop", True), ("uncaptured", False), ("host loop", False),
+    ]  # fmt: skip
 
 
 def test_threads_of_a_block_are_noted_where_a_launch_asks_for_them():
