@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from actors.protocols import StateDict
 from actors.roles import CollectTimes, LocalSimulator
 from actors.rollout import Rollout
 from rayagi.algorithms.graphs import Replay
@@ -74,8 +75,13 @@ class DeviceRollouts:
         self.iteration = torch.zeros((), dtype=torch.int64, device=env.device)
         """Iteration of the rollout, () int64 on the device: the graph reads it."""
         self._replay = Replay(
-            self.run, env.device, save=env.state_dict, undo=env.load_state_dict, captured=env.captured
+            self.run, env.device, save=env.state_dict, undo=self._undo, captured=env.captured
         )
+
+    def _undo(self, saved: StateDict) -> None:
+        """Restore the environments. Simulation errors of the warm-up run do not count."""
+        self.env.load_state_dict(saved)
+        self.simulator.take_sim_errors()
 
     @torch.no_grad()
     def run(self) -> None:

@@ -141,6 +141,21 @@ def test_rollouts_and_updates_as_a_gpu_repeats_them_are_the_ordinary_ones(warp_e
 
 
 @pytest.mark.timeout(900)
+def test_simulation_errors_of_the_run_before_a_capture_do_not_count(warp_env):
+    from rayagi.algorithms.device_rollouts import DeviceRollouts
+
+    env = warp_env()
+    device = DeviceRollouts(env, new_policy(SPEC, env.info, env.device), num_steps=1, seed=SPEC.seed)
+    saved, broken = env.state_dict(), env.state_dict()
+    broken["worlds"]["qvel"][0, 3] = float("nan")
+    env.load_state_dict(broken)
+    device.run()
+    assert env.sim_errors["unstable"] == 1
+    device._replay._undo(saved)
+    assert device.simulator.take_sim_errors()["faults_unstable"] == 0
+
+
+@pytest.mark.timeout(900)
 def test_what_is_captured_waits_for_nothing(warp_env):
     """Physics apart, which torch does not see, and the optimiser's step, which has a form of its own for graphs."""
     from no_waiting import NoWaiting
