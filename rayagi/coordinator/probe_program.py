@@ -99,7 +99,7 @@ def _repeated(rollout: Rollout, times: int) -> Rollout:
     """The rollout repeated ``times`` times along the step axis."""
     whole = {
         name: getattr(rollout, name).repeat(times, *[1] * (getattr(rollout, name).dim() - 1))
-        for name in StepRow._fields
+        for name in (*StepRow._fields, *([] if rollout.final_obs is None else ["final_obs"]))
     }
     steps = rollout.num_steps
     finals = [(part * steps + t, ids, obs) for part in range(times) for t, ids, obs in rollout.finals]

@@ -11,12 +11,13 @@ import torch
 
 from actors.gmi import GmiContext, GmiIdentity
 from actors.host_memory import peak_bytes, release_free_memory, reset_peak, resident_bytes
+from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
-from rayagi.coordinator.probe_program import ProbeFactory, parts_of
+from rayagi.coordinator.probe_program import ProbeFactory, _repeated, parts_of
 from tests.fakes.point import make_point
 
 MIB = 2**20
@@ -92,6 +93,16 @@ def test_with_the_first_part_a_whole_rollout_is_prepared(monkeypatch):
     finals = shapes[0][2]
     assert [shape[:2] for shape in shapes] == [(8, 4), (32, 4), (8, 4)]
     assert shapes[1][2] == [part * 8 + t for part in range(4) for t in finals]
+    program.close()
+
+
+def test_a_whole_rollout_of_a_device_has_the_observations_after_every_step():
+    program = build(SPEC, parts=4)
+    part = Rollout.allocate(8, 4, program.simulator.info, torch.device("cpu"), all_there=True)
+    part.final_obs += torch.arange(8.0).view(8, 1, 1)
+    whole = _repeated(part, 4)
+    assert whole.final_obs[:, 0, 0].tolist() == [*range(8)] * 4
+    assert whole.final_obs.shape[1:] == whole.raw_obs.shape[1:]
     program.close()
 
 
