@@ -14,6 +14,7 @@ from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.captured import CapturedStepsPPOLearner
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
+from rayagi.envs import make_env_factory
 from tests.fakes.point import make_point
 
 pytestmark = [
@@ -29,13 +30,13 @@ SPEC = RunSpec(
 )
 
 
-def program(device, spec=SPEC):
+def program(device, spec=SPEC, make_env=make_point):
     identity = GmiIdentity(
         index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
         roles=("simulator", "agent", "trainer"), task="Point",
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device(device))
-    return TrainingFactory(spec, make_point)(context)
+    return TrainingFactory(spec, make_env)(context)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "appo", "impala", "a3c"])
@@ -56,8 +57,12 @@ def test_an_iteration_on_the_gpu_agrees_with_one_on_the_cpu(algorithm):
     assert torch.allclose(gpu_weights.cpu(), cpu_weights, atol=1e-4)
 
 
-def test_captured_steps_are_those_of_the_cpu_in_later_iterations_too():
-    on_gpu, on_cpu = program("cuda:0"), program("cpu")
+@pytest.mark.parametrize(
+    "make_env", [make_point, make_env_factory("CartPole-v1")], ids=["continuous", "discrete"]
+)
+def test_captured_steps_are_those_of_the_cpu_in_later_iterations_too(make_env):
+    on_gpu, on_cpu = (program(device, make_env=make_env) for device in ("cuda:0", "cpu"))
+    assert type(on_gpu.learner) is CapturedStepsPPOLearner
     for _ in range(4):
         found, expected = on_gpu.iterate().metrics, on_cpu.iterate().metrics
         for name in ("policy_loss", "value_loss", "entropy", "grad_norm"):
