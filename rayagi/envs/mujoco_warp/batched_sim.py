@@ -68,6 +68,8 @@ class WarpBatchedSim:
             ModelError: MuJoCo Warp does not support a part of the model, or lacks a field.
         """
         wp.config.quiet = True
+        # Else Warp chooses by the driver's age, and takes no kernels that were compiled beforehand with a newer one.
+        wp.config.cuda_output = "cubin"
         wp.init()
         self.num_worlds, self.device = num_worlds, device
         self._graphs: list[Any] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -231,3 +232,11 @@ def test_random_numbers_are_equal_on_both_engines():
     np.testing.assert_allclose(
         here._worlds.fields["qpos"].numpy(), there._worlds.fields["qpos"].numpy(), atol=1e-6
     )
+
+
+def test_kernels_compiled_beforehand_are_taken_with_any_driver():
+    """Without a GPU they are compiled to cubins; one whose driver is as new as Warp's toolkit would look for PTX."""
+    make_env(ANT, "mujoco_warp", 1)
+    versions = SimpleNamespace(driver_version=(14, 0), toolkit_version=(13, 4))
+    hopper = SimpleNamespace(is_cpu=False, is_cubin_supported=True, runtime=versions)
+    assert type(wp.get_device("cpu")).get_cuda_output_format(hopper) == "cubin"
