@@ -88,13 +88,16 @@ class LedgerEntry:
         return f"{self.backend} {self.made} on {self.gpu_uuid}{f' ({values})' if values else ''}"
 
 
+_locks: dict[Path, int] = {}
+"""Descriptors of the locks that this process holds, by ledger: they stay open if its object is dropped."""
+
+
 class Ledger:
     """The steps of one process on this host's GPUs. Every change is on disk (fsync) when the call returns."""
 
     def __init__(self, path: Path, run: str, owner: Owner, steps: tuple[LedgerEntry, ...] = ()) -> None:
         self.path, self.run, self.owner = path, run, owner
         self._steps = steps
-        self._lock: int | None = None  # a descriptor, which stays open if this object is dropped
 
     @classmethod
     def open(cls, run: str, directory: Path | None = None) -> Self:
@@ -163,7 +166,7 @@ class Ledger:
         step = LedgerEntry(
             number=number, backend=backend, gpu_uuid=gpu_uuid, made=made, undo=dict(undo or {})
         )
-        self._write((*self._steps, step), locked=self._lock is None)
+        self._write((*self._steps, step), locked=True)
         return step
 
     def amend(self, step: LedgerEntry, **known: UndoValue) -> LedgerEntry:
@@ -186,8 +189,8 @@ class Ledger:
 
     def _write(self, steps: tuple[LedgerEntry, ...], *, locked: bool = False) -> None:
         try:
-            if locked:
-                self._lock = _locked(self._lock_path)  # before the ledger exists, so nobody finds it unlocked
+            if locked and self.path not in _locks:  # before the ledger exists, so nobody finds it unlocked
+                _locks[self.path] = _locked(self._lock_path)
             if steps:
                 content = {
                     "schema": SCHEMA,
@@ -199,9 +202,8 @@ class Ledger:
             else:
                 self.path.unlink(missing_ok=True)
                 self._lock_path.unlink(missing_ok=True)
-                if self._lock is not None:
-                    os.close(self._lock)
-                    self._lock = None
+                if self.path in _locks:
+                    os.close(_locks.pop(self.path))
         except OSError as error:
             raise PartitionError(
                 f"the ledger {self.path}",

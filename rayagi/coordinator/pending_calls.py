@@ -11,7 +11,6 @@ import ray
 
 from actors.errors import GmiLostError
 from actors.protocols import IterationResult
-from rayagi.algorithms.dataflow import POLL_TIMEOUT_S
 from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, ITERATION_TIMEOUT_S, START_TIMEOUT_S
 
 if TYPE_CHECKING:  # as in session.py
@@ -77,6 +76,9 @@ class PendingCalls:
     def _limit_s(self, index: int, kind: CallKind, num_iterations: int) -> float:
         if kind == "restart":
             return START_TIMEOUT_S + BUILD_TIMEOUT_S
+        # Imported here: it needs torch, which the session imports in the background while Ray starts.
+        from rayagi.algorithms.dataflow import POLL_TIMEOUT_S
+
         own_s = self._iteration_s.get(index)
         if own_s is None:  # the first iteration of a process may compile
             return ITERATION_TIMEOUT_S
