@@ -99,10 +99,13 @@ class Batcher(ClosesOnExit):
             learn(experience["obs"], experience.versions)
     """
 
-    def __init__(self, plan: ChannelPlan, *, rows: int, device: torch.device = _CPU) -> None:
+    def __init__(
+        self, plan: ChannelPlan, *, rows: int, consumers: int = 1, device: torch.device = _CPU
+    ) -> None:
         """Create the consumer endpoints; ``next`` gives ``rows`` rows of the full groups.
 
-        For a CUDA ``device`` all memory that experience is copied from is page-locked [unverified on GPU].
+        ``consumers``: how many share the producers' slots, and wait for each other. For a CUDA ``device`` all memory that
+        experience is copied from is page-locked [unverified on GPU].
 
         Raises:
             ChannelError: there is not enough memory.
@@ -110,7 +113,7 @@ class Batcher(ClosesOnExit):
         """
         if rows < 1:
             raise ValueError(f"rows={rows}: at least 1")
-        self.plan, self.rows = plan, rows
+        self.plan, self.rows, self._consumers = plan, rows, consumers
         self._identity = secrets.token_hex(8)
         self._page_locked = locked = device.type == "cuda"
         leader = ConsumerEndpoint(plan.groups[0], page_locked=locked)
@@ -254,10 +257,11 @@ class Batcher(ClosesOnExit):
     def _receive(self, begin: float, timeout_s: float) -> bool:
         """Wait for one more transfer. False once all producers have closed and everything is taken."""
         self._open = [transfer for transfer in self._open if not transfer.is_released]
-        # Avoid a deadlock: a producer whose slots are all held here could send nothing more. Its rows are copied already.
+        # Avoid a deadlock: a producer whose slots are all held could send nothing more here: the others hold their share of
+        # them until this consumer goes on. Its rows are copied already.
         for transfer in self._stack.transfers if self._stack else ():
             held = sum(other.producer == transfer.producer for other in self._open if not other.is_released)
-            if held >= transfer.slots and self._stack:
+            if held >= max(1, transfer.slots // self._consumers) and self._stack:
                 self._stack.release_oldest_of(transfer.producer)
         received = self._reassembler.next(max(0.0, begin + timeout_s - time.monotonic()))
         if received is None:

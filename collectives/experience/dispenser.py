@@ -279,8 +279,14 @@ class Dispenser(ClosesOnExit):
 
 
 def least_backlog(dispenser: Dispenser) -> int | None:
-    """Index of the consumer with the least backlog, of those with credit left; None if there is none."""
-    backlogs = {
-        index: backlog for index, backlog in dispenser.consumers().items() if dispenser.has_credit(index)
-    }
-    return min(backlogs, key=lambda index: (backlogs[index], index), default=None)
+    """Index of the consumer with the least backlog, of those with credit left; None if there is none.
+
+    Of equal ones that of the producer's number, modulo how many there are, then the next: each consumer is the first choice
+    of some producer, so that none is without rows while the others, which wait for it, hold all slots.
+    """
+    found = dispenser.consumers()
+    backlogs = {index: backlog for index, backlog in found.items() if dispenser.has_credit(index)}
+    count = max(found, default=0) + 1
+    return min(
+        backlogs, key=lambda index: (backlogs[index], (index - dispenser.producer) % count), default=None
+    )

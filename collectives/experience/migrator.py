@@ -50,17 +50,19 @@ class Migrator(Router):
         name: str,
         *,
         consumers: int | None = None,
+        together: int = 1,
         remote_route: RemoteTransport | None = None,
     ) -> None:
         """Become the router of this dispenser, for the consumers that announce themselves under ``consumers/NAME/INDEX``.
 
         ``consumers``: their number; everything then goes to consumer ``producer % consumers`` (synchronous templates).
-        None: each transfer goes to the consumer with the least backlog. ``remote_route`` creates routes to consumers on
-        other hosts; None: such consumers are an error.
+        None: each transfer goes to the consumer with the least backlog. ``together``: consumers that wait for each other;
+        nothing goes to one of them before all are attached, else the first could hold all slots.
+        ``remote_route`` creates routes to consumers on other hosts; None: such consumers are an error.
         """
         self._dispenser, self._directory, self._name = dispenser, directory, name
         self._fixed = None if consumers is None else dispenser.producer % consumers
-        self._remote_route = remote_route
+        self._remote_route, self._together = remote_route, together
         self._host_id = host_identity()
         self._known: dict[int, str] = {}
         """Announcement of each consumer that was attached last; a successor announces another text."""
@@ -81,7 +83,7 @@ class Migrator(Router):
             ChannelError: a consumer is on another host, and there is no route to it.
         """
         here = self._dispenser.consumers()
-        found = bool(here) if self._fixed is None else self._fixed in here
+        found = len(here) >= self._together if self._fixed is None else self._fixed in here
         now = time.monotonic()
         if now - self._polled_s < (_POLL_S if found else _SEARCH_S):
             return
@@ -95,7 +97,8 @@ class Migrator(Router):
     def route(self, sequence: int) -> int | None:
         """Index of the consumer for all parts of a sequence number; None while no consumer has credit."""
         if self._fixed is None:
-            index = least_backlog(self._dispenser)
+            all_here = len(self._dispenser.consumers()) >= self._together
+            index = least_backlog(self._dispenser) if all_here else None
         else:
             index = self._fixed if self._dispenser.has_credit(self._fixed) else None
         if index is not None:

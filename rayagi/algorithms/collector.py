@@ -79,13 +79,13 @@ class CollectorProgram:
             slots=dataflow.slots,
             ragged_rows=rows * self._own.num_steps,
         )
-        consumers = len(dataflow.learners) if dataflow.lockstep else None
-        context = self.context
+        learners, context = len(dataflow.learners), self.context
         Migrator(
             dispenser,
             context.directory,
             EXPERIENCE_CHANNEL,
-            consumers=consumers,
+            consumers=learners if dataflow.lockstep else None,
+            together=learners,
             remote_route=context.remote_transport,
         )
         self._sent = 0

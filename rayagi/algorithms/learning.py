@@ -67,7 +67,8 @@ class LearnerProgram:
     def _open_channels(self) -> Batcher:
         """Open consumer endpoints, and announce them to collectors."""
         rows = self.dataflow.rows(self.number)
-        batcher = Batcher(self._plan, rows=rows, device=self.context.device)
+        consumers = 1 if self.dataflow.lockstep else len(self.dataflow.learners)
+        batcher = Batcher(self._plan, rows=rows, consumers=consumers, device=self.context.device)
         batcher.announce(self.context.directory, EXPERIENCE_CHANNEL, self.number, node=self.context.node)
         return batcher
 

@@ -137,6 +137,53 @@ def test_a_fixed_consumer_is_waited_for_although_another_is_idle(directory):
             even.next(timeout_s=0.0)
 
 
+def test_consumers_that_wait_for_each_other_all_get_rows_from_producers_with_one_slot(directory):
+    """Else the first that is attached, or has the lowest number, would hold all slots while it waits for the other."""
+    with (
+        Dispenser(PLAN, rows=1, producer=0, slots=1) as even,
+        Dispenser(PLAN, rows=1, producer=1, slots=1) as odd,
+        Batcher(PLAN, rows=1) as first,
+        Batcher(PLAN, rows=1) as second,
+    ):
+        for dispenser in (even, odd):
+            Migrator(dispenser, directory, NAME, together=2)
+        first.announce(directory, NAME, 0)
+        for count, dispenser in enumerate((even, odd)):
+            send(dispenser, count)
+            assert dispenser.drain(timeout_s=0.1) == 1
+        with pytest.raises(ChannelTimeoutError):
+            first.next(timeout_s=0.0)
+        second.announce(directory, NAME, 1)
+        for dispenser in (even, odd):
+            pump_until(dispenser, lambda: sum(dispenser.consumers().values()) == 1)  # noqa: B023  called here
+        with first.next(LIMIT_S) as one, second.next(LIMIT_S) as other:
+            assert (one["count"].tolist(), other["count"].tolist()) == ([0], [1])
+
+
+def test_a_consumer_without_all_its_rows_gives_back_copied_ones_while_others_hold_their_share_of_slots(
+    directory,
+):
+    with (
+        Dispenser(PLAN, rows=3, producer=0, slots=2) as dispenser,
+        Batcher(PLAN, rows=2, consumers=2) as first,
+        Batcher(PLAN, rows=2, consumers=2) as second,
+    ):
+        Migrator(dispenser, directory, NAME, together=2)
+        first.announce(directory, NAME, 0)
+        second.announce(directory, NAME, 1)
+        for count in (1, 2):
+            send(dispenser, count)
+        with first.next(LIMIT_S) as experience:
+            assert experience["count"].tolist() == [1, 1]
+        with pytest.raises(ChannelTimeoutError):
+            dispenser.open(timeout_s=0.0)
+        with pytest.raises(ChannelTimeoutError):
+            first.next(timeout_s=0.0)
+        send(dispenser, 3)
+        with first.next(LIMIT_S) as experience, second.next(LIMIT_S) as other:
+            assert (experience["count"].tolist(), other["count"].tolist()) == ([1, 3], [2, 2])
+
+
 def test_a_consumer_that_was_announced_and_is_gone_is_no_error(directory):
     with Dispenser(PLAN, rows=1, producer=0) as dispenser, Batcher(PLAN, rows=1) as batcher:
         Migrator(dispenser, directory, NAME)
