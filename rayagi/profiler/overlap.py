@@ -177,16 +177,16 @@ def breakdown(profile: Profile, overhead: Overhead | None = None) -> Breakdown:
     for _ in _ahead(attrgetter("windows"), processes):  # computed once, before threads read them
         pass
     sums = _Sums(processes, overhead)
-    # What an overhead says of a window depends on the windows before it.
-    for found in _ahead(sums.measured, time_windows(processes), 1 if overhead is not None else None):
-        sums.add(found)
     with _no_collector():
+        # What an overhead says of a window depends on the windows before it.
+        for found in _ahead(sums.measured, time_windows(processes), 1 if overhead is not None else None):
+            sums.add(found)
         return sums.result(cells)
 
 
 @contextmanager
 def _no_collector() -> Iterator[None]:
-    """Without Python's search for cycles, which a hundred thousand new rows start again and again."""
+    """Without Python's search for cycles, which a hundred thousand new sums and rows start again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
