@@ -190,13 +190,14 @@ class Gmi(ClosesOnExit):
             self._communicator = SoloCommunicator()
         with self._leave_on_error():
             self._close_program()
-            self._num_builds += 1  # the same in all GMIs, which build together
+            # The same in all GMIs: they build together, or once in each process where a session restarts some.
+            self._num_builds += 1
             with self._needing_device() as device:
                 context = GmiContext(
                     identity=self.identity,
                     communicator=self._communicator,
                     device=device,
-                    # What an earlier program announced is gone, or about to be.
+                    # What an earlier program announced is gone, or about to be. Replay shards are in no scope.
                     directory=ScopedDirectory(self.directory, f"{self._num_builds}/"),
                     node=self.node,
                     remote_transport=self.remote_transport,

@@ -19,7 +19,7 @@ class Directory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScopedDirectory:
-    """The part of a directory whose keys have a prefix, without it: what others announce is not seen."""
+    """A scope of a directory: announces under a prefix, and sees what was announced there or in no scope."""
 
     directory: Directory
     prefix: str
@@ -30,8 +30,9 @@ class ScopedDirectory:
 
     def announced(self, prefix: str) -> dict[str, str]:
         """As in ``Directory``."""
-        found = self.directory.announced(self.prefix + prefix)
-        return {key.removeprefix(self.prefix): value for key, value in found.items()}
+        own = self.directory.announced(self.prefix + prefix)
+        scoped = {key.removeprefix(self.prefix): value for key, value in own.items()}
+        return {**self.directory.announced(prefix), **scoped}
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,21 @@ def test_a_program_does_not_see_what_an_earlier_one_announced():
     assert found == [{}, {}]
 
 
+def test_a_program_sees_what_others_than_programs_announced():
+    """Such as shards of a replay, which live as long as their actors."""
+    found = []
+
+    def factory(context):
+        found.append(context.directory.announced("replay/t/"))
+        return Counting(context)
+
+    alone = gmi()
+    alone.directory.announce("replay/t/0", "address")
+    alone.build(factory)
+    alone.build(factory)
+    assert found == [{"replay/t/0": "address"}] * 2
+
+
 def test_a_gmi_reads_as_its_identity():
     alone = gmi()
     assert repr(alone) == f"GMI 0/1 {alone.identity.slice.label()} simulator+trainer Ant-v5"
