@@ -271,7 +271,7 @@ class Policy(Protocol):
         """A recurrent policy's distribution parameters (N, output_dim), and its states (N, state_dim) after the step."""
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
-        """Actions from outputs and noise of the same shape (see actors.noise)."""
+        """Actions from outputs and noise of the same shape (see actors.rollout)."""
 
     def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
         """Exploration noise of rollout ``number``, (T, N, output_dim) float32, on the policy's device."""

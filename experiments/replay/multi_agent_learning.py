@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.errors import NonFiniteError
-from actors.noise import exploration_noise
 from actors.protocols import EnvFactory, StepResult
 from actors.replay import Column, Fifo, ReplaySchema, ReplayStore, Selection, Subscription, select
 from actors.roles import LocalSimulator
+from actors.rollout import exploration_noise
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.statistics import Moments, all_merge

@@ -27,7 +27,7 @@ from multiprocessing import get_context
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
-from actors.noise import minibatch_orders
+from actors.rollout import minibatch_orders
 from collectives.solo import SoloCommunicator
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
 from placement.types import Slice

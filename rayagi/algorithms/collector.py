@@ -18,9 +18,8 @@ from collectives.experience.dispenser import Dispenser
 from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
 from rayagi import profiler
-from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.dataflow import EXPERIENCE_CHANNEL, POLL_TIMEOUT_S, DataflowTopology
-from rayagi.algorithms.program import collected_result, memory_metrics
+from rayagi.algorithms.program import Stepwise, collected_result, new_rollout
 from rayagi.algorithms.publishing import ParameterSubscriber
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.trajectories import channel_plan, finals_of, rollout_over
@@ -143,7 +142,6 @@ class CollectorProgram:
                 "simulate_s": times.simulate_s,
                 "act_s": times.act_s,
                 "wait_s": begun - started,
-                **memory_metrics(self.context.device),
             },
         )
 

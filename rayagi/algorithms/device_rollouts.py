@@ -1,7 +1,7 @@
 """Rollouts on the GPU as one CUDA graph: physics, observation, policy, sampling, resets and storage of T steps.
 
 Exploration noise and minibatch orders are drawn on the device, with a counter-based generator of integer operations. The
-numbers differ from those of ``actors.noise``, but do not depend on the layout either: those of an environment are a
+numbers differ from those of ``actors.rollout``, but do not depend on the layout either: those of an environment are a
 function of (seed, its index, iteration, step).
 """
 
@@ -43,7 +43,7 @@ def normal_noise(seed: int, envs: Tensor, iteration: Tensor, num_steps: int, dim
 def minibatch_orders(
     seed: int, envs: Tensor, iteration: Tensor, num_steps: int, num_epochs: int, num_minibatches: int
 ) -> Tensor:
-    """Sample indices of each minibatch, (num_epochs, num_minibatches, T * N / num_minibatches), as in ``actors.noise``.
+    """Sample indices of each minibatch, (num_epochs, num_minibatches, T * N / num_minibatches), as in ``actors.rollout``.
 
     Args:
         envs: global indices of the environments   (N,) int64

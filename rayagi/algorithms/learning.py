@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from actors.gmi import GmiContext
-from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import Trainer, check_finite
 from collectives.experience.batcher import Batcher, Experience
@@ -115,7 +114,6 @@ class LearnerProgram:
                     if self.dataflow.max_lag is None
                     else {"policy_lag_bound": float(self.dataflow.max_lag)}
                 ),
-                "resident_bytes": float(resident_bytes()),
                 **metrics,
             },
             histograms=self.learner.histograms,

@@ -34,8 +34,8 @@ from actors.replay.selection import Selector
 from actors.rollout import Rollout
 from collectives.communicator import Communicator
 from rayagi.algorithms.gradient_updater import refuse_nonfinite, timed_collective
-from rayagi.algorithms.merged_learner import MergedLearner
 from rayagi.algorithms.parameter_group import ParameterGroups
+from rayagi.algorithms.rollout_learner import MergedLearner
 from rayagi.algorithms.transitions import (
     ACTION,
     DISCOUNT,

@@ -16,7 +16,6 @@ from collectives.statistics import Moments
 from rayagi import profiler
 from rayagi.algorithms.offline_data import OfflineData, scan, source_of
 from rayagi.algorithms.offline_learner import OfflineLearner
-from rayagi.algorithms.program import memory_metrics
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import RunSpec
@@ -85,7 +84,6 @@ class OfflineProgram:
                 "wait_s": self._drawn_s,
                 "update_s": iteration_s - self._drawn_s - self.learner.sync_s,
                 "sync_s": self.learner.sync_s,
-                **memory_metrics(self.context.device),
                 **metrics,
             },
         )

@@ -1,4 +1,13 @@
-"""Program of the ``dp_only`` template: synchronous training, with simulator, agent and trainer in one process."""
+"""How a GMI collects rollouts, and the program of the ``dp_only`` template: simulator, agent and trainer in one process.
+
+Collection is chosen here alone:
+
+| implementation | where | needs |
+|---|---|---|
+| ``DeviceRollouts`` | one CUDA graph per rollout | simulator and policy on the same GPU, an MLP |
+| ``WholeRollouts`` | one compiled call per rollout | an environment that evaluates the policy itself (RolloutEnv), an MLP |
+| ``Stepwise`` | step by step: the agent, then the simulator, here or in other GMIs | nothing |
+"""
 
 from __future__ import annotations
 
@@ -11,18 +20,106 @@ from typing import Any, Literal
 import torch
 
 from actors.gmi import GmiContext
-from actors.host_memory import resident_bytes
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
-from actors.roles import Agent, LocalSimulator, Trainer, check_finite, evaluate_in_new_envs
+from actors.protocols import EnvFactory, EvaluationResult, IterationResult, RolloutEnv, StateDict, VecEnv
+from actors.roles import (
+    Agent,
+    CollectTimes,
+    LocalSimulator,
+    Trainer,
+    check_finite,
+    collect,
+    evaluate_in_new_envs,
+)
+from actors.rollout import Rollout
 from actors.stepping import RemoteSimulators
 from placement.unequal_slices import env_counts
 from rayagi import profiler
-from rayagi.algorithms.collection import Collection, choose_collection
-from rayagi.algorithms.device_rollouts import DeviceRollouts
-from rayagi.algorithms.merged_learner import MergedLearner
+from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.algorithms.rollout_learner import MergedLearner
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy, new_policy
+
+
+class Stepwise:
+    """Steps the agent and the simulator by turns. ``rollout`` may be replaced between rollouts."""
+
+    def __init__(
+        self,
+        simulator: LocalSimulator | RemoteSimulators,
+        agent: Agent,
+        rollout: Rollout,
+        *,
+        seed: int,
+        first_env_index: int,
+    ) -> None:
+        self.simulator, self.agent, self.rollout = simulator, agent, rollout
+        self._seed, self._first_env_index = seed, first_env_index
+
+    def collect(self, number: int) -> CollectTimes:
+        """Collect rollout ``number``."""
+        self.simulator.begin(number)
+        noise = self.agent.policy.noise(
+            self.rollout.num_steps,
+            self.rollout.num_envs,
+            seed=self._seed,
+            first_env_index=self._first_env_index,
+            number=number,
+        )
+        return collect(
+            self.simulator,
+            self.agent,
+            self.rollout,
+            noise,
+            lambda name, function: profiler.operation(name)(function),
+        )
+
+
+class WholeRollouts:
+    """One call of the environments' own compiled program, which also acts. All of its time counts as ``simulate_s``."""
+
+    def __init__(self, simulator: LocalSimulator, policy: NetworkPolicy, rollout: Rollout) -> None:
+        self.simulator, self.rollout, self._policy = simulator, rollout, policy
+
+    def collect(self, number: int) -> CollectTimes:
+        """Collect rollout ``number``."""
+        started = time.perf_counter()
+        self.simulator.collect_rollout(self.rollout, self._policy.tensors(), number)
+        return CollectTimes(simulate_s=time.perf_counter() - started)
+
+
+Collection = DeviceRollouts | WholeRollouts | Stepwise
+"""Fills a rollout with T steps of every environment; the number of ``collect`` is the position in the noise streams."""
+
+
+def choose_collection(
+    spec: RunSpec,
+    env: VecEnv,
+    policy: NetworkPolicy,
+    agent: Agent,
+    *,
+    first_env_index: int,
+    device: torch.device,
+) -> Collection:
+    """How to collect with an environment and a policy in one GMI: the fastest way that fits both."""
+    if on_one_device(env, device) and policy.model.fits_kernels:
+        return DeviceRollouts(env, policy, num_steps=spec.learning.rollout_length, seed=spec.seed)
+    simulator, rollout = LocalSimulator(env), new_rollout(spec, policy, env.num_envs, device)
+    if isinstance(env, RolloutEnv) and device.type == "cpu" and policy.model.fits_kernels:
+        return WholeRollouts(simulator, policy, rollout)
+    return Stepwise(simulator, agent, rollout, seed=spec.seed, first_env_index=first_env_index)
+
+
+def new_rollout(spec: RunSpec, policy: NetworkPolicy, num_envs: int, device: torch.device) -> Rollout:
+    """The buffer for a run's rollouts, with room for the states of a recurrent policy."""
+    return Rollout.allocate(
+        spec.learning.rollout_length,
+        num_envs,
+        policy.info,
+        device,
+        state_shape=(spec.learning.sequences, policy.state_dim) if policy.state_dim else None,
+    )
+
 
 Captured = Literal["nothing", "steps", "update"]
 
@@ -127,14 +224,10 @@ class DpOnlyProgram:
                     "iteration_s": iteration_s,
                     "simulate_s": times.simulate_s,
                     "act_s": times.act_s,
-                    **self._memory(),
                     **metrics,
                 },
                 self.learner.histograms,
             )
-
-    def _memory(self) -> dict[str, float]:
-        return memory_metrics(self.context.device)
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in separate environments."""
@@ -195,11 +288,3 @@ def collected_result(
         episode_lengths=lengths,
         reward_terms=simulator.take_reward_terms(),
     )
-
-
-def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Resident memory, and torch's peak reserved GPU memory, without the CUDA context."""
-    held = {"resident_bytes": float(resident_bytes())}
-    if device.type == "cuda":
-        held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
-    return held

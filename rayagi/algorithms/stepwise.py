@@ -16,10 +16,9 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.roles import Agent, LocalSimulator, Trainer, check_finite, evaluate_in_new_envs
 from actors.stepping import RemoteSimulators
 from rayagi import profiler
-from rayagi.algorithms.collection import Stepwise, new_rollout
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
-from rayagi.algorithms.program import collected_result, make_learner, memory_metrics
+from rayagi.algorithms.program import Stepwise, collected_result, make_learner, new_rollout
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import new_policy
@@ -68,7 +67,6 @@ class SimulatorProgram:
                 "iteration_s": time.perf_counter() - started,
                 "simulate_s": simulate_s,
                 "exchange_s": exchange_s,
-                **memory_metrics(self.context.device),
             },
         )
 
@@ -149,7 +147,6 @@ class AgentTrainerProgram:
                 "iteration_s": time.perf_counter() - started,
                 "act_s": times.act_s,
                 "exchange_s": self.simulators.exchange_s,
-                **memory_metrics(self.context.device),
                 **metrics,
             },
             histograms=self.learner.histograms,

@@ -61,7 +61,7 @@ class LearningSpec:
 
     @property
     def envs_per_shuffle(self) -> int:
-        """The fewest environments whose sequences can be shared equally by all minibatches (actors.noise)."""
+        """The fewest environments whose sequences can be shared equally by all minibatches (actors.rollout)."""
         return self.num_minibatches // math.gcd(self.sequences, self.num_minibatches)
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:

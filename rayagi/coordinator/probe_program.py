@@ -84,15 +84,9 @@ class ProbeProgram(DpOnlyProgram):
             self._whole = _repeated(self.rollout, self._parts)
             assert isinstance(self.learner, PPOLearner)  # parts_of cuts no other's iterations
             self.learner.prepare(self._whole)
-            result.metrics.update(self._memory())
-        return result
-
-    def _memory(self) -> dict[str, float]:
-        """Memory with the peak so far, if the system reports it. [unverified on GPU]"""
-        held = super()._memory()
         if self._knows_peak:
-            held["resident_bytes"] = max(held["resident_bytes"], float(peak_bytes()))
-        return held
+            result.metrics["resident_bytes"] = float(peak_bytes())
+        return result
 
 
 def _repeated(rollout: Rollout, times: int) -> Rollout:

@@ -251,7 +251,7 @@ class CategoricalHead(Head):
 class EpsilonGreedyHead(CategoricalHead):
     """The choice of the largest output, or with probability epsilon any choice; outputs are action values.
 
-    ``sample`` takes the noise of ``actors.noise.epsilon_greedy_noise``. Epsilon is state of the model, so that it reaches
+    ``sample`` takes the noise of ``actors.rollout.epsilon_greedy_noise``. Epsilon is state of the model, so that it reaches
     whoever acts together with the parameters.
     """
 

@@ -12,8 +12,8 @@ from pkgutil import resolve_name
 import torch
 from torch import Tensor, nn
 
-from actors.noise import exploration_noise
 from actors.protocols import EnvInfo
+from actors.rollout import exploration_noise
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec
 from rayagi.config.spec import Activation, NetworkSpec

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.noise import epsilon_greedy_noise, exploration_noise
 from actors.protocols import EnvInfo
+from actors.rollout import epsilon_greedy_noise, exploration_noise
 from rayagi.algorithms.categorical import Support
 from rayagi.algorithms.dqn import DQNSpec
 from rayagi.config.spec import NetworkSpec

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from actors.noise import environment_generators, exploration_noise
 from actors.protocols import EnvInfo
+from actors.rollout import environment_generators, exploration_noise
 from rayagi.algorithms.distributional_critics import (
     DistributionalActorQ,
     DistributionalLearner,

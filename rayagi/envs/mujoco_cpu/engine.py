@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.noise import environment_generator
 from actors.protocols import StateDict, StepResult
+from actors.rollout import environment_generator
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
-from rayagi.envs.mujoco_cpu.task import GymnasiumTask, describe, load_model, make_physics
+from rayagi.envs.mujoco_cpu.tasks import GymnasiumTask, describe, load_model, make_physics
 from rayagi.envs.providers import check_num_envs, log_sim_errors
 
 

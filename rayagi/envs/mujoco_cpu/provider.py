@@ -8,10 +8,10 @@ from typing import Any
 import gymnasium
 
 from actors.protocols import EnvInfo, VecEnv
-from rayagi.envs.mujoco_cpu.task import GymnasiumTask, describe, load_model
 from rayagi.envs.mujoco_cpu.tasks import (
     GymnasiumAnt,
     GymnasiumHumanoid,
+    GymnasiumTask,
     HalfCheetah,
     Hopper,
     HumanoidStandup,
@@ -21,6 +21,8 @@ from rayagi.envs.mujoco_cpu.tasks import (
     Reacher,
     Swimmer,
     Walker2d,
+    describe,
+    load_model,
 )
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_options, time_limit
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.noise import (
+from actors.rollout import (
     environment_generator,
     environment_generators,
     epsilon_greedy_noise,

@@ -10,10 +10,10 @@ import pytest
 
 import rayagi
 from rayagi.algorithms.appo import AppoSpec
-from rayagi.algorithms.merged_learner import MergedLearner
 from rayagi.algorithms.offline_learner import OfflineLearner
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.registry import DEFINITIONS, SECTIONS
+from rayagi.algorithms.rollout_learner import MergedLearner
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec

@@ -11,7 +11,7 @@ from actors.replay import ReplayStore
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.search import TrialMeasurement
-from rayagi.algorithms.collection import new_rollout
+from rayagi.algorithms.program import new_rollout
 from rayagi.algorithms.transitions import transition_schema
 from rayagi.cli import main
 from rayagi.config.presets import preset

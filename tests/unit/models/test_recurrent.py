@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from actors.noise import minibatch_orders
 from actors.protocols import ActionSpec, EnvInfo
+from actors.rollout import minibatch_orders
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.ppo import PPOSpec

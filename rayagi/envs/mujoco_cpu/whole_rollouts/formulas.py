@@ -14,7 +14,7 @@ from rayagi.envs.fused.expressions import Graph
 from rayagi.envs.fused.printing import Body, print_function
 from rayagi.envs.fused.trace import Function, needed
 from rayagi.envs.mujoco_cpu.physics import Fields
-from rayagi.envs.mujoco_cpu.task import CompiledModel, GymnasiumTask
+from rayagi.envs.mujoco_cpu.tasks import CompiledModel, GymnasiumTask
 from rayagi.envs.mujoco_cpu.whole_rollouts.arrays import TracedArray
 from rayagi.envs.tasks.compiled.program import C
 

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.noise import exploration_noise
 from actors.policy_tensors import PolicyTensors
-from actors.rollout import Episodes, Rollout
+from actors.rollout import Episodes, Rollout, exploration_noise
 from collectives.compiler import CompilerError
 from rayagi.envs.errors import SimulationError, SimulatorError
 from rayagi.envs.mujoco_cpu.compiled_loop import (
@@ -31,7 +30,7 @@ from rayagi.envs.mujoco_cpu.compiled_loop import (
 from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
 from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
-from rayagi.envs.mujoco_cpu.task import GymnasiumTask
+from rayagi.envs.mujoco_cpu.tasks import GymnasiumTask
 from rayagi.envs.mujoco_cpu.whole_rollouts.formulas import FORMULAS, compile_formulas
 from rayagi.native import acting
 from rayagi.native.acting import CompiledActing
