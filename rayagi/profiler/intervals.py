@@ -6,18 +6,19 @@ Times are int64 nanoseconds. Intervals are half open, ``[start, end)``; those of
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from rayagi.profiler.keyed_sums import NOTHING, Ints, KeyedSums, merged
 
 _EXACT_FLOAT = 2**53
 """Sums of integers in float64 are exact below it: 104 days in nanoseconds."""
 _TAG_BITS = 4
+MASK_BITS = 16
+"""Bits of a mask of categories, below those of a cell."""
 _KEY_LIMIT = 2 ** (62 - _TAG_BITS)
 
 
@@ -261,12 +262,12 @@ class Times(NamedTuple):
     """Nanoseconds of every set of categories, without the empty one. Masks have the bits of ``Part.categories``.
 
     Attributes:
-        by_cell: (cell, mask) -> ns
-        total: mask -> ns, whatever the cells; each moment counts once
+        by_cell: of each ``cell << MASK_BITS | mask``
+        total: of each mask, whatever the cells; each moment counts once
     """
 
-    by_cell: Mapping[tuple[int, int], int]
-    total: Mapping[int, int]
+    by_cell: KeyedSums
+    total: KeyedSums
 
 
 def overlap_times(parts: Sequence[Part]) -> Times:
@@ -275,12 +276,11 @@ def overlap_times(parts: Sequence[Part]) -> Times:
     for part in parts:
         for bit, _, starts, ends in part.by_category():
             found.setdefault(bit, []).append((starts, ends))
-    merged = []
+    unions = []
     for bit, several in found.items():
         starts, ends = union(*map(np.concatenate, zip(*several, strict=True)))
-        merged.append(Part(np.full_like(starts, bit), np.zeros_like(starts), starts, ends))
-    total = {mask: ns for (_, mask), ns in _overlap(merged).items()}
-    return Times(_overlap(parts), total)
+        unions.append(Part(np.full_like(starts, bit), np.zeros_like(starts), starts, ends))
+    return Times(_overlap(parts), _overlap(unions))  # of cell 0: its keys are masks
 
 
 def overlap_by_process(processes: Sequence[Sequence[Part]]) -> list[Times]:
@@ -290,14 +290,14 @@ def overlap_by_process(processes: Sequence[Sequence[Part]]) -> list[Times]:
     return [*each, each[0] if len(each) == 1 else overlap_times(every)]
 
 
-def _overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
-    """Time of every set of categories in every cell: (cell, mask) -> ns, exact, without the empty set.
+def _overlap(parts: Sequence[Part]) -> KeyedSums:
+    """Time of every set of categories in every cell, exact, without the empty set.
 
     Two parts of one category that overlap in a cell count once.
     """
     parts = [part for part in parts if len(part.starts)]
     if not parts:
-        return {}
+        return NOTHING
     cells = np.unique(np.concatenate([ranks(part.cells)[0] for part in parts]))
     if len(parts) == 1:
         return _sums(parts[0], cells)
@@ -307,22 +307,19 @@ def _overlap(parts: Sequence[Part]) -> dict[tuple[int, int], int]:
     )  # one more: ranges of two cells do not touch
     # Each cell gets a range of times of its own, so that one sweep handles all: time' = number of the cell * span + time.
     group = max(1, _KEY_LIMIT // span)
-    table: dict[tuple[int, int], int] = {}
+    tables = []
     for first in range(0, len(cells), group):
         some = cells[first : first + group]
-        for (number, mask), ns in _sweep(_in_own_range(parts, some, start, span), span).items():
-            table[int(some[number]), mask] = ns
-    return table
+        tables.append(_sweep(_in_own_range(parts, some, start, span), some, span))
+    return merged(tables)
 
 
-def _sums(part: Part, cells: Ints) -> dict[tuple[int, int], int]:
+def _sums(part: Part, cells: Ints) -> KeyedSums:
     """The table of a single part, in which nothing overlaps."""
     groups = np.searchsorted(cells, part.cells) << _TAG_BITS | part.categories
     totals = exact_sums(groups, part.ends - part.starts)
-    return {
-        (int(cells[group >> _TAG_BITS]), 1 << (group & 15)): int(totals[group])
-        for group in np.flatnonzero(totals).tolist()
-    }
+    used = np.flatnonzero(totals)
+    return KeyedSums(cells[used >> _TAG_BITS] << MASK_BITS | np.left_shift(1, used & 15), totals[used])
 
 
 def ranks(cells: Ints) -> tuple[Ints, Ints]:
@@ -346,8 +343,8 @@ def _in_own_range(parts: Iterable[Part], cells: Ints, start: int, span: int) -> 
     }
 
 
-def _sweep(intervals: dict[int, tuple[Ints, Ints]], span: int) -> dict[tuple[int, int], int]:
-    """Left to right over all boundaries: (number of the cell, mask) -> ns."""
+def _sweep(intervals: dict[int, tuple[Ints, Ints]], cells: Ints, span: int) -> KeyedSums:
+    """Left to right over all boundaries: the time of each set in each cell."""
     categories = sorted(intervals)
     # time' << 4 | number of the category: one sort of int64 orders all boundaries.
     size = 2 * sum(len(starts) for starts, _ in intervals.values())
@@ -374,10 +371,8 @@ def _sweep(intervals: dict[int, tuple[Ints, Ints]], span: int) -> dict[tuple[int
     index[present] = np.arange(len(present))
     number = keys // span * len(present) + index[masks]
     totals = exact_sums(number, spans)
-    return {
-        (int(row) // len(present), int(present[row % len(present)])): int(totals[row])
-        for row in np.flatnonzero(totals)
-    }
+    used = np.flatnonzero(totals)
+    return KeyedSums(cells[used // len(present)] << MASK_BITS | present[used % len(present)], totals[used])
 
 
 def exact_sums(groups: Ints, values: Ints) -> Ints:

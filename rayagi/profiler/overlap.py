@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import islice, pairwise
+from itertools import islice, pairwise, repeat
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -29,12 +29,12 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from rayagi.profiler.intervals import (
+    MASK_BITS,
     Ints,
     Part,
     Steps,
     Times,
     complement,
-    exact_sums,
     innermost,
     intersect,
     paint_over,
@@ -42,6 +42,7 @@ from rayagi.profiler.intervals import (
     union_by_cell,
     zip_steps,
 )
+from rayagi.profiler.keyed_sums import Accumulator, KeyedSums, add_up, merged
 from rayagi.profiler.sweep import sweep
 from rayagi.profiler.trace import (
     Category,
@@ -293,13 +294,35 @@ class CellNumbers:
     def freeze(self) -> None:
         """Names are complete. A cell's number: that of phase and iteration, times the names' count, plus the operation's."""
         self.texts = list(self.names)
-        self.pairs = list(self.outer)
+        self.pairs = np.array(list(self.outer), np.int64).reshape(-1, 2)
 
-    def cell(self, number: int, process: str) -> Cell:
-        """The cell of a number."""
-        outer, operation = divmod(number, len(self.texts))
-        phase, iteration = self.pairs[outer]
-        return Cell(process, self.texts[phase], iteration, self.texts[operation])
+    def cells(self, numbers: Ints, process: str) -> Iterator[Cell]:
+        """The cell of each number, (n,); one object for neighbours that are equal."""
+        first = np.concatenate([[True], numbers[1:] != numbers[:-1]])[: len(numbers)]
+        phases, iterations, operations = self._columns(numbers[first])
+        texts = self.texts.__getitem__
+        distinct = list(
+            map(
+                Cell,
+                repeat(process),
+                map(texts, phases.tolist()),
+                iterations.tolist(),
+                map(texts, operations.tolist()),
+            )
+        )
+        return map(distinct.__getitem__, (np.cumsum(first) - 1).tolist())
+
+    def order(self, numbers: Ints, last: Ints) -> Ints:
+        """What sorts by the cells of the numbers, (n,), and of equal cells by ``last``, (n,)."""
+        rank = np.empty(len(self.texts), np.int64)
+        rank[sorted(range(len(self.texts)), key=self.texts.__getitem__)] = np.arange(len(self.texts))
+        phases, iterations, operations = self._columns(numbers)
+        return np.lexsort((last, rank[operations], iterations, rank[phases]))
+
+    def _columns(self, numbers: Ints) -> tuple[Ints, Ints, Ints]:
+        """Numbers of phases, iterations and numbers of operations of cells."""
+        outer, operations = np.divmod(numbers, len(self.texts))
+        return self.pairs[outer, 0], self.pairs[outer, 1], operations
 
 
 class ThreadEvents:
@@ -443,13 +466,13 @@ class ProcessEvents:
             dropped=sum(each.dropped for each in self.trace.threads) + self.trace.lost,
         )
 
-    def measure(self, start: int, end: int, overhead: Overhead | None) -> tuple[list[Part], dict[int, int]]:
+    def measure(self, start: int, end: int, overhead: Overhead | None) -> tuple[list[Part], KeyedSums]:
         """Intervals of each category in a window of time, and ``ThreadActivity.transitions`` that start in it."""
         cells, starts, ends = self.windows
         near = (starts < end) & (ends > start)
         windows = cells[near], starts[near], ends[near]
         parts: list[Part] = []
-        counts: dict[int, int] = {}
+        counts: list[KeyedSums] = []
         gpu: dict[int, list[tuple[Ints, Ints]]] = {}
         on_cpu = iter(self.thread_cells)
         for thread in self.threads:
@@ -466,11 +489,11 @@ class ProcessEvents:
                 lane = ThreadActivity(thread, events, steps, start, end, busy)
                 alone = len(self.on_cpu) == 1
                 parts += lane.parts(len(self.cells.texts), None if alone else windows)
-                _add(counts, lane.transitions(len(self.cells.texts), None if alone else windows))
+                counts.append(lane.transitions(len(self.cells.texts), None if alone else windows))
         for bit, several in gpu.items():
             both = union(*(np.clip(np.concatenate(each), start, end) for each in zip(*several, strict=True)))
             parts.append(_within(np.full(len(both[0]), bit), *both, windows))
-        return parts, counts
+        return parts, merged(counts)
 
 
 def iteration_numbers(iterations: Events) -> Ints:
@@ -533,23 +556,20 @@ class ThreadActivity:
             lent = filled & outside & chosen
             yield _within(bits[lent], starts[lent], ends[lent], near)
 
-    def transitions(self, names: int, windows: tuple[Ints, Ints, Ints] | None) -> dict[int, int]:
-        """How often each cell's code entered a category from another one: cell << 8 | source << 4 | target -> count."""
+    def transitions(self, names: int, windows: tuple[Ints, Ints, Ints] | None) -> KeyedSums:
+        """How often each cell's code entered a category from another one; of ``cell << 8 | source << 4 | target``."""
         entered = self.inside & (self.bits != self.around)
         starts, pairs = self.starts[entered], (self.around << 4 | self.bits)[entered]
         cells = self.cells.at(starts)
         outside = np.zeros(len(cells), bool) if windows is None else cells % names == 0
-        keys, numbers = np.unique((cells << 8 | pairs)[~outside], return_counts=True)
-        counts = Counter(dict(zip(keys.tolist(), numbers.tolist(), strict=True)))
+        counts = [KeyedSums(*np.unique((cells << 8 | pairs)[~outside], return_counts=True))]
         if windows is not None:
             for pair in np.unique(pairs[outside]).tolist():
                 times = np.sort(starts[outside & (pairs == pair)])
                 low, high = (np.searchsorted(times, bound) for bound in windows[1:])
-                active, index = np.unique(windows[0], return_inverse=True)
-                for cell, number in zip(active.tolist(), exact_sums(index, high - low).tolist(), strict=True):
-                    if number:
-                        counts[cell << 8 | pair] += number
-        return counts
+                some = high > low
+                counts.append(add_up(windows[0][some] << 8 | pair, (high - low)[some]))
+        return merged(counts)
 
 
 def _check_times(path: Path, events: Events) -> None:
@@ -577,7 +597,7 @@ def time_windows(processes: Sequence[ProcessEvents]) -> Iterator[tuple[int, int]
     return pairwise(cuts)
 
 
-_Measured = tuple[list[Times], list[dict[int, int]]]
+_Measured = tuple[list[Times], list[KeyedSums]]
 """Times of each process and then of all together; transitions of each process."""
 
 
@@ -587,9 +607,9 @@ class _Sums:
     def __init__(self, processes: Sequence[ProcessEvents], overhead: Overhead | None) -> None:
         self.processes, self.overhead = processes, overhead
         self.sweep = sweep()
-        self.tables: list[dict[tuple[int, int], int]] = [{} for _ in [*processes, None]]
-        self.totals: list[dict[int, int]] = [{} for _ in [*processes, None]]
-        self.transitions: list[dict[int, int]] = [{} for _ in processes]
+        self.tables = [Accumulator() for _ in [*processes, None]]
+        self.totals = [Accumulator() for _ in [*processes, None]]
+        self.transitions = [Accumulator() for _ in processes]
 
     def measured(self, window: tuple[int, int]) -> _Measured:
         """What happened in a window of time; changes nothing, so that several threads may call it."""
@@ -599,51 +619,45 @@ class _Sums:
     def add(self, measured: _Measured) -> None:
         """Add what was measured in a window."""
         times, transitions = measured
-        for index, each in enumerate(times):
-            _add(self.tables[index], each.by_cell)
-            _add(self.totals[index], each.total)
+        for table, total, each in zip(self.tables, self.totals, times, strict=True):
+            table.add(each.by_cell)
+            total.add(each.total)
         for counted, counts in zip(self.transitions, transitions, strict=True):
-            _add(counted, counts)
+            counted.add(counts)
 
     def result(self, cells: CellNumbers) -> Breakdown:
         """The tables with names in place of numbers."""
-        labels, named = [*(process.label for process in self.processes), ""], cache(cells.cell)
-        rows = [_rows(*each, cells) for each in zip(self.tables, labels, strict=True)]
+        labels = [*(process.label for process in self.processes), ""]
+        rows = [_rows(table.result(), label, cells) for table, label in zip(self.tables, labels, strict=True)]
         return Breakdown(
             processes=tuple(process.summary() for process in self.processes),
             rows=tuple(row for own in rows[:-1] for row in own),
             merged=rows[-1],
             totals={
-                label: {labels_of(mask): ns for mask, ns in table.items()}
-                for label, table in zip(labels, self.totals, strict=True)
+                label: dict(zip(map(labels_of, keys.tolist()), sums.tolist(), strict=True))
+                for label, (keys, sums) in zip(labels, (each.result() for each in self.totals), strict=True)
             },
-            transitions={
-                Transition(named(key >> 8, label), LABELS[key >> 4 & 15], LABELS[key & 15]): count
+            transitions=dict(
+                pair
                 for label, table in zip(labels[:-1], self.transitions, strict=True)
-                for key, count in table.items()
-            },
+                for pair in _transitions(table.result(), label, cells)
+            ),
         )
 
 
-_Key = TypeVar("_Key")
-
-
-def _add(sums: dict[_Key, int], more: Mapping[_Key, int]) -> None:
-    """Add other sums; few have a key that is there already, such as a cell in two windows of time."""
-    both = {key: sums[key] + more[key] for key in sums.keys() & more.keys()}
-    sums.update(more)
-    sums.update(both)
-
-
-def _rows(table: Mapping[tuple[int, int], int], process: str, cells: CellNumbers) -> tuple[Row, ...]:
+def _rows(table: KeyedSums, process: str, cells: CellNumbers) -> tuple[Row, ...]:
     """Rows by cell."""
-    sets: dict[int, list[tuple[int, int]]] = {}
-    for (number, mask), ns in table.items():
-        sets.setdefault(number, []).append((mask, ns))
-    named = sorted((cells.cell(number, process), number) for number in sets)
-    return tuple(
-        Row(cell, labels_of(mask), ns) for cell, number in named for mask, ns in sorted(sets[number])
-    )
+    numbers, masks = table.keys >> MASK_BITS, table.keys & ((1 << MASK_BITS) - 1)
+    order = cells.order(numbers, masks)
+    sets = map(labels_of, masks[order].tolist())
+    return tuple(map(Row, cells.cells(numbers[order], process), sets, table.sums[order].tolist()))
+
+
+def _transitions(table: KeyedSums, process: str, cells: CellNumbers) -> Iterator[tuple[Transition, int]]:
+    """Transitions with their numbers, in the order of the keys."""
+    sources, targets = (map(LABELS.__getitem__, (table.keys >> shift & 15).tolist()) for shift in (4, 0))
+    named = map(Transition, cells.cells(table.keys >> 8, process), sources, targets)
+    return zip(named, table.sums.tolist(), strict=True)
 
 
 Overhead = Callable[[ThreadEvents, Events, int, int], tuple[Ints, Ints]]

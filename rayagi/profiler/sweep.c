@@ -17,9 +17,8 @@ typedef struct { int64_t row, mask, ns; } Sum;
 
 typedef struct {
     int64_t lanes, processes, cells, table_size; /* processes: without the union; table_size: a power of 2 */
-    const int64_t *first;             /* (lanes + 1): where each lane's intervals begin */
-    const int64_t *process;           /* (lanes) */
-    const int64_t *bits, *cell, *starts, *ends; /* of all intervals */
+    const int64_t *process, *length;  /* (lanes): of which process, and how many intervals */
+    const int64_t *const *bits, *const *cell, *const *starts, *const *ends; /* (lanes): arrays of each lane's intervals */
     int32_t *active;                  /* (rows, BITS): lanes in which a category is active. 0 at first */
     int64_t *masks, *since;           /* (rows): categories that are active, and the last change. 0 at first */
     int64_t *at;                      /* (lanes): interval of each lane, doubled, plus 1 while it is open */
@@ -51,11 +50,12 @@ static int change(const Sweep *s, int64_t row, int64_t left, int64_t entered, in
     return !before || !ns || add(s, row, before, ns);
 }
 
-/* The same for the rows of two intervals: their cells and all cells, of their process and of all processes. */
-static int change_rows(const Sweep *s, int64_t process, int64_t left, int64_t entered, int64_t now) {
-    const int64_t bit_left = left < 0 ? NOTHING : s->bits[left], bit_entered = entered < 0 ? NOTHING : s->bits[entered];
-    const int64_t cell_left = left < 0 ? s->cell[entered] : s->cell[left], cell_entered = entered < 0 ? cell_left : s->cell[entered];
-    for (;; process = s->processes) {
+/* The same for the rows of two intervals of a lane: their cells and all cells, of its process and of all processes. */
+static int change_rows(const Sweep *s, int64_t lane, int64_t left, int64_t entered, int64_t now) {
+    const int64_t *bits = s->bits[lane], *cell = s->cell[lane];
+    const int64_t bit_left = left < 0 ? NOTHING : bits[left], bit_entered = entered < 0 ? NOTHING : bits[entered];
+    const int64_t cell_left = left < 0 ? cell[entered] : cell[left], cell_entered = entered < 0 ? cell_left : cell[entered];
+    for (int64_t process = s->process[lane];; process = s->processes) {
         const int64_t row = process * (s->cells + 1);
         if (!change(s, row + s->cells, bit_left, bit_entered, now)) return 0;
         if (cell_left == cell_entered) {
@@ -80,20 +80,21 @@ static void sink(Next *heap, int64_t size, int64_t hole, Next next) {
 int64_t overlap_sweep(const Sweep *s) {
     int64_t size = 0;
     for (int64_t l = 0; l < s->lanes; l++) {
-        s->at[l] = 2 * s->first[l];
-        if (s->first[l] < s->first[l + 1]) s->heap[size++] = (Next){s->starts[s->first[l]], l};
+        s->at[l] = 0;
+        if (s->length[l]) s->heap[size++] = (Next){s->starts[l][0], l};
     }
     for (int64_t i = size / 2 - 1; i >= 0; i--) sink(s->heap, size, i, s->heap[i]);
     while (size) {
         const int64_t now = s->heap[0].time, lane = s->heap[0].lane, is_open = s->at[lane] & 1;
-        const int64_t left = is_open ? s->at[lane] >> 1 : NOTHING, end = s->first[lane + 1];
+        const int64_t left = is_open ? s->at[lane] >> 1 : NOTHING, length = s->length[lane];
+        const int64_t *starts = s->starts[lane], *ends = s->ends[lane];
         int64_t next = (s->at[lane] >> 1) + is_open;
-        while (next < end && s->ends[next] <= s->starts[next]) next++; /* it has no time */
+        while (next < length && ends[next] <= starts[next]) next++; /* it has no time */
         /* An interval mostly begins where the one before it ends: one boundary for both. */
-        const int64_t entered = next < end && s->starts[next] == now ? next : NOTHING;
-        if ((left >= 0 || entered >= 0) && !change_rows(s, s->process[lane], left, entered, now)) return 0;
+        const int64_t entered = next < length && starts[next] == now ? next : NOTHING;
+        if ((left >= 0 || entered >= 0) && !change_rows(s, lane, left, entered, now)) return 0;
         s->at[lane] = 2 * next + (entered >= 0);
-        if (next < end) sink(s->heap, size, 0, (Next){entered >= 0 ? s->ends[next] : s->starts[next], lane});
+        if (next < length) sink(s->heap, size, 0, (Next){entered >= 0 ? ends[next] : starts[next], lane});
         else if (--size) sink(s->heap, size, 0, s->heap[size]);
     }
     return 1;

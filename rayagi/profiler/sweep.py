@@ -11,7 +11,8 @@ import numpy as np
 
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
-from rayagi.profiler.intervals import Ints, Part, Times, overlap_by_process, ranks
+from rayagi.profiler.intervals import MASK_BITS, Ints, Part, Times, overlap_by_process, ranks
+from rayagi.profiler.keyed_sums import NOTHING, add_up
 
 SWEEP = Kernel(
     name="overlap of intervals",
@@ -19,8 +20,6 @@ SWEEP = Kernel(
     reference="rayagi.profiler.intervals:overlap_by_process",
     without="profiles are evaluated with NumPy, which is slower",
 )
-BITS = 16
-"""Categories at most."""
 _TABLE_SIZE = 1 << 14
 """Of the table of sums, at first."""
 
@@ -35,8 +34,8 @@ class _SweepStruct(ctypes.Structure):
         *(
             (name, _ADDRESS)
             for name in (
-                "first",
                 "process",
+                "length",
                 "bits",
                 "cell",
                 "starts",
@@ -53,7 +52,12 @@ class _SweepStruct(ctypes.Structure):
 
 
 SUM = np.dtype([("row", np.int64), ("mask", np.int64), ("ns", np.int64)])
-_MIRRORS: Mirrors = {"Sweep": _SweepStruct, "BITS": BITS, "sizeof(Sum)": SUM.itemsize, "sizeof(Next)": 16}
+_MIRRORS: Mirrors = {
+    "Sweep": _SweepStruct,
+    "BITS": MASK_BITS,
+    "sizeof(Sum)": SUM.itemsize,
+    "sizeof(Next)": 16,
+}
 
 
 Sweep = Callable[[Sequence[Sequence[Part]]], list[Times]]
@@ -79,7 +83,7 @@ def _swept(run: Callable[[_SweepStruct], bool], processes: Sequence[Sequence[Par
         (number, lane) for number, parts in enumerate(processes) for part in parts for lane in _lanes(part)
     ]
     if not lanes:
-        return [Times({}, {})] * (len(processes) + 1)
+        return [Times(NOTHING, NOTHING)] * (len(processes) + 1)
     return _times(np.array([number for number, _ in lanes]), [lane for _, lane in lanes], len(processes), run)
 
 
@@ -99,19 +103,21 @@ def _times(
     process: Ints, lanes: Sequence[Part], processes: int, run: Callable[[_SweepStruct], bool]
 ) -> list[Times]:
     """Lay out a sweep's memory, run it, and read its table."""
-    bits, numbers, starts, ends = (
-        np.concatenate([getattr(lane, name) for lane in lanes]).astype(np.int64, copy=False)
-        for name in ("categories", "cells", "starts", "ends")
-    )
-    cells, numbers = ranks(numbers)
-    first = np.concatenate([[0], np.cumsum([len(lane.starts) for lane in lanes])])
+    cells, numbers = _numbered([lane.cells for lane in lanes])
+    length = np.array([len(lane.starts) for lane in lanes])
+    columns = [
+        numbers,
+        *([getattr(lane, name) for lane in lanes] for name in ("categories", "starts", "ends")),
+    ]
+    kept = [[np.ascontiguousarray(each, np.int64) for each in column] for column in columns]
+    cell, bits, starts, ends = (np.array([each.ctypes.data for each in column]) for column in kept)
     rows = (processes + (processes > 1)) * (len(cells) + 1)
     size = _TABLE_SIZE
     while True:
-        active, table = np.zeros(rows * BITS, np.int32), np.zeros(size, SUM)
+        active, table = np.zeros(rows * MASK_BITS, np.int32), np.zeros(size, SUM)
         states = np.zeros(2 * rows + 3 * len(lanes), np.int64)
         masks, since, at, heap = np.split(states, np.cumsum([rows, rows, len(lanes)]))
-        arrays = (first, process, bits, numbers, starts, ends, active, masks, since, at, heap, table)
+        arrays = (process, length, bits, cell, starts, ends, active, masks, since, at, heap, table)
         counts = (len(lanes), processes, len(cells), size)
         if run(_SweepStruct(*counts, *(array.ctypes.data for array in arrays))):
             break
@@ -120,14 +126,23 @@ def _times(
     return found if processes > 1 else found * 2
 
 
+def _numbered(lanes: Sequence[Ints]) -> tuple[Ints, list[Ints]]:
+    """Distinct cells of all lanes, ascending, and which of them each lane's are."""
+    ranked = [ranks(cells) for cells in lanes]
+    cells = np.unique(np.concatenate([distinct for distinct, _ in ranked]))
+    return cells, [np.searchsorted(cells, distinct)[index] for distinct, index in ranked]
+
+
 def _read(sums: np.ndarray, cells: Ints, processes: int) -> list[Times]:
     """The sums of a table, of each process and, of several, of all together."""
     process, cell = np.divmod(sums["row"], len(cells) + 1)
     of_all = cell == len(cells)
+    keys = np.append(cells, 0)[cell] << MASK_BITS | sums["mask"]
     found = []
     for number in range(processes + (processes > 1)):
-        own, total = sums[(process == number) & ~of_all], sums[(process == number) & of_all]
-        numbers = cells[own["row"] - number * (len(cells) + 1)].tolist()
-        by_cell = dict(zip(zip(numbers, own["mask"].tolist(), strict=True), own["ns"].tolist(), strict=True))
-        found.append(Times(by_cell, dict(total[["mask", "ns"]].tolist())))
+        own = process == number
+        by_cell, total = (
+            add_up(keys[chosen], sums["ns"][chosen]) for chosen in (own & ~of_all, own & of_all)
+        )
+        found.append(Times(by_cell, total))
     return found
