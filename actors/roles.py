@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -267,12 +266,10 @@ class Trainer:
         """Number of updates so far."""
 
     def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout. Returns the learner's metrics, and the seconds of updating and of collectives."""
-        started = time.perf_counter()
+        """Learn from one rollout. Returns the learner's metrics, and the seconds of collectives as ``sync_s``."""
         metrics = self.learner.learn(rollout, self.iteration)
-        sync_s = self.learner.sync_s
         self.iteration += 1
-        return {"update_s": time.perf_counter() - started - sync_s, "sync_s": sync_s, **metrics}
+        return {"sync_s": self.learner.sync_s, **metrics}
 
     def shared_state(self) -> StateDict:
         """State that is equal on all replicas."""
@@ -301,16 +298,9 @@ class StepSource(Protocol):
         """Advance every environment; ``actions`` on the host. The result is valid until the next step."""
 
 
-@dataclass(slots=True)
-class CollectTimes:
-    """Wall seconds of one rollout by phase."""
-
-    simulate_s: float = 0.0
-    act_s: float = 0.0
-
-
-Annotate = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Returns a function that does the same, as an operation of this name for a profiler."""
+Timing = AbstractContextManager[Any]
+"""Entered around each step of a kind, by who measures it."""
+UNTIMED: Timing = nullcontext()
 
 
 def collect(
@@ -318,28 +308,34 @@ def collect(
     agent: Agent,
     rollout: Rollout,
     noise: Tensor,
-    annotate: Annotate = lambda _name, function: function,
-) -> CollectTimes:
-    """Fill ``rollout`` with T steps of every environment; ``noise`` (T, N, output_dim) is on the policy's device."""
-    times = CollectTimes()
+    *,
+    acting: Timing = UNTIMED,
+    stepping: Timing = UNTIMED,
+) -> None:
+    """Fill ``rollout`` with T steps of every environment.
+
+    Args:
+        simulator: steps the environments
+        agent: acts
+        rollout: T steps of N environments
+        noise: exploration noise (T, N, output_dim) on the policy's device
+        acting: entered around each step's inference and sampling
+        stepping: entered around each step of the simulator
+    """
     rollout.finals.clear()
-    clock = time.perf_counter
-    act, step_simulator = annotate("act", agent.through(rollout, noise)), annotate("simulate", simulator.step)
+    act = agent.through(rollout, noise)
     for t, row in enumerate(rollout.steps()):
-        started = clock()
-        actions = act(t, simulator.obs)  # fills the agent's part of the row: obs, outputs, actions
-        acted = clock()
-        step = step_simulator(actions)
-        times.simulate_s += clock() - acted
+        with acting:
+            actions = act(t, simulator.obs)  # fills the agent's part of the row: obs, outputs, actions
+        with stepping:
+            step = simulator.step(actions)
         row.rewards.copy_(step.rewards)
         row.terminated.copy_(step.terminated)
         row.truncated.copy_(step.truncated)
         if len(step.final_ids):
             agent.reset(step.final_ids)
             rollout.finals.append((t, step.final_ids.clone(), step.final_obs.clone()))
-        times.act_s += acted - started
     rollout.last_obs.copy_(simulator.obs)
-    return times
 
 
 def check_finite(rollout: Rollout, iteration: int) -> None:

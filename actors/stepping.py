@@ -12,7 +12,6 @@ fast simulators wait for the slowest. To ``actors.roles`` they look like one sim
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from actors.partners import PartnerInbox, check_iteration, step_name
 from actors.protocols import EnvInfo, StateDict, StepResult
-from actors.roles import StepSource
+from actors.roles import UNTIMED, StepSource, Timing
 from collectives.experience.consumer_endpoint import Batch
 from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
@@ -114,28 +113,30 @@ class StepServer:
         reservation["obs"].copy_(self.simulator.obs)
         reservation.commit(version=iteration)
 
-    def step(self) -> tuple[float, float]:
-        """One step with the agent's actions. Returns seconds of exchange, including waiting, and of simulation.
+    def step(self, exchanging: Timing = UNTIMED, simulating: Timing = UNTIMED) -> None:
+        """One step with the agent's actions.
+
+        Args:
+            exchanging: entered around the wait for actions, and around sending the result
+            simulating: entered around the step of the simulator
 
         Raises:
             PartnerLostError: the agent is lost.
             ChannelTimeoutError: it does not answer.
             IterationMismatchError: it is in another iteration.
         """
-        asked = time.perf_counter()
         limit_s = self._limit_s if self._steps else BETWEEN_ITERATIONS_S
         awaited = step_name("the actions", self._steps, self._iteration)
-        with self._partner_inbox.take((0,), awaited, limit_s) as batch:
+        with exchanging, self._partner_inbox.take((0,), awaited, limit_s) as batch:
             check_iteration(batch, self._partner_inbox.names[0], self._iteration)
             self._actions.copy_(batch["actions"])
             if self.log_probs is not None:
                 self.log_probs.copy_(batch["log_probs"])
-        begun = time.perf_counter()
-        result = self.simulator.step(self._actions)
-        ended = time.perf_counter()
-        self._send_result(result)
+        with simulating:
+            result = self.simulator.step(self._actions)
+        with exchanging:
+            self._send_result(result)
         self._steps += 1
-        return time.perf_counter() - ended + begun - asked, ended - begun
 
     def _send_result(self, result: StepResult) -> None:
         reservation = self._ring.reserve(timeout_s=self._limit_s)
@@ -198,8 +199,6 @@ class RemoteSimulators:
         self._early: dict[int, Batch] = {}
         """Batches of simulators that began the next iteration before others ended this one, by simulator."""
         self._iteration = self._steps = 0
-        self.exchange_s = 0.0
-        """Seconds of exchange since the iteration began, including waiting for simulators."""
 
     @property
     def endpoint(self) -> str:
@@ -218,12 +217,10 @@ class RemoteSimulators:
 
     def begin(self, iteration: int) -> None:
         """Wait for the first observations of an iteration. Raises as ``step``."""
-        started = time.perf_counter()
         self._iteration, self._steps = iteration, 0
         asked = f"the first observations of iteration {iteration + 1}"
         for batch in self._one_batch_per_simulator(asked, BETWEEN_ITERATIONS_S):
             self._parts[batch.producer]["obs"].copy_(batch["obs"])
-        self.exchange_s = time.perf_counter() - started
 
     def step(self, actions: Tensor, log_probs: Tensor | None = None) -> StepResult:
         """Step every environment; ``actions`` on the host, (N, dim) or (N,), and their ``log_probs`` (N,) if they are sent.
@@ -233,7 +230,6 @@ class RemoteSimulators:
             ChannelTimeoutError: one does not answer.
             IterationMismatchError: one is in another iteration.
         """
-        started = time.perf_counter()
         for ring, span in zip(self._rings, self._spans, strict=True):
             reservation = ring.reserve(timeout_s=self._limit_s)
             reservation["actions"].copy_(actions[span])
@@ -251,7 +247,6 @@ class RemoteSimulators:
             if len(ids):
                 finals[batch.producer] = (self._begins[batch.producer] + ids, batch["final_obs"][ids])
         self._steps += 1
-        self.exchange_s += time.perf_counter() - started
         ended = [finals[place] for place in sorted(finals)]
         return StepResult(
             **self._columns,

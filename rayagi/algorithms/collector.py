@@ -109,23 +109,21 @@ class CollectorProgram:
             ChannelTimeoutError: no learner published, or took a rollout, within the time limit of collectives.
             ChannelError: the learner is on another host without a transport to it.
         """
-        started = time.perf_counter()
+        started, waiting = time.perf_counter(), profiler.timed_operation("wait")
         limit_s = self.spec.gmi.collective_timeout_s
         timeout_s = POLL_TIMEOUT_S if self.dataflow.free_running else limit_s
         try:
             # 1. A free slot, and only then the parameters: read before, they could be older than the update that freed it.
-            with profiler.operation("wait"), profiler.activity(profiler.Category.WAIT, "slot, parameters"):
+            with waiting, profiler.activity(profiler.Category.WAIT, "slot, parameters"):
                 rows = self._dispenser.open(timeout_s)
                 version = self._parameters.read(timeout_s)
         except ChannelTimeoutError:
             if not self.dataflow.free_running:
                 raise
-            return IterationResult(self.rollouts, {"wait_s": time.perf_counter() - started})
-        begun = time.perf_counter()
+            return IterationResult(self.rollouts, {"wait_s": waiting.seconds})
         # 2. T steps, written in place into the slot, which no consumer reads before ``send`` commits it.
         rollout = self.collection.rollout = rollout_over(rows, self._own.obs, self._own.outputs)
-        with profiler.operation("collect"):
-            times = self.collection.collect(self.rollouts)
+        collect_s = self.collection.collect(self.rollouts)
         check_finite(rollout, self.rollouts + 1)
         # 3. What learners cannot compute, log mu(a|s) and R_t; 4. commit the slot with the version that acted.
         with profiler.operation("send"):
@@ -139,9 +137,8 @@ class CollectorProgram:
             rollout.num_steps * rollout.num_envs,
             {
                 "iteration_s": ended - started,
-                "simulate_s": times.simulate_s,
-                "act_s": times.act_s,
-                "wait_s": begun - started,
+                **collect_s,
+                "wait_s": waiting.seconds,
             },
         )
 

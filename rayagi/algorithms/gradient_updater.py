@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import CDLL
@@ -20,7 +19,7 @@ from rayagi.algorithms import losses
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
 from rayagi.native.learning import CompiledOptimizerStep, ThreadPool, library
-from rayagi.profiler import Category, activity, operation
+from rayagi.profiler import Category, activity, timed_operation
 
 BETAS = (0.9, 0.999)
 
@@ -276,10 +275,9 @@ class _Timed(Protocol):
 @contextmanager
 def timed_collective(owner: _Timed, name: str) -> Iterator[None]:
     """Add the seconds of a collective operation to ``owner.sync_s``, and show it in profiles."""
-    started = time.perf_counter()
-    with operation("reduce"), activity(Category.COMMUNICATION, name):
+    with timed_operation("reduce") as reducing, activity(Category.COMMUNICATION, name):
         yield
-    owner.sync_s += time.perf_counter() - started
+    owner.sync_s += reducing.seconds
 
 
 def refuse_nonfinite(metrics: Mapping[str, float], iteration: int, what: str) -> None:

@@ -85,18 +85,19 @@ class LearnerProgram:
         if self._publisher.version < 0:
             self._publisher.publish(iteration)
         # 1. Wait for the rows of an update.
-        with profiler.operation("wait"), profiler.activity(profiler.Category.WAIT, "experience"):
+        with (
+            profiler.timed_operation("wait") as waiting,
+            profiler.activity(profiler.Category.WAIT, "experience"),
+        ):
             experience = self._next()
-        begun = time.perf_counter()
-        waited = {"wait_s": begun - started, "stale_samples": self._stale_samples()}
+        waited = {"wait_s": waiting.seconds, "stale_samples": self._stale_samples()}
         if experience is None:
             return IterationResult(iteration, waited)
         # 2. Update; 3. publish; 4. release the rows, at the end of the block: what a rollout led to is published before its
         # slot is free, which bounds the policy lag by the number of slots.
         with experience:
             lags = iteration - experience.versions
-            with profiler.operation("learn"):
-                metrics = self._learn(experience)
+            metrics = self._learn(experience)
             with profiler.operation("publish"):
                 self._publisher.publish(self.trainer.iteration)
         iteration_s = time.perf_counter() - started
@@ -157,10 +158,11 @@ class LearnerProgram:
         rollout = rollout_of(experience.tensors, experience.ragged)
         check_finite(rollout, self.trainer.iteration + 1)
         dropped = self._exchange_counts(rollout.num_envs) if self.dataflow.free_running else 0
-        metrics = self.trainer.update(rollout)
+        with profiler.timed_operation("learn") as learning:
+            metrics = self.trainer.update(rollout)
         # A run ends after the steps that were made, so its schedules (learning rate, exploration) count dropped ones too.
         self.learner.env_steps += dropped * rollout.num_steps
-        return metrics
+        return {"update_s": learning.seconds - metrics["sync_s"], **metrics}
 
     def _exchange_counts(self, rows: int) -> int:
         """Tell the learner the rows of this update; returns those that all learners dropped since the last. Collective."""

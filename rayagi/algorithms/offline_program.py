@@ -70,8 +70,8 @@ class OfflineProgram:
             CommunicatorError: another GMI is lost.
         """
         started = time.perf_counter()
-        self._drawn_s, self._own_steps = 0.0, 0
-        with profiler.operation("learn"):
+        self._drawing, self._own_steps = profiler.timed_operation("draw batch"), 0
+        with profiler.timed_operation("learn") as learning:
             metrics = self.learner.learn(self._batches(), self.iteration + 1)
         iteration, self.iteration = self.iteration, self.iteration + 1
         iteration_s = time.perf_counter() - started
@@ -81,8 +81,8 @@ class OfflineProgram:
                 "env_steps": 0.0,
                 "train_samples": float(self._own_steps),
                 "iteration_s": iteration_s,
-                "wait_s": self._drawn_s,
-                "update_s": iteration_s - self._drawn_s - self.learner.sync_s,
+                "wait_s": self._drawing.seconds,
+                "update_s": learning.seconds - self._drawing.seconds - self.learner.sync_s,
                 "sync_s": self.learner.sync_s,
                 **metrics,
             },
@@ -93,10 +93,8 @@ class OfflineProgram:
         spec = self.learning
         first = self.iteration * spec.num_updates
         for draw in range(first, first + spec.num_updates):
-            began = time.perf_counter()
-            with profiler.operation("draw batch"):
+            with self._drawing:
                 batch = self._prepared(self.data.batch(spec.batch_size, draw))
-            self._drawn_s += time.perf_counter() - began
             self._own_steps += len(next(iter(batch.values())))
             yield batch
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Literal
@@ -23,7 +24,6 @@ from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, RolloutEnv, StateDict, VecEnv
 from actors.roles import (
     Agent,
-    CollectTimes,
     LocalSimulator,
     Trainer,
     check_finite,
@@ -56,9 +56,13 @@ class Stepwise:
         self.simulator, self.agent, self.rollout = simulator, agent, rollout
         self._seed, self._first_env_index = seed, first_env_index
 
-    def collect(self, number: int) -> CollectTimes:
-        """Collect rollout ``number``."""
-        self.simulator.begin(number)
+    @profiler.operation("collect")
+    def collect(self, number: int) -> dict[str, float]:
+        """Collect rollout ``number``. Returns ``act_s`` and ``simulate_s``, or ``exchange_s`` of other GMIs' simulators."""
+        step = "exchange" if isinstance(self.simulator, RemoteSimulators) else "simulate"
+        acting, stepping = profiler.timed_operation("act"), profiler.timed_operation(step)
+        with stepping if step == "exchange" else nullcontext():
+            self.simulator.begin(number)
         noise = self.agent.policy.noise(
             self.rollout.num_steps,
             self.rollout.num_envs,
@@ -66,13 +70,8 @@ class Stepwise:
             first_env_index=self._first_env_index,
             number=number,
         )
-        return collect(
-            self.simulator,
-            self.agent,
-            self.rollout,
-            noise,
-            lambda name, function: profiler.operation(name)(function),
-        )
+        collect(self.simulator, self.agent, self.rollout, noise, acting=acting, stepping=stepping)
+        return {f"{step}_s": stepping.seconds, "act_s": acting.seconds}
 
 
 class WholeRollouts:
@@ -81,11 +80,11 @@ class WholeRollouts:
     def __init__(self, simulator: LocalSimulator, policy: NetworkPolicy, rollout: Rollout) -> None:
         self.simulator, self.rollout, self._policy = simulator, rollout, policy
 
-    def collect(self, number: int) -> CollectTimes:
-        """Collect rollout ``number``."""
-        started = time.perf_counter()
-        self.simulator.collect_rollout(self.rollout, self._policy.tensors(), number)
-        return CollectTimes(simulate_s=time.perf_counter() - started)
+    def collect(self, number: int) -> dict[str, float]:
+        """Collect rollout ``number``. Returns ``simulate_s`` and ``act_s``."""
+        with profiler.timed_operation("collect") as collecting:
+            self.simulator.collect_rollout(self.rollout, self._policy.tensors(), number)
+        return {"simulate_s": collecting.seconds, "act_s": 0.0}
 
 
 Collection = DeviceRollouts | WholeRollouts | Stepwise
@@ -210,10 +209,9 @@ class DpOnlyProgram:
             started = time.perf_counter()
             iteration = self.trainer.iteration
             self.learner.refresh()
-            with profiler.operation("collect"):
-                times = self.collection.collect(iteration)
+            collect_s = self.collection.collect(iteration)
             check_finite(self.rollout, iteration + 1)
-            with profiler.operation("learn"):
+            with profiler.timed_operation("learn") as learning:
                 metrics = self.trainer.update(self.rollout)
             iteration_s = time.perf_counter() - started
             return collected_result(
@@ -222,8 +220,8 @@ class DpOnlyProgram:
                 self.rollout.num_steps * self.rollout.num_envs,
                 {
                     "iteration_s": iteration_s,
-                    "simulate_s": times.simulate_s,
-                    "act_s": times.act_s,
+                    **collect_s,
+                    "update_s": learning.seconds - metrics["sync_s"],
                     **metrics,
                 },
                 self.learner.histograms,

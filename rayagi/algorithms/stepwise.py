@@ -52,12 +52,12 @@ class SimulatorProgram:
             PartnerLostError, ChannelTimeoutError: the agent is lost or does not answer.
         """
         started = time.perf_counter()
+        exchanging, simulating = profiler.timed_operation("exchange"), profiler.timed_operation("simulate")
         num_steps = self.spec.learning.rollout_length
         with close_on_error(self.server):
             self.server.begin(self.iteration)
-            with profiler.operation("simulate, wait for actions"):
-                spent = [self.server.step() for _ in range(num_steps)]
-        exchange_s, simulate_s = map(sum, zip(*spent, strict=True))
+            for _ in range(num_steps):
+                self.server.step(exchanging, simulating)
         self.iteration += 1
         return collected_result(
             self.simulator,
@@ -65,8 +65,8 @@ class SimulatorProgram:
             num_steps * self.server.num_envs,
             {
                 "iteration_s": time.perf_counter() - started,
-                "simulate_s": simulate_s,
-                "exchange_s": exchange_s,
+                "simulate_s": simulating.seconds,
+                "exchange_s": exchanging.seconds,
             },
         )
 
@@ -135,18 +135,17 @@ class AgentTrainerProgram:
         started = time.perf_counter()
         iteration = self.trainer.iteration
         with close_on_error(self.simulators):
-            with profiler.operation("collect"):
-                times = self.collection.collect(iteration)
+            collect_s = self.collection.collect(iteration)
             check_finite(self.rollout, iteration + 1)
-            with profiler.operation("learn"):
+            with profiler.timed_operation("learn") as learning:
                 metrics = self.trainer.update(self.rollout)
         return IterationResult(
             iteration=iteration,
             metrics={
                 "train_samples": float(self.rollout.num_steps * self.rollout.num_envs),
                 "iteration_s": time.perf_counter() - started,
-                "act_s": times.act_s,
-                "exchange_s": self.simulators.exchange_s,
+                **collect_s,
+                "update_s": learning.seconds - metrics["sync_s"],
                 **metrics,
             },
             histograms=self.learner.histograms,
@@ -198,7 +197,6 @@ class AgentProgram(CollectorProgram):
         """
         with close_on_error(self.simulator):
             result = super().iterate()
-        for theirs in ("env_steps", "episodes", "simulate_s"):
+        for theirs in ("env_steps", "episodes"):
             del result.metrics[theirs]
-        result.metrics["exchange_s"] = self.simulator.exchange_s
         return result

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -22,9 +21,10 @@ from torch.nn.utils import parameters_to_vector
 from actors.gmi import GmiContext
 from actors.host_memory import resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, StepResult
-from actors.roles import CollectTimes, LocalSimulator, collect
+from actors.roles import collect
 from actors.stepping import RemoteSimulators, StepServer
 from collectives.experience.directory import ScopedDirectory
+from rayagi import profiler
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.algorithms.returns import discounted_returns
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
@@ -204,10 +204,10 @@ class CostProgram:
 
     def iterate(self) -> IterationResult:
         """Run one round of measurements."""
-        started = time.perf_counter()
-        self._readings.append(self._measure())
+        with profiler.timed_operation("measure unit costs") as measuring:
+            self._readings.append(self._measure())
         steps = float(sum(each.rollout.num_steps * each.rollout.num_envs for each in self._programs))
-        metrics = {"env_steps": steps, "iteration_s": time.perf_counter() - started}
+        metrics = {"env_steps": steps, "iteration_s": measuring.seconds}
         return IterationResult(iteration=len(self._readings), metrics=metrics)
 
     def _measure(self) -> CostReadings:
@@ -237,18 +237,21 @@ class CostProgram:
         self._context.communicator.barrier()
         metrics = program.iterate().metrics
         rollout_s = metrics["simulate_s"] + metrics["act_s"]
-        times, spread = CollectTimes(simulate_s=metrics["simulate_s"]), 0.0
+        simulate_s, act_s, spread = metrics["simulate_s"], 0.0, 0.0
         if not _on_device(program):  # else a rollout is one graph, which is not timed by phase
-            stepwise = _TimedSteps(program.simulator)
+            acting, stepping = profiler.timed_operation("act"), profiler.timed_operation("simulate")
             noise = torch.randn_like(program.rollout.outputs)
-            times = collect(stepwise, program.agent, program.rollout, noise)
-            first, median, third = statistics.quantiles(stepwise.seconds)
+            collect(
+                program.simulator, program.agent, program.rollout, noise, acting=acting, stepping=stepping
+            )
+            simulate_s, act_s = stepping.seconds, acting.seconds
+            first, median, third = statistics.quantiles(stepping.durations_s)
             spread = (third - first) / (_QUARTILES * median)
         self._context.communicator.barrier()
         return SizeReading(
             rollout_s=rollout_s,
-            simulate_s=times.simulate_s,
-            act_s=times.act_s,
+            simulate_s=simulate_s,
+            act_s=act_s,
             update_s=metrics["update_s"],
             step_spread=spread,
             rollout_spread=self._rollout_spread(rollout_s),
@@ -270,10 +273,10 @@ class CostProgram:
         gradients = group.buffer(parameters.numel(), parameters.dtype)
         group.all_reduce(gradients)
         group.barrier()
-        started = time.perf_counter()
-        for _ in range(REDUCTIONS):
-            group.all_reduce(gradients.zero_())
-        return (time.perf_counter() - started) / REDUCTIONS
+        with profiler.timed_operation("reduce") as reducing:
+            for _ in range(REDUCTIONS):
+                group.all_reduce(gradients.zero_())
+        return reducing.seconds / REDUCTIONS
 
     def _memory_in_use(self) -> int:
         if self._context.device.type == "cuda":
@@ -305,35 +308,17 @@ def _complete_s(program: DpOnlyProgram) -> float:
     """Seconds of what a collector adds to its rollout (rayagi.algorithms.collector)."""
     rollout, policy = program.rollout, program.learner.policy
     done = (rollout.terminated | rollout.truncated).cpu()
-    started = time.perf_counter()
-    policy.model.head.log_prob(rollout.outputs, rollout.actions.to(policy.device)).cpu()
-    discounted_returns(
-        rollout.rewards.cpu(), done, torch.zeros(rollout.num_envs), program.spec.learning.gamma
-    )
-    return time.perf_counter() - started
+    with profiler.timed_operation("complete") as completing:
+        policy.model.head.log_prob(rollout.outputs, rollout.actions.to(policy.device)).cpu()
+        discounted_returns(
+            rollout.rewards.cpu(), done, torch.zeros(rollout.num_envs), program.spec.learning.gamma
+        )
+    return completing.seconds
 
 
 def _on_device(program: DpOnlyProgram) -> bool:
     """Whether simulations and policy are on one GPU (rayagi.algorithms.device_rollouts)."""
     return program.rollout.final_obs is not None
-
-
-class _TimedSteps:
-    """A simulator that records the duration of every step."""
-
-    def __init__(self, simulator: LocalSimulator | RemoteSimulators) -> None:
-        self._simulator = simulator
-        self.seconds: list[float] = []
-
-    @property
-    def obs(self) -> Tensor:
-        return self._simulator.obs
-
-    def step(self, actions: Tensor) -> StepResult:
-        started = time.perf_counter()
-        result = self._simulator.step(actions)
-        self.seconds.append(time.perf_counter() - started)
-        return result
 
 
 class _StillSimulator:
@@ -384,18 +369,17 @@ class _StepExchange:
     def seconds(self) -> float:
         """Seconds of one exchange; 0 with a single GMI."""
         self._iteration += 1
-        spent = 0.0
+        exchanging = profiler.timed_operation("exchange")
         if self._agent is not None:
             self._agent.begin(self._iteration)
-            started = time.perf_counter()
-            for _ in range(EXCHANGES):
-                self._agent.step(self._actions)
-            spent = (time.perf_counter() - started) / EXCHANGES
+            with exchanging:
+                for _ in range(EXCHANGES):
+                    self._agent.step(self._actions)
         if self._server is not None:
             self._server.begin(self._iteration)
             for _ in range(EXCHANGES):
                 self._server.step()
-        return spent
+        return exchanging.seconds / EXCHANGES
 
     def close(self) -> None:
         """Disconnect."""

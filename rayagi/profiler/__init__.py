@@ -16,7 +16,7 @@ Scopes of one thread are strictly nested. Without a profile they do nothing. ``p
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.layout import Category
 from rayagi.profiler.schedule import Schedule
-from rayagi.profiler.scopes import activity, iteration, operation, phase
+from rayagi.profiler.scopes import activity, iteration, operation, phase, timed_operation
 from rayagi.profiler.session import RecordingSession, add_metadata, name_process, profile
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "operation",
     "phase",
     "profile",
+    "timed_operation",
 ]

@@ -39,6 +39,24 @@ def test_an_iteration_of_the_synchronous_program_is_collecting_and_learning(tmp_
     assert names.count("act") == names.count("simulate") == SPEC.learning.rollout_length
 
 
+def recorded_s(process, name):
+    """Seconds of all operations of a name."""
+    events = [event for thread in process.threads for event in thread.events]
+    own = [each for each in events if process.name_of(int(each["name"])) == name]
+    return (
+        sum(int(each["end"] - each["start"]) for each in own if each["category"] == Category.OPERATION) / 1e9
+    )
+
+
+def test_phases_of_metrics_are_the_profile_s_operations(tmp_path):
+    with profiler.profile(tmp_path / "p"):
+        metrics = build().iterate().metrics
+    (process,) = read_profile(tmp_path / "p").processes
+    # A clock is read within the recorded operation, never around it.
+    for phase, name in (("simulate_s", "simulate"), ("act_s", "act"), ("update_s", "learn")):
+        assert 0 < metrics[phase] <= recorded_s(process, name)
+
+
 def test_reductions_are_operations_and_communication(tmp_path):
     with profiler.profile(tmp_path / "p"):
         run_members(2, lambda communicator: build(SPEC, communicator).iterate())

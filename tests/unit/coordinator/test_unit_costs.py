@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
+from collections import Counter
 
 import pytest
 import torch
@@ -12,12 +13,21 @@ import torch
 from actors.gmi import GmiContext, GmiIdentity
 from actors.rendezvous_actor import RendezvousActor
 from placement.types import Slice
+from rayagi import profiler
 from rayagi.algorithms.appo import APPO
 from rayagi.algorithms.ppo import PPO, PPOSpec
 from rayagi.algorithms.trpo import TRPO
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.throughput_model import Worker
-from rayagi.coordinator.unit_costs import CostProgram, CostReadings, SizeReading, unit_costs
+from rayagi.coordinator.unit_costs import (
+    EXCHANGES,
+    REDUCTIONS,
+    CostProgram,
+    CostReadings,
+    SizeReading,
+    unit_costs,
+)
+from rayagi.profiler.trace import Category, read_profile
 from tests.fakes.point import ACTION_DIM, OBS_DIM, make_point
 from tests.unit.collectives.thread_group import ThreadGroup
 
@@ -181,6 +191,27 @@ def test_a_real_profile_knows_the_sizes_and_times_the_phases(algorithm):
     assert min(found.message_s, found.reduce_s, found.bandwidth, found.rollout_spread) > 0
     for role in (found.rollout, found.simulate, found.act, found.update):
         assert role.seconds(8, ONE_CORE) > 0
+
+
+def test_a_run_that_is_profiled_measures_unit_costs_and_records_them(tmp_path):
+    spec = spec_of(PPO, NetworkSpec(hidden=(8,)))
+    with profiler.profile(tmp_path / "p", intercept=False):
+        readings = profiled(spec, 2)
+    (process,) = read_profile(tmp_path / "p").processes
+    recorded: Counter = Counter()
+    for thread in process.threads:
+        for event in thread.events[thread.events["category"] == Category.OPERATION]:
+            recorded[process.name_of(int(event["name"]))] += int(event["end"] - event["start"])
+    measured = {
+        name: sum(getattr(size, f"{name}_s") for each in readings for size in (each.small, each.large))
+        for name in ("simulate", "act", "complete")
+    } | {
+        "exchange": EXCHANGES * sum(each.small.exchange_s + each.large.exchange_s for each in readings),
+        "reduce": REDUCTIONS * sum(each.reduce_s for each in readings),
+        "learn": sum(each.small.update_s + each.large.update_s for each in readings),
+    }
+    for name, seconds in measured.items():
+        assert 0 < seconds <= recorded[name] / 1e9, name
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -81,6 +81,27 @@ def test_an_exception_closes_scopes_and_the_profile(tmp_path):
     assert (only_process(tmp_path / "p").threads[0].events["end"] > 0).all()
 
 
+def test_a_timed_operation_is_timed_with_a_profile_and_without(tmp_path):
+    act = profiler.timed_operation("act")
+    with act:
+        pass
+    with profiler.profile(tmp_path / "p"):
+        with pytest.raises(ZeroDivisionError), act:
+            _ = 1 / 0
+        with act:
+            pass
+    process = only_process(tmp_path / "p")
+    assert events(process).count(("OPERATION", "act")) == 2
+    recorded = process.threads[0].events
+    recorded = recorded[recorded["category"] == Category.OPERATION]
+    # The same clock, read within what is recorded.
+    within_s = (recorded["end"] - recorded["start"]) / 1e9
+    assert len(act.durations_s) == 3
+    assert min(act.durations_s) >= 0
+    assert (act.durations_s[1:] <= within_s + 1e-9).all()
+    assert act.seconds == sum(act.durations_s)
+
+
 def test_scopes_closed_in_the_wrong_order_are_both_named(tmp_path):
     with profiler.profile(tmp_path / "p"):
         outer, inner = profiler.operation("act"), profiler.phase("learn")
@@ -122,6 +143,8 @@ def test_functions_that_are_suspended_cannot_be_decorated(kind):
 
 @pytest.mark.parametrize("name", ["", None, 3])
 def test_a_name_is_text(name):
+    with pytest.raises(TypeError, match="the name of timed_operation is text"):
+        profiler.timed_operation(name)
     with pytest.raises(TypeError, match="the name of operation is text"):
         profiler.operation(name)
 
