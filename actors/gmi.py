@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from actors.host_memory import release_free_memory, resident_bytes
+from actors.ping import Address
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from actors.rendezvous_actor import RendezvousActor
 from actors.replay import ReplayCheckpointError
@@ -76,6 +77,8 @@ class WorkerInfo:
     cores: tuple[int, ...]
     num_threads: int
     gpu_ids: tuple[str, ...]
+    ping_address: Address | None = None
+    """Where its process answers pings; None: nowhere."""
 
 
 @dataclass(slots=True)

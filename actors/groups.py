@@ -14,6 +14,7 @@ import ray.util
 
 from actors.errors import GmiLostError, GmiSilentError, PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, WorkerInfo
+from actors.ping import PING_INTERVAL_S, PingMonitor, PingServer
 from actors.raylet_watch import end_with_raylet
 from actors.relay import Relays
 from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_rendezvous_actor
@@ -23,8 +24,8 @@ from collectives.transport_factory import TransportName
 from placement.plan import PlacementPlan, bundle_of
 from placement.ray_groups import Reservation, scheduling
 
-WATCH_S = 5.0
-"""Interval at which ``watch`` is called while no answer arrives."""
+WATCH_S = PING_INTERVAL_S
+"""Interval at which ``watch`` is called, and silent GMIs are looked for, while no answer arrives."""
 ROOT_CAUSE_GRACE_S = 2.0
 """After one GMI failed, how long to wait for the errors of the others, which may contain the root cause."""
 
@@ -44,10 +45,16 @@ class GmiActor(Gmi):
         if collective is not None:
             self.directory = RemoteDirectory(collective)
         self.node, self.remote_transport = ray.get_runtime_context().get_node_id(), Relays()
+        self._ping_server = PingServer(ray.util.get_node_ip_address())
 
     def worker_info(self) -> WorkerInfo:
-        """Report this process's placement, with Ray's node and GPU ids."""
-        return replace(super().worker_info(), node_id=self.node, gpu_ids=self._gpu_ids)
+        """Report this process's placement, with Ray's node and GPU ids, and where it answers pings."""
+        return replace(
+            super().worker_info(),
+            node_id=self.node,
+            gpu_ids=self._gpu_ids,
+            ping_address=self._ping_server.address,
+        )
 
     def join_through(
         self, *, timeout_s: float, transport: TransportName, composition: str, generation: int = 0
@@ -81,6 +88,7 @@ class GmiGroup:
     """Actor handles; a restarted actor replaces the previous handle."""
     collective: Any | None
     """Handle of the rendezvous actor; None for a single GMI."""
+    pings: PingMonitor
 
     def ask(self, question: Callable[[int, Any], Any], of: Sequence[int] | None = None) -> list[Any]:
         """Call every GMI, or those in ``of``: ``question(index, handle)`` returns the object ref. Does not wait."""
@@ -102,7 +110,7 @@ class GmiGroup:
         is called every ``WATCH_S`` seconds without a result; an exception from it ends the wait.
 
         Raises:
-            GmiLostError: a process or node ended.
+            GmiLostError: a process or node ended, or a process is stopped or stuck.
             GmiSilentError: a result did not arrive within ``timeout_s``.
             Exception: the original exception of a GMI. Of several, the root cause.
         """
@@ -114,6 +122,7 @@ class GmiGroup:
             ready, waiting = ray.wait(waiting, timeout=min(left_s, WATCH_S))
             if not ready and left_s > WATCH_S:
                 watch()
+                self._raise_if_silent([asked_of[ref] for ref in waiting], asked)
                 continue
             if not ready:
                 silent = asked_of[waiting[0]]
@@ -123,13 +132,23 @@ class GmiGroup:
                 raise self._root_cause(failure, asked_of, waiting, asked)
         return list(ray.get(list(refs)))
 
+    def silence(self, index: int, asked: str, also_known: str = "") -> GmiLostError:
+        """The error for a GMI whose process answers no pings."""
+        known = self.pings.reason(index) + also_known
+        return GmiLostError(index, str(self.identities[index]), asked, known)
+
+    def _raise_if_silent(self, indices: Sequence[int], asked: str) -> None:
+        silent = self.pings.silent(indices)
+        if silent:
+            raise self.silence(silent[0], asked)
+
     def _root_cause(
         self, first: Exception, asked_of: Mapping[Any, int], waiting: list[Any], asked: str
     ) -> Exception:
         """The root cause of a failure. A lost peer makes others raise communication errors, which may arrive first."""
         if not isinstance(first, CommunicatorError | ChannelError | GmiLostError) or not waiting:
             return first
-        ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
+        ready, late = ray.wait(waiting, num_returns=len(waiting), timeout=ROOT_CAUSE_GRACE_S)
         failures = [self.failure(asked_of[ref], ref, asked) for ref in ready]
         known = [first, *(failure for failure in failures if failure is not None)]
         consequences = (CommunicatorError, ChannelError)
@@ -137,7 +156,11 @@ class GmiGroup:
         noticed = next((failure for failure in known if _names_the_lost(failure)), None)
         if isinstance(cause, GmiLostError) and noticed is not None:
             return GmiLostError(cause.index, cause.gmi, cause.asked, f"{cause.known}; {noticed}")
-        return cause
+        if not isinstance(cause, consequences):
+            return cause
+        # The others have waited for one that is stopped, and may not know which.
+        stopped = self.pings.stopped([asked_of[ref] for ref in late])
+        return cause if not stopped else self.silence(stopped[0], asked, f"; {cause}")
 
     def failure(self, index: int, ref: Any, asked: str) -> Exception | None:
         """The exception of a finished call, as one of rayagi's classes; None if it succeeded."""
@@ -152,8 +175,10 @@ class GmiGroup:
         return None
 
 
-def start(plan: PlacementPlan, reservation: Reservation, task: str) -> GmiGroup:
+def start(plan: PlacementPlan, reservation: Reservation, task: str, silence_s: float) -> GmiGroup:
     """Start one actor per GMI, and the rendezvous actor if there are several. Does not wait for them to be ready.
+
+    A GMI counts as lost if its process answers no ping for ``silence_s``.
 
     Environment variables of a slice are set before its process starts. Ray never restarts an actor (max_restarts = 0): it
     would silently continue with initial weights.
@@ -170,10 +195,10 @@ def start(plan: PlacementPlan, reservation: Reservation, task: str) -> GmiGroup:
         )
         for index, gmi_slice in enumerate(plan.slices)
     ]
-    group = GmiGroup(identities, [], None)
+    group = GmiGroup(identities, [], None, PingMonitor(silence_s))
     try:
         if plan.num_gmis > 1:
-            group = GmiGroup(identities, [], start_rendezvous_actor(len(identities[0].members)))
+            group = replace(group, collective=start_rendezvous_actor(len(identities[0].members)))
         for identity in identities:
             group.handles.append(_start_one(identity, plan, reservation, group.collective))
     except BaseException:
@@ -184,6 +209,7 @@ def start(plan: PlacementPlan, reservation: Reservation, task: str) -> GmiGroup:
 
 def restart(group: GmiGroup, index: int, plan: PlacementPlan, reservation: Reservation) -> None:
     """Kill a GMI's actor and start a new one on its bundle. Does not wait for it to be ready."""
+    group.pings.remove(index)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(group.handles[index], no_restart=True)
     group.handles[index] = _start_one(group.identities[index], plan, reservation, group.collective)

@@ -141,7 +141,8 @@ class GmiConfig(AlgorithmConfig):
             transport: of gradients: "shm", "tcp", "gloo" or "auto"
             composition: how GMIs reduce, e.g. "ip_only" or "hybrid:1", or "auto"
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
-            collective_timeout_s: how long a collective operation waits for the other GMIs, seconds
+            collective_timeout_s: how long a collective operation waits for the other GMIs, and the driver for a process
+                that answers no pings, seconds
         """
         return self._set(
             gmi_backend=backend,

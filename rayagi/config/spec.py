@@ -92,7 +92,7 @@ class GmiSpec:
     reserve_timeout_s: float = 10.0
     """How long to wait for Ray to grant the placement group."""
     collective_timeout_s: float = 60.0
-    """How long a collective operation waits for the other GMIs."""
+    """How long a collective operation waits for the other GMIs, and the driver for a process that answers no pings."""
     transport: TransportName = "auto"
     """Transport of gradients. auto: shared memory inside a host if available, TCP across hosts."""
     composition: str = "auto"

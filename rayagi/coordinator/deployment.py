@@ -29,16 +29,14 @@ class Deployment:
     partitioners: Partitioners
 
 
-def deploy(
-    plan: PlacementPlan, *, task: str, run: str, reserve_timeout_s: float, undo: ExitStack
-) -> Deployment:
+def deploy(plan: PlacementPlan, *, task: str, run: str, gmi: GmiSpec, undo: ExitStack) -> Deployment:
     """Reserve the plan's bundles, start a GMI in each, partition the allocated GPUs, and enter the slices.
 
     Args:
         plan: the plan to deploy
         task: task id, for the names of the GMIs
         run: name of the run, for the ledgers
-        reserve_timeout_s: time limit for the reservation
+        gmi: time limits of the reservation and of silent processes
         undo: receives the undo of each step, in order, also if a step fails half-way
 
     Raises:
@@ -49,8 +47,8 @@ def deploy(
     # 1. Reserve the bundles.
     reservation = current_reservation(plan)
     if reservation is None:
-        with left_out_held(plan, reserve_timeout_s):
-            reservation = reserve(plan, reserve_timeout_s)
+        with left_out_held(plan, gmi.reserve_timeout_s):
+            reservation = reserve(plan, gmi.reserve_timeout_s)
     undo.callback(release, reservation)
     # Pin only on nodes without other jobs: two runs would pin to the same first cores.
     allocated_plan = assign_allocated_nodes(plan, reservation.bundle_node_ids, pinned=reservation.alone)
@@ -58,7 +56,7 @@ def deploy(
     partitioners = Partitioners(run)
     undo.callback(partitioners.restore)
     # 2. Start the GMIs, without any CUDA call. They report the GPUs that Ray allocated.
-    group = start(allocated_plan, reservation, task)
+    group = start(allocated_plan, reservation, task, gmi.collective_timeout_s)
     undo.callback(stop, group, CLOSE_TIMEOUT_S, partitioners.evict)
     workers = _worker_infos(group, reservation)
     # 3. Partition these GPUs. 4. Each GMI enters its slice.
@@ -98,6 +96,8 @@ def _worker_infos(group: GmiGroup, reservation: Reservation) -> tuple[WorkerInfo
     """Wait until every GMI has started, and check that it is on its reserved node."""
     refs = group.ask(lambda index, handle: handle.worker_info.remote())
     workers: list[WorkerInfo] = group.answers(refs, "reporting its node", START_TIMEOUT_S)
+    for worker in workers:
+        group.pings.add(worker.index, worker.ping_address)
     for worker, node_id in zip(workers, reservation.bundle_node_ids, strict=True):
         if worker.node_id != node_id:
             raise ReservationError(

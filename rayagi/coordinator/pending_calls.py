@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from actors.errors import GmiLostError
+from actors.ping import PING_INTERVAL_S
 from actors.protocols import IterationResult
 from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, ITERATION_TIMEOUT_S, START_TIMEOUT_S
 
@@ -93,7 +94,8 @@ class PendingCalls:
         completed = [self._completed(self._by_last_ref.pop(ref)) for ref in ready]
         now_s = time.monotonic()
         late = [ref for ref, call in self._by_last_ref.items() if now_s > call.begun_s + call.limit_s]
-        return completed + [self._silent(self._by_last_ref.pop(ref)) for ref in late]
+        completed += [self._silent(self._by_last_ref.pop(ref)) for ref in late]
+        return completed + self._stopped()
 
     def discard(self, index: int) -> None:
         """Drop the requests of a lost GMI."""
@@ -119,6 +121,16 @@ class PendingCalls:
         if len(self._idle_since) < len(self._group.handles):
             return 0.0
         return time.monotonic() - max(self._idle_since.values())
+
+    def _stopped(self) -> list[CompletedCall]:
+        """Requests to GMIs whose process answers no pings; those of the last seconds say nothing yet."""
+        asked_before_s = time.monotonic() - PING_INTERVAL_S
+        old = {call.index: ref for ref, call in self._by_last_ref.items() if call.begun_s < asked_before_s}
+        calls = [self._by_last_ref.pop(old[index]) for index in self._group.pings.silent(old)]
+        return [
+            CompletedCall(call.index, call.kind, (), self._group.silence(call.index, call.asked))
+            for call in calls
+        ]
 
     def _silent(self, call: _PendingCall) -> CompletedCall:
         known = f"it did not answer within {call.limit_s:.0f} s"

@@ -292,7 +292,7 @@ class Session:
             deploy,
             task=self._spec.env.id,
             run=self._run_name,
-            reserve_timeout_s=self._spec.gmi.reserve_timeout_s,
+            gmi=self._spec.gmi,
             undo=undo,
         )
         plan = early or self._planned_on_cluster()
@@ -385,6 +385,7 @@ class Session:
     def _update_worker(self, index: int, worker: WorkerInfo) -> None:
         """Record the new process of a restarted GMI."""
         self._workers = tuple(worker if place == index else kept for place, kept in enumerate(self._workers))
+        self._open().pings.add(index, worker.ping_address)
         if self._partitioners is not None:
             self._partitioners.update_pid(index, worker.pid)
 

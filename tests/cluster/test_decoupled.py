@@ -11,6 +11,7 @@ import pytest
 import ray
 import torch
 
+from actors.errors import GmiLostError
 from rayagi.algorithms.a3c import A3CSpec
 from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.factory import TrainingFactory
@@ -77,6 +78,19 @@ def test_ea_t_makes_the_updates_of_dp_only_and_goes_on_from_its_state():
         assert sorted(result.episode_returns) == pytest.approx(sorted(other.episode_returns), abs=1e-4)
     for name, tensor in reference["learner"]["model"].items():
         torch.testing.assert_close(shared["learner"]["model"][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["ea_t", "dp_mp"])
+def test_the_error_about_a_stopped_gmi_names_it(template):
+    spec = replace(SPEC, gmi=replace(SPEC.gmi, template=template, collective_timeout_s=3.0))
+    with Session(spec, factory=TrainingFactory(spec, make_point)) as session:
+        session.train(1)
+        os.kill(session.workers[0].pid, signal.SIGSTOP)
+        with pytest.raises(
+            GmiLostError, match=r"GMI 0/\d .* was lost during .*: its process has answered nothing"
+        ):
+            session.train(1)
 
 
 def pid_of_collective(session):

@@ -29,11 +29,18 @@ class SumProgram:
     raise_at: int | None = None
     die_at: int | None = None
     raise_in_build: bool = False
+    stop_in: str = ""
 
     def __call__(self, context):
         if self.raise_in_build and context.identity.index == 1:
             raise LookupError("no such environment")
+        if context.identity.index == 1:
+            self.stop("build")
         return _Running(self, context)
+
+    def stop(self, where):
+        if where == self.stop_in:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class _Running:
@@ -48,6 +55,8 @@ class _Running:
             raise FloatingPointError("policy_loss is NaN")
         if index == 1 and self.iteration == self.program.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if index == 1:
+            self.program.stop("iterate")
         gradient = torch.full((3,), float(index + 1))
         self.context.communicator.all_reduce(gradient)
         self.weight += gradient
@@ -60,12 +69,16 @@ class _Running:
         )
 
     def evaluate(self, num_episodes, seed):
+        if self.context.identity.index == 1:
+            self.program.stop("evaluate")
         return EvaluationResult(
             episode_returns=[float(seed + episode) for episode in range(num_episodes)],
             episode_lengths=[self.context.identity.index] * num_episodes,
         )
 
     def state_dict(self):
+        if self.context.identity.index == 1:
+            self.program.stop("state_dict")
         shared = {"weight": self.weight.clone(), "iteration": self.iteration}
         return {"shared": shared, "local": {"steps": self.steps, "index": self.context.identity.index}}
 
@@ -325,3 +338,26 @@ def test_a_gmi_that_waits_for_another_in_vain_says_for_whom_and_how_long(cluster
     ):
         session.train(1)
     assert caught.value.rank == 0
+
+
+def trained_and_evaluated(run_spec, factory):
+    with Session(run_spec, factory=factory) as session:
+        return session.train(1), session.evaluate(4), session.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "asked"),
+    [
+        ("build", "building its program"),
+        ("iterate", "1 training iteration"),
+        ("evaluate", "evaluation of 4 episodes"),
+        ("state_dict", "its state"),
+    ],
+)
+def test_a_gmi_whose_process_is_stopped_is_lost_wherever_it_was(cluster, where, asked):
+    factory = SumProgram(stop_in=where)
+    message = rf"GMI 1/2 .* was lost during {asked}: its process has answered nothing for \d+ s"
+    with pytest.raises(GmiLostError, match=message):
+        trained_and_evaluated(spec(collective_timeout_s=3.0), factory)
+    assert comes_true(lambda: free_cpus() == 2.0)

@@ -4,8 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors import ping
 from actors.errors import GmiLostError
+from actors.gmi import GmiIdentity
+from actors.groups import GmiGroup
+from actors.ping import PingMonitor
 from actors.protocols import IterationResult
+from placement.types import Slice
 from rayagi.coordinator import pending_calls as module
 from rayagi.coordinator.pending_calls import PendingCalls
 
@@ -19,6 +24,13 @@ def clock(monkeypatch):
     return clock
 
 
+def group_with(pings):
+    own = GmiIdentity(
+        index=0, num_gmis=1, slice=Slice(node="n", backend="cpu"), roles=("agent",), task="Point"
+    )
+    return GmiGroup([own], [None], None, pings)
+
+
 @pytest.mark.parametrize(
     ("iteration_s", "num_iterations", "kind", "limit_s"),
     [
@@ -29,7 +41,7 @@ def clock(monkeypatch):
     ],
 )
 def test_a_gmi_that_takes_much_longer_than_usual_is_lost(clock, iteration_s, num_iterations, kind, limit_s):
-    calls = PendingCalls(SimpleNamespace(identities=["GMI 0/1"], handles=[None]), silence_s=30.0)
+    calls = PendingCalls(group_with(PingMonitor(silence_s=30.0)), silence_s=30.0)
     if iteration_s is not None:
         calls.record_results(0, [IterationResult(0, {"iteration_s": iteration_s})])
     calls.add(0, ["ref"], "rollouts", kind, num_iterations)
@@ -41,3 +53,20 @@ def test_a_gmi_that_takes_much_longer_than_usual_is_lost(clock, iteration_s, num
     assert isinstance(lost.failure, GmiLostError)
     assert f"lost during rollouts: it did not answer within {limit_s:.0f} s" in str(lost.failure)
     assert (lost.index, lost.kind, calls.is_busy(0)) == (0, kind, False)
+
+
+@pytest.mark.parametrize("kind", ["work", "restart"])
+def test_a_gmi_whose_process_is_stopped_is_lost_before_its_generous_first_limit(clock, monkeypatch, kind):
+    pings = PingMonitor(silence_s=30.0)
+    pings.add(0, ("a", 1))
+    monkeypatch.setattr(ping, "time", module.time)
+    monkeypatch.setattr(ping, "is_stopped", lambda address: True)
+    calls = PendingCalls(group_with(pings), silence_s=30.0)
+    calls.add(0, ["ref"], "rollouts", kind)
+    for clock.now_s in range(0, 40, 5):
+        assert calls.wait(1.0) == []
+    clock.now_s = 40
+    (lost,) = calls.wait(1.0)
+    assert isinstance(lost.failure, GmiLostError)
+    assert "lost during rollouts: its process has answered nothing for 30 s" in str(lost.failure)
+    assert not calls.is_busy(0)

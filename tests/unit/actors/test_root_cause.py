@@ -1,0 +1,59 @@
+"""The error of a call to several GMIs: of one that is stopped, the others only know that something did not arrive."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from actors import groups, ping
+from actors.errors import GmiLostError
+from actors.gmi import GmiIdentity
+from actors.groups import GmiGroup
+from actors.ping import PingMonitor
+from collectives.experience.errors import ChannelError
+from placement.types import Slice
+
+
+class _RayTaskError(Exception):
+    def __init__(self, cause):
+        super().__init__()
+        self.cause = cause
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """Two GMIs, of which the first has a failed call and the second has not answered."""
+
+    def get(ref):
+        raise _RayTaskError(ChannelError("experience", "producers 1 did not send"))
+
+    def wait(refs, *, num_returns=1, timeout):
+        ready = [ref for ref in refs if ref == "call 0"]
+        return ready, [ref for ref in refs if ref != "call 0"]
+
+    exceptions = SimpleNamespace(RayTaskError=_RayTaskError, RayError=_RayTaskError)
+    monkeypatch.setattr(groups, "ray", SimpleNamespace(get=get, wait=wait, exceptions=exceptions))
+    pings = PingMonitor(silence_s=60.0)
+    pings.add(1, ("b", 2))
+    identities = [
+        GmiIdentity(
+            index=index, num_gmis=2, slice=Slice(node="n", backend="cpu"), roles=("trainer",), task="Point"
+        )
+        for index in range(2)
+    ]
+    return GmiGroup(identities, [], None, pings)
+
+
+def test_a_stopped_gmi_is_the_cause_of_what_the_others_did_not_get(group, monkeypatch):
+    monkeypatch.setattr(ping, "is_stopped", lambda address: True)
+    with pytest.raises(GmiLostError) as caught:
+        group.answers(["call 0", "call 1"], "1 training iteration", 60.0)
+    assert caught.value.index == 1
+    assert "GMI 1/2" in str(caught.value)
+    assert "its process has answered nothing" in str(caught.value)
+    assert "producers 1 did not send" in str(caught.value)
+
+
+def test_a_gmi_that_answers_is_not(group, monkeypatch):
+    monkeypatch.setattr(ping, "is_stopped", lambda address: False)
+    with pytest.raises(ChannelError, match="producers 1 did not send"):
+        group.answers(["call 0", "call 1"], "1 training iteration", 60.0)
