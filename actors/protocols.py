@@ -88,6 +88,20 @@ class ObsPart:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ObsLeaf:
+    """An array of a Dict or Tuple observation."""
+
+    path: tuple[str | int, ...]
+    """Keys of dicts and places in tuples that lead to it."""
+    shape: tuple[int, ...]
+    choices: tuple[int, ...] = ()
+    """Options of each whole number in it, which is one-hot in the flat observation; empty: its numbers are taken as they
+    are."""
+    starts: tuple[int, ...] = ()
+    """First option of each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EnvInfo:
     """Description of an environment, for policies and reports."""
 
@@ -101,6 +115,9 @@ class EnvInfo:
     """Layout of a flat observation with images; empty: it is one vector."""
     obs_members: tuple[tuple[str, int], ...] = ()
     """Keys of a Dict observation and their numbers of columns, in the order of the flat observation."""
+    obs_leaves: tuple[ObsLeaf, ...] = ()
+    """Arrays of a Dict or Tuple observation, in the order of the flat one; empty: another space, or one with members
+    that are no arrays of numbers."""
     reward_terms: tuple[str, ...] = ()
     """Names of the terms of the reward; empty if the environment does not report them."""
 

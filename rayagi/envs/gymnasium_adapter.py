@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.protocols import ActionSpec, EnvInfo, ObsPart, StateDict, StepResult, VecEnv
+from actors.protocols import ActionSpec, EnvInfo, ObsLeaf, ObsPart, StateDict, StepResult, VecEnv
 from rayagi.envs.checked_env import CheckedEnv
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError, failure_text
 from rayagi.envs.providers import (
@@ -106,9 +106,37 @@ def _info(env_id: str, env: CheckedEnv) -> EnvInfo:
         obs_dim=int(shape[0]),
         action=action_spec(env_id, env.action_space),
         obs_parts=parts if any(part.is_image for part in parts) else (),
+        obs_leaves=observation_leaves(space),
         obs_members=tuple((key, gymnasium.spaces.flatdim(member)) for key, member in members),
         max_episode_steps=limit if limit is not None and limit > 0 else None,
     )
+
+
+def observation_leaves(space: gymnasium.Space[Any]) -> tuple[ObsLeaf, ...]:
+    """Arrays of a Dict or Tuple space, as ``EnvInfo.obs_leaves``."""
+    if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        return ()
+    leaves = list(_leaves(space, ()))
+    return tuple(leaf for leaf in leaves if leaf is not None) if None not in leaves else ()
+
+
+def _leaves(space: gymnasium.Space[Any], path: tuple[str | int, ...]) -> Iterator[ObsLeaf | None]:
+    """Arrays of a space at a path, in the order of ``gymnasium.spaces.flatten``; None for a member that is none."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        for key, member in space.spaces.items():
+            yield from _leaves(member, (*path, key))
+    elif isinstance(space, gymnasium.spaces.Tuple):
+        for place, member in enumerate(space.spaces):
+            yield from _leaves(member, (*path, place))
+    elif isinstance(space, gymnasium.spaces.Discrete):
+        yield ObsLeaf(path=path, shape=(), choices=(int(space.n),), starts=(int(space.start),))
+    elif isinstance(space, gymnasium.spaces.MultiDiscrete):
+        choices, starts = space.nvec.ravel().tolist(), space.start.ravel().tolist()
+        yield ObsLeaf(path=path, shape=space.shape, choices=tuple(choices), starts=tuple(starts))
+    elif isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
+        yield ObsLeaf(path=path, shape=space.shape)
+    else:
+        yield None
 
 
 def observation_parts(env_id: str, space: gymnasium.Space[Any]) -> tuple[ObsPart, ...]:

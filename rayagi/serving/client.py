@@ -19,7 +19,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -27,6 +27,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rayagi.serving.policy_server.frames import HEADER, FrameError, Kind, frame, header
+from rayagi.serving.policy_server.obs_leaves import Leaf, flat_rows
+
+Observations = ArrayLike | Mapping[str, Any] | tuple[Any, ...]
+"""Flat observations, or those of a Dict or Tuple space."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _TRY_AGAIN = (502, 503, 504)
@@ -58,19 +62,20 @@ class PolicyClient:
         self.address, self._timeout_s = address, timeout_s
         self._states: NDArray[np.float32] | None = None
         """States of a recurrent policy, of the rows of the last request; None: episodes begin."""
-        self._state_dim: int | None = None
-        """Of the policy's states; None: not asked yet on this connection."""
+        self._policy_info: dict[str, Any] | None = None
+        """Of the server; None: not asked yet on this connection."""
         self._transport: _HttpConnection | _SocketConnection
         if address.startswith("unix:"):
             self._transport = _SocketConnection(_socket_path(address))
         else:
             self._transport = _HttpConnection(*_host_and_port(address), _checked_token(token))
 
-    def act(self, obs: ArrayLike) -> NDArray[Any]:
+    def act(self, obs: Observations) -> NDArray[Any]:
         """Actions for observations.
 
         Args:
-            obs: one (obs_dim,), or several (rows, obs_dim)
+            obs: one (obs_dim,), or several (rows, obs_dim); of a Dict or Tuple space also as the environment gives them,
+                with arrays of their own shape, or of (rows, *shape)
 
         Returns:
             (dim,) or (rows, dim) float32; for discrete actions () or (rows,) int64; for several choices (dim,) or
@@ -81,23 +86,28 @@ class PolicyClient:
             PolicyRefusedError: the server rejected them, with the reason.
             PolicyUnreachableError: no answer within the time limit.
         """
-        if isinstance(obs, Mapping):
-            raise PolicyRefusedError("obs is a dict; send gymnasium.spaces.flatten(observation_space, obs)")
-        values = np.asarray(obs, dtype="<f4")
-        rows = np.ascontiguousarray(values if values.ndim == 2 else values[None])
-        if rows.ndim != 2:
-            raise PolicyRefusedError(
-                f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
-            )
-        answers = self._with_retry(lambda until: self._transport.act(self._with_states(rows, until), until))
-        if self._state_dim:
-            self._states, answers = answers["states"].copy(), answers["actions"]
-        return answers if values.ndim == 2 else answers[0]
+        is_single = False
 
-    def _with_states(self, rows: NDArray[np.float32], until: float) -> NDArray[np.float32]:
+        def ask(until: float) -> NDArray[Any]:
+            nonlocal is_single
+            if self._policy_info is None:
+                self._policy_info = self._transport.info(until)
+            rows, is_single = _flattened(obs, self._policy_info.get("obs_leaves", []))
+            answers = self._transport.act(self._with_states(rows), until)
+            if self._state_dim:
+                self._states, answers = answers["states"].copy(), answers["actions"]
+            return answers
+
+        answers = self._with_retry(ask)
+        return answers[0] if is_single else answers
+
+    @property
+    def _state_dim(self) -> int:
+        """Of the policy's states; 0: it is not recurrent."""
+        return int((self._policy_info or {}).get("state_dim", 0))
+
+    def _with_states(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """The rows, each followed by its state if the policy is recurrent."""
-        if self._state_dim is None:
-            self._state_dim = int(self._transport.info(until).get("state_dim", 0))
         if not self._state_dim:
             return rows
         if self._states is None or self._states.shape != (len(rows), self._state_dim):
@@ -125,7 +135,7 @@ class PolicyClient:
     def close(self) -> None:
         """Close the connection. The client can be used again."""
         self._transport.close()
-        self._state_dim = None
+        self._policy_info = None
 
     def _with_retry(self, ask: Any) -> Any:
         """Request, and retry on a new connection if it was lost: requests have no side effects."""
@@ -134,7 +144,7 @@ class PolicyClient:
             try:
                 return ask(until)
             except PolicyRefusedError:
-                self._state_dim = None  # the server may have another policy now
+                self._policy_info = None  # the server may have another policy now
                 raise
             except (OSError, http.client.HTTPException, FrameError) as error:
                 self.close()
@@ -293,6 +303,24 @@ class _SocketConnection:
     def _read(self, connection: socket.socket) -> tuple[Kind, int, bytes]:
         kind, request, body_bytes = header(_exactly(connection, HEADER.size))
         return kind, request, _exactly(connection, body_bytes)
+
+
+def _flattened(obs: Observations, leaves: Sequence[Leaf]) -> tuple[NDArray[np.float32], bool]:
+    """Observations as (rows, obs_dim), and whether there is one without the dimension of rows."""
+    is_structured = isinstance(obs, Mapping) or (bool(leaves) and isinstance(obs, tuple))
+    if is_structured and not leaves:
+        raise PolicyRefusedError("obs is a dict; this policy's observations are vectors of numbers")
+    if is_structured:
+        try:
+            return flat_rows(obs, leaves)
+        except ValueError as error:
+            raise PolicyRefusedError(str(error)) from error
+    values = np.asarray(obs, dtype="<f4")
+    if values.ndim not in (1, 2):
+        raise PolicyRefusedError(
+            f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
+        )
+    return np.ascontiguousarray(np.atleast_2d(values)), values.ndim == 1
 
 
 def _connected(host: str, port: int, until: float) -> _TimedSocket:

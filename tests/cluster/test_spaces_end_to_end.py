@@ -11,7 +11,9 @@ import pytest
 
 from rayagi.cli import main
 from rayagi.coordinator.cluster import connected
+from rayagi.serving.policy_server.obs_leaves import flat_rows
 from rayagi.serving.policy_server.served_policy import ServedPolicy
+from tests.fakes.echo import Echo
 
 pytestmark = pytest.mark.cluster
 
@@ -71,4 +73,7 @@ def test_from_training_to_datasets_and_answers(tmp_path, monkeypatch, capsys, ob
     policy = ServedPolicy(Path("runs/run"), "best", trust_modules=True)
     answers = policy.current.act(np.zeros((5, policy.info()["obs_dim"]), np.float32))
     assert answers.shape == (5, 3)
+    space = Echo(obs, action).observation_space
+    rows, _ = flat_rows(space.sample(), policy.info()["obs_leaves"])
+    assert policy.current.act(rows).shape == (1, 3)
     assert tuple(json.loads(json.dumps(policy.info()))["action"]["choices"]) == options

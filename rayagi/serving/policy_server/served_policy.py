@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ class ServedPolicy:
         return {
             "task": info.env_id,
             "obs_dim": info.obs_dim,
+            "obs_leaves": [asdict(leaf) for leaf in info.obs_leaves],
             "state_dim": self.saved.policy.state_dim,
             "action": {
                 "kind": action.kind,

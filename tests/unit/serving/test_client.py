@@ -66,12 +66,6 @@ def test_a_status_of_an_overloaded_server_or_proxy_is_tried_again():
         assert client.info()["obs_dim"] == 2
 
 
-def test_a_dict_observation_is_refused_with_how_to_flatten_it():
-    client = PolicyClient("http://127.0.0.1:9")
-    with pytest.raises(PolicyRefusedError, match=r"obs is a dict; send gymnasium\.spaces\.flatten"):
-        client.act({"position": [0.0]})
-
-
 @pytest.mark.parametrize("status", [400, 404, 500, 501])
 def test_other_errors_are_refusals_at_once(status):
     requests = []

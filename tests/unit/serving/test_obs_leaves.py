@@ -1,0 +1,129 @@
+"""Dict and tuple observations at the policy server: flattened as Gymnasium does, and refused where they differ."""
+
+import json
+import re
+from dataclasses import asdict
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+
+from rayagi.envs.gymnasium_adapter import observation_leaves
+from rayagi.serving.client import PolicyClient, PolicyRefusedError
+from rayagi.serving.policy_server.obs_leaves import flat_rows
+from tests.unit.serving.test_client import INFO, requested, response, service
+
+DICT = spaces.Dict(
+    {
+        "goal": spaces.Discrete(3, start=2),
+        "arm": spaces.Tuple((spaces.Box(-1, 1, (2, 3), np.float32), spaces.MultiBinary((2, 2)))),
+        "camera": spaces.Box(0, 255, (4, 5, 1), np.uint8),
+        "modes": spaces.MultiDiscrete([[2, 3], [4, 2]]),
+    }
+)
+TUPLE = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"x": spaces.Box(-1, 1, (), np.float64)})))
+PAIR = spaces.Dict({"goal": spaces.Discrete(3, start=2), "pos": spaces.Box(-1, 1, (2,), np.float32)})
+
+
+def leaves_of(space):
+    """As a client reads them."""
+    return json.loads(json.dumps([asdict(leaf) for leaf in observation_leaves(space)]))
+
+
+@pytest.mark.parametrize("space", [DICT, TUPLE, PAIR])
+def test_rows_are_those_of_gymnasium(space):
+    space.seed(1)
+    leaves = leaves_of(space)
+    for _ in range(5):
+        obs = space.sample()
+        rows, is_single = flat_rows(obs, leaves)
+        assert is_single
+        assert rows.dtype == np.float32
+        np.testing.assert_array_equal(rows[0], spaces.flatten(space, obs).astype(np.float32))
+
+
+@pytest.mark.parametrize("space", [DICT, TUPLE])
+def test_several_rows_are_those_of_a_vector_environment(space):
+    batch = batch_space(space, 3)
+    batch.seed(1)
+    obs = batch.sample()
+    rows, is_single = flat_rows(obs, leaves_of(space))
+    assert not is_single
+    for row, single in zip(rows, gymnasium.vector.utils.iterate(batch, obs), strict=True):
+        np.testing.assert_array_equal(row, spaces.flatten(space, single).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("obs", "reason"),
+    [
+        ({"pos": [0, 0]}, r"obs is a dict with the keys pos; expected a dict with the keys goal, pos"),
+        ((2, [0, 0]), r"obs is a tuple of 2; expected a dict with the keys goal, pos"),
+        (
+            {"goal": 2, "pos": [0, 0, 0]},
+            r"obs\['pos'\] has the shape \(3,\); expected \(2,\), or in every array the same number of rows before it",
+        ),
+        ({"goal": [2, 3], "pos": [0, 0]}, r"obs\['pos'\] has the shape \(2,\)"),
+        ({"goal": [2, 3], "pos": [[0, 0]]}, r"obs\['pos'\] has the shape \(1, 2\)"),
+        (
+            {"goal": [], "pos": np.zeros((0, 2))},
+            r"obs\['goal'\] has the shape \(0,\); expected \(\), or in every",
+        ),
+        ({"goal": 5, "pos": [0, 0]}, r"obs\['goal'\] holds \[5\]; expected whole numbers from 2 to 4"),
+        ({"goal": 2, "pos": ["a", "b"]}, r"obs\['pos'\] holds <U1; expected numbers"),
+    ],
+)
+def test_what_differs_is_refused_with_one_sentence(obs, reason):
+    with pytest.raises(ValueError, match=reason):
+        flat_rows(obs, leaves_of(PAIR))
+
+
+def test_members_that_are_no_arrays_and_other_spaces_have_no_leaves():
+    assert observation_leaves(spaces.Dict({"text": spaces.Text(5)})) == ()
+    assert observation_leaves(spaces.Box(-1, 1, (2,))) == ()
+
+
+def answers(leaves, bodies):
+    """Answers of a server with these leaves: /info, then the observations themselves as actions."""
+
+    def answer(connection, number):
+        requested(connection)
+        info = {**json.loads(INFO), "obs_leaves": leaves}
+        connection.sendall(response(200, json.dumps(info).encode()))
+        head, _, body = requested(connection).partition(b"\r\n\r\n")
+        if not head:  # the client has left
+            return
+        size = int(re.search(rb"Content-Length: (\d+)", head)[1])
+        while len(body) < size:
+            body += connection.recv(size)
+        bodies.append(body)
+        connection.sendall(response(200, body))
+
+    return answer
+
+
+def test_a_client_sends_an_observation_as_the_environment_gives_it():
+    bodies: list[bytes] = []
+    obs = {"goal": 4, "pos": np.array([0.5, -0.5], np.float32)}
+    with service(answers(leaves_of(PAIR), bodies)) as address, PolicyClient(address, timeout_s=60) as client:
+        np.testing.assert_array_equal(client.act(obs), [0, 0, 1, 0.5, -0.5])
+    assert len(bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("leaves", "reason"),
+    [
+        (leaves_of(PAIR), "expected a dict with the keys goal, pos"),
+        ([], "obs is a dict; this policy's observations are vectors"),
+    ],
+)
+def test_a_client_names_what_is_wrong_before_it_asks_for_actions(leaves, reason):
+    bodies: list[bytes] = []
+    with (
+        service(answers(leaves, bodies)) as address,
+        PolicyClient(address, timeout_s=60) as client,
+        pytest.raises(PolicyRefusedError, match=reason),
+    ):
+        client.act({"pos": [0, 0]})
+    assert bodies == []
