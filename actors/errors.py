@@ -56,11 +56,13 @@ class GmiLostError(RuntimeError):
         super().__init__(index, gmi, asked, known)
         self.index, self.gmi, self.asked, self.known = index, gmi, asked, known
 
+    @property
+    def loss(self) -> str:
+        """What was lost, when, and how it is known, for where the run goes on."""
+        return f"{self.gmi} was lost during {self.asked}: {self.known}"
+
     def __str__(self) -> str:
-        return (
-            f"{self.gmi} was lost during {self.asked}: {self.known}. "
-            "Resume the run from its last checkpoint; if memory ran out, lower num_envs or num_gmis"
-        )
+        return f"{self.loss}. Resume the run from its last checkpoint; if memory ran out, lower num_envs or num_gmis"
 
 
 class GmiSilentError(RuntimeError):

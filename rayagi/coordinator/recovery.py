@@ -83,9 +83,8 @@ class Recovery:
             self._restarts_without_progress[each] += 1
             if self._restarts_without_progress[each] > MAX_RESTARTS:
                 raise lost
-        self._log(
-            f"{lost}. It is restarted" if index in self.collectors else f"{lost}. All learners are restarted"
-        )
+        loss = lost.loss if isinstance(lost, GmiLostError) else str(lost)
+        self._log(f"{loss}. {'It is' if index in self.collectors else 'All learners are'} restarted")
         for each in indices:
             restart(self._group, each, self._plan, self._deployment.reservation)
         self.restarts += len(indices)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from actors.errors import GmiLostError
 from rayagi.coordinator import recovery as module
 from rayagi.coordinator.recovery import Recovery
 
@@ -13,8 +14,8 @@ HOSTING = {"simulator": (0,), "trainer": (1, 2)}
 
 @pytest.fixture
 def restarting(monkeypatch):
-    """A recovery whose GMIs are not there, the states that it builds, and what collectors have."""
-    built, collectors = {}, []
+    """A recovery whose GMIs are not there, the states that it builds, what collectors have, and messages."""
+    built, collectors, messages = {}, [], []
     monkeypatch.setattr(module, "restart", lambda *whose: None)
     monkeypatch.setattr(Recovery, "_states", lambda self, indices: collectors)
     monkeypatch.setattr(Recovery, "_build", lambda self, index, state: built.update({index: state}))
@@ -24,13 +25,13 @@ def restarting(monkeypatch):
         deployment=SimpleNamespace(group=None, reservation=None),
         pending_calls=SimpleNamespace(is_busy=lambda index, kind: False, discard=lambda index: None),
         factory=None,
-        log=lambda message: None,
+        log=messages.append,
     )
-    return recovery, built, collectors
+    return recovery, built, collectors, messages
 
 
 def test_restarted_learners_count_each_lag_once(restarting):
-    recovery, built, _ = restarting
+    recovery, built, _, _ = restarting
     for index, lags in ((1, {0: 4, 1: 1}), (2, {1: 2})):
         local = {"lags": lags, "books": BOOKS}
         recovery.record_state(index, {"shared": {"iteration": 3}, "local": local})
@@ -43,7 +44,7 @@ def test_restarted_learners_count_each_lag_once(restarting):
 @pytest.mark.parametrize(("newest", "steps"), [(4, 100), (6, 150), (3, 100)])
 def test_schedules_go_on_where_the_newest_parameters_are(restarting, newest, steps):
     """A snapshot after 4 updates of 25 steps each; collectors have parameters after as many updates, more, or fewer."""
-    recovery, built, collectors = restarting
+    recovery, built, collectors, _ = restarting
     shared = {"iteration": 4, "env_steps": 100, "learner": {"model": "old"}}
     recovery.record_state(1, {"shared": shared, "local": {"lags": {}, "books": BOOKS}})
     books = {"origin": "a", "sent": 0, "unreleased": 0}
@@ -53,3 +54,9 @@ def test_schedules_go_on_where_the_newest_parameters_are(restarting, newest, ste
     recovery.restart_lost(RuntimeError("lost"), 1)
     assert built[1]["shared"]["env_steps"] == built[2]["shared"]["env_steps"] == steps
     assert shared["env_steps"] == 100
+
+
+def test_the_message_about_a_loss_does_not_tell_the_user_to_resume(restarting):
+    recovery, _, _, messages = restarting
+    recovery.restart_lost(GmiLostError(0, "GMI 0/3", "rollouts", "the node ended"), 0)
+    assert messages == ["GMI 0/3 was lost during rollouts: the node ended. It is restarted"]
