@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from collectives.page_locking import page_lock, unlock
 from collectives.transports.shm.memory import STAGING_BUFFER_BYTES, Region
 
 
@@ -78,16 +79,14 @@ class Staging:
         if tensor.is_cuda and not self._pinned:
             for staging_buffer in self._staging_buffers:
                 size = len(staging_buffer.pieces) * STAGING_BUFFER_BYTES
-                torch.cuda.check_error(
-                    torch.cuda.cudart().cudaHostRegister(staging_buffer.pieces[0].data_ptr(), size, 0)
-                )
+                torch.cuda.check_error(page_lock(staging_buffer.pieces[0].data_ptr(), size))
             self._pinned = True
 
     def close(self) -> None:
         """Unpin and release the memory. Safe to call twice."""
         if self._pinned:
             for staging_buffer in self._staging_buffers:
-                torch.cuda.cudart().cudaHostUnregister(staging_buffer.pieces[0].data_ptr())
+                unlock(staging_buffer.pieces[0].data_ptr())
             self._pinned = False
         self._staging_buffers = ()
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectives import page_locking
+from collectives.transports.shm import staging
 
 
 @pytest.fixture
@@ -40,3 +41,21 @@ def test_a_refusal_is_returned_and_leaves_no_error_for_the_next_launch(asked):
     asked.state.status = 712
     assert page_locking.page_lock(4096, 64) == 712
     assert not asked.state.error
+
+
+def test_the_staging_memory_of_a_transport_is_locked_in_the_same_way(asked, monkeypatch):
+    def check_error(status):
+        assert status == 0, f"refused with {status}"
+
+    monkeypatch.setattr(staging, "torch", SimpleNamespace(cuda=SimpleNamespace(check_error=check_error)))
+    piece = SimpleNamespace(data_ptr=lambda: 4096)
+    own = staging.Staging([SimpleNamespace(pieces=[piece, piece])], rank=0)
+    on_device = SimpleNamespace(is_cuda=True)
+    asked.state.status = 712
+    with pytest.raises(AssertionError, match="refused with 712"):
+        own.pin(on_device)
+    assert not asked.state.error
+    asked.state.status = 0
+    own.pin(on_device)
+    own.pin(on_device)  # once
+    assert asked.calls == [(4096, 2 * staging.STAGING_BUFFER_BYTES, 0)] * 2
