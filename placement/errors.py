@@ -8,8 +8,8 @@ from __future__ import annotations
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 core``, ``3 cores``, ``no cores``: a count for messages."""
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+    """``1 core``, ``3,000 cores``, ``no cores``: a count for messages."""
+    return f"{f'{number:,}' if number else 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 class PlacementError(Exception):

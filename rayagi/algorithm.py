@@ -25,7 +25,9 @@ from ray.tune.result import TRIAL_INFO
 from ray.util.placement_group import get_current_placement_group
 
 from placement.inventory import cluster_machine, local_machine
+from placement.partitioner import recover_this_host
 from placement.plan import PlacementPlan
+from placement.types import Machine
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.rllib_classes import CONFIGS
@@ -33,6 +35,7 @@ from rayagi.config.rllib_config import GmiConfig
 from rayagi.config.rules import refuse_unfit_env
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.coordinator.auto import resolve_auto
+from rayagi.coordinator.cluster import START_TIMEOUT_S
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session
@@ -80,7 +83,7 @@ class GmiAlgorithm(Algorithm):
             ConfigError, PlanError: invalid settings, or no possible plan.
         """
         rayagi_config = cls.get_default_config().update_from_dict(config)
-        machine = cluster_machine() if ray.is_initialized() else local_machine()
+        machine = _recovered_machine()
         plan = plan_of(resolve_auto(rayagi_config.to_run_spec(), machine, log=_logger.info), machine)
         cpus = rayagi_config.num_cpus_for_main_process
         # The trial's own process only waits for the GMIs, so by default it reserves no CPU.
@@ -133,7 +136,7 @@ class GmiAlgorithm(Algorithm):
         """Replace "auto" by measured values. Inside Tune, ``default_resource_request`` has already measured."""
         if spec.gmi.is_resolved:
             return spec
-        machine = cluster_machine() if ray.is_initialized() else local_machine()
+        machine = _recovered_machine()
         in_trial = ray.is_initialized() and get_current_placement_group() is not None
         return resolve_auto(
             spec, machine, log=_logger.info, measuring="missing" if in_trial else "unfinished"
@@ -395,6 +398,14 @@ ALGORITHMS: dict[str, type[GmiAlgorithm]] = {
 }
 """Algorithm class by name in a RunSpec."""
 globals().update({each.__name__: each for each in ALGORITHMS.values()})  # pickle and Tune look for them here
+
+
+def _recovered_machine() -> Machine:
+    """Ray's cluster, or this machine before Ray starts, without what killed runs left there."""
+    if ray.is_initialized():
+        return cluster_machine(START_TIMEOUT_S, recover_this_host)
+    recover_this_host()
+    return local_machine()
 
 
 def _absolute(path: str | Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from actors.roles import Agent, evaluate_in_new_envs
+from placement.errors import counted
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     spread = f"least {float(returns.min()):,.1f}, most {float(returns.max()):,.1f}"
     mean = f"{return_text(result.mean_return())} +- {float(returns.std(correction=0)):,.1f}"
     say(
-        f"return {mean} over {len(returns)} episodes ({spread}); mean length {float(lengths.mean()):,.1f} steps"
+        f"return {mean} over {counted(len(returns), 'episode')} ({spread}); mean length {float(lengths.mean()):,.1f} steps"
     )
     if arguments.video is not None:
         num_frames, film_return = film(spec, agent, arguments.video, seed=arguments.seed)

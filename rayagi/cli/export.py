@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from placement.errors import counted
 from rayagi.cli.output import say
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import DatasetError
@@ -21,13 +22,13 @@ def run(arguments: argparse.Namespace) -> int:
         from rayagi.serving.minari import export_minari
 
         episodes = export_minari(dataset, arguments.out, whole_only=arguments.whole)
-        say(f"{arguments.out}: {episodes:,} episodes for Minari")
+        say(f"{arguments.out}: {counted(episodes, 'episode')} for Minari")
         say(f"\nNext:\n  python -c \"import minari; print(minari.MinariDataset('{arguments.out}/data'))\"")
     else:
         from rayagi.serving.rllib import export_rllib
 
         episodes = export_rllib(dataset, arguments.out, whole_only=arguments.whole)
-        say(f"{arguments.out}: {episodes:,} episodes for RLlib")
+        say(f"{arguments.out}: {counted(episodes, 'episode')} for RLlib")
         say(
             f"\nNext, in Python:\n  BCConfig().offline_data(**rayagi.serving.rllib.episode_settings('{arguments.out}'))"
         )

@@ -378,7 +378,12 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _count_or_auto(text: str) -> int | str:
-    return "auto" if text == "auto" else count_argument(text)
+    if text == "auto":
+        return text
+    try:
+        return count_argument(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or 'auto'") from error
 
 
 def _return(text: str) -> float:

@@ -242,7 +242,7 @@ def _after_failure(target: _Target | None, provenance: dict[str, Any], error: Ba
         rows = sum(file.statistics.rows for file in files)
         error.add_note(
             f"Complete and readable in {folder.data}: {counted(len(files), 'file')} of this session with "
-            f"{rows:,} rows."
+            f"{counted(rows, 'row')}."
         )
         if "envs" not in provenance:  # it did not start
             return
@@ -264,14 +264,15 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
     say(f"  inference: {total.act.text()}\n  simulation: {total.simulate.text()}")
     mean = served.return_mean()
     if mean is not None:
-        say(f"{served.episodes:,} episodes ended, mean return {mean:,.1f}")
+        say(f"{counted(served.episodes, 'episode')} ended, mean return {mean:,.1f}")
     if target is not None:
         target.folder.wait_for_writers(_WRITERS_S)  # after a second Ctrl-C they still complete their files
         whole = target.folder.write_statistics()
         files = target.folder.files()
         say(
-            f"{target.folder.path}: {whole.rows:,} rows in {counted(len(files), 'file')}, "
-            f"{bytes_text(whole.bytes)}, {whole.episodes:,} episodes; writing made GMIs wait for {total.write_wait_s:.2f} s."
+            f"{target.folder.path}: {counted(whole.rows, 'row')} in {counted(len(files), 'file')}, "
+            f"{bytes_text(whole.bytes)}, {counted(whole.episodes, 'episode')}; writing made GMIs wait for "
+            f"{total.write_wait_s:.2f} s."
         )
         path = quote(str(target.folder.path))
         say(f"\nNext:\n  rayagi replay info {path}\n  rayagi export {path} --to rllib {path}-rllib")

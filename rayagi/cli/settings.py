@@ -11,6 +11,7 @@ from typing import Any
 
 from actors.protocols import StateDict
 from placement.inventory import cluster_machine, local_machine
+from placement.partitioner import recover_this_host
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.config.convert import with_settings
@@ -206,16 +207,18 @@ def _with_training_options(spec: RunSpec, arguments: argparse.Namespace) -> RunS
 
 
 def machine_of_run() -> Machine:
-    """What `rayagi train` would run on: the cluster at RAY_ADDRESS, else this machine.
+    """What `rayagi train` would run on: the cluster at RAY_ADDRESS, else this machine; as it does, without what killed
+    runs left there.
 
     Raises:
         ClusterUnreachableError: no cluster answers there.
         InventoryError: a node could not be read.
     """
     if os.environ.get("RAY_ADDRESS", "local") in ("", "local"):
+        recover_this_host()
         return local_machine()
     # Imported here: without a cluster Ray is not needed.
-    from rayagi.coordinator.cluster import connected
+    from rayagi.coordinator.cluster import START_TIMEOUT_S, connected
 
     with connected():
-        return cluster_machine()
+        return cluster_machine(START_TIMEOUT_S, recover_this_host)

@@ -10,6 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from placement.errors import counted
 from rayagi.monitoring.catalogue import FAULTS, faults_text
 from rayagi.monitoring.plots import save_plots, time_parts, time_shares
 from rayagi.monitoring.progress import return_text
@@ -171,7 +172,9 @@ def _replay(progress: Sequence[Row]) -> str:
 
 def _evaluation(row: Row) -> str:
     mean, std = row.get("evaluation_return_mean"), row.get("evaluation_return_std", 0.0)
-    return f"{return_text(mean)} +- {std:,.1f} over {int(row.get('evaluation_episodes', 0))} episodes"
+    return (
+        f"{return_text(mean)} +- {std:,.1f} over {counted(int(row.get('evaluation_episodes', 0)), 'episode')}"
+    )
 
 
 def _page(folder: RunFolder, progress: Sequence[Row], evaluations: Sequence[Row]) -> str:

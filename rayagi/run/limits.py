@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from placement.errors import counted
 from rayagi.run.quantities import count_text, duration_text
 
 WINDOW = 100
@@ -106,7 +107,7 @@ class Limits:
         if self.env_steps is not None:
             parts.append(f"{count_text(self.env_steps)} environment steps")
         if self.iterations is not None:
-            parts.append(f"{self.iterations:,} iterations")
+            parts.append(counted(self.iterations, "iteration"))
         if self.stop_return is not None:
             what = (
                 "evaluation return"
@@ -153,7 +154,7 @@ class Stop:
 def should_stop(limits: Limits, position: Position, return_source: ReturnSource) -> Stop | None:
     """The first limit that the run has reached; None if there is none."""
     if limits.iterations is not None and position.iteration >= limits.iterations:
-        return Stop(limit="iterations", reason=f"{position.iteration:,} iterations done")
+        return Stop(limit="iterations", reason=f"{counted(position.iteration, 'iteration')} done")
     if limits.env_steps is not None and position.env_steps >= limits.env_steps:
         return Stop(limit="env_steps", reason=f"{position.env_steps:,} environment steps done")
     if limits.stop_return is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from placement.errors import counted
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.quantities import count_text, duration_text
 from rayagi.serving.program import ServingResult, merged_results
@@ -42,7 +43,7 @@ class ServingLimits:
         if self.env_steps is not None:
             parts.append(f"{count_text(self.env_steps)} environment steps")
         if self.episodes is not None:
-            parts.append(f"{self.episodes:,} episodes")
+            parts.append(counted(self.episodes, "episode"))
         return " or ".join(parts)
 
 
@@ -128,7 +129,7 @@ class ServingLoop:
         if limits.env_steps is not None and served.total.env_steps >= limits.env_steps:
             return f"{served.total.env_steps:,} environment steps done"
         if limits.episodes is not None and served.episodes >= limits.episodes:
-            return f"{served.episodes:,} episodes done"
+            return f"{counted(served.episodes, 'episode')} done"
         if limits.time_s is not None and served.wall_s >= limits.time_s:
             return f"{duration_text(limits.time_s)} of serving done"
         return ""
@@ -139,7 +140,7 @@ class ServingLoop:
         parts = [
             f"{count_text(served.total.env_steps)} steps",
             f"{served.steps_per_s:,.0f} steps/s",
-            f"{served.episodes:,} episodes",
+            counted(served.episodes, "episode"),
             f"return {'-' if mean is None else f'{mean:,.1f}'}",
             f"step {served.total.step.text()}",
         ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayagi.cli import main
+from rayagi.cli import main, settings
 from rayagi.cli.failures import KNOWN, explain
 from rayagi.cli.parser import build_parser
 from rayagi.run.folder import create_run
@@ -302,3 +302,17 @@ def test_the_cause_of_a_remote_error_is_reported():
 
 def test_an_unexpected_error_is_not_explained():
     assert explain(KeyError("x")) is None
+
+
+def test_a_wrong_number_of_gmis_is_told_of_auto(capsys):
+    assert run_cli("train", "Ant-v5", "--gmis", "x") == 2
+    assert "or 'auto'" in capsys.readouterr().err
+
+
+def test_a_machine_is_read_after_what_killed_runs_left_is_undone(monkeypatch):
+    calls = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(settings, "recover_this_host", lambda: calls.append("recover"))
+    monkeypatch.setattr(settings, "local_machine", lambda: calls.append("read"))
+    settings.machine_of_run()
+    assert calls == ["recover", "read"]

@@ -41,7 +41,9 @@ def test_runs_of_cores_are_joined(cores, text):
     assert core_ranges(cores) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "no cores"), (1, "1 core"), (2, "2 cores")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "no cores"), (1, "1 core"), (2, "2 cores"), (3000, "3,000 cores")]
+)
 def test_counts_read_as_english(number, text):
     assert counted(number, "core") == text
 

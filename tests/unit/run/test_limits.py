@@ -80,3 +80,10 @@ def test_the_text_says_which_return_counts():
     assert Limits(time_s=300, stop_return=9).text("training") == (
         "5 min of training, or mean return of the last 100 episodes >= 9"
     )
+
+
+def test_one_iteration_is_not_several():
+    assert Limits(iterations=1).text("training") == "1 iteration"
+    stop = should_stop(Limits(iterations=1), position(iteration=1), "training")
+    assert stop is not None
+    assert stop.reason == "1 iteration done"
