@@ -38,6 +38,11 @@ class ListenError(RunError):
         return f"cannot listen at {self.address}: {self.reason}; {self.hint}"
 
 
+NO_EPISODES = (
+    "nothing was written: the dataset has no episodes to export; without --whole, begun ones count too"
+)
+
+
 class ExportError(RunError):
     """A dataset cannot be exported as requested."""
 

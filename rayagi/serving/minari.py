@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
 from rayagi.serving.dataset import Dataset, spaces_of
-from rayagi.serving.errors import ExportError
+from rayagi.serving.errors import NO_EPISODES, ExportError
 from rayagi.serving.files import finished_folder
 
 _DATA_FORMAT = "arrow"
@@ -36,19 +37,22 @@ def export_minari(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
         whole_only: leave out episodes cut by the end of the recording; else they count as truncated
 
     Raises:
-        ExportError: ``out`` exists, Minari does not accept its name, Minari is not installed, or Gymnasium cannot make the
-            environment here.
+        ExportError: ``out`` exists, there are no episodes, Minari does not accept its name, Minari is not installed, or
+            Gymnasium cannot make the environment here.
         DiskError: it cannot be written; nothing of it is left.
     """
     minari, new_storage, episode_buffer = import_minari()
     name = minari_name(out)
     env_spec = _env_spec(dataset)
     obs_space, action_space = _spaces(dataset, env_spec)
-    written = 0
+    written, episodes = 0, dataset.episodes(whole_only=whole_only)
+    first = next(episodes, None)
+    if first is None:
+        raise ExportError(str(out), NO_EPISODES)
 
     def buffers() -> Iterator[Any]:
         nonlocal written
-        for number, episode in enumerate(dataset.episodes(whole_only=whole_only)):
+        for number, episode in enumerate(chain([first], episodes)):
             steps = len(episode.rewards)
             last = np.arange(steps) == steps - 1
             written += 1

@@ -23,7 +23,7 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 
 from rayagi.serving.dataset import Dataset, Episode, open_dataset, spaces_of
-from rayagi.serving.errors import ExportError
+from rayagi.serving.errors import NO_EPISODES, ExportError
 from rayagi.serving.files import finished_folder
 
 # Names of ray.rllib.core.columns.Columns. Importing it takes seconds.
@@ -106,7 +106,8 @@ def export_rllib(dataset: Dataset, out: Path, *, whole_only: bool) -> int:
     ``policy_version``.
 
     Raises:
-        ExportError: ``out`` exists already, or a package that RLlib reads episodes with is not installed.
+        ExportError: ``out`` exists already, there are no episodes, or a package that RLlib reads episodes with is not
+            installed.
         DiskError: it cannot be written; nothing of it is left.
     """
     return write_episodes(
@@ -132,8 +133,8 @@ def write_episodes(
                 for _, group in own:
                     writer.write_table(pa.Table.from_pylist(group, schema))
                     written += len(group)
-        if not written:
-            pq.write_table(schema.empty_table(), folder / "part-00000.parquet")
+        if not written:  # the folder goes
+            raise ExportError(str(out), NO_EPISODES)
     return written
 
 

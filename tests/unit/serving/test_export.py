@@ -76,6 +76,23 @@ def test_rllib_reads_whole_episodes(dataset, capsys):
         episode_settings("d")
 
 
+@pytest.mark.parametrize("kind", ["rllib", "minari"])
+def test_an_export_without_whole_episodes_writes_nothing(tmp_path, monkeypatch, capsys, kind):
+    monkeypatch.chdir(tmp_path)
+    if kind == "minari":
+        pytest.importorskip("minari")
+        monkeypatch.setattr("rayagi.serving.minari.minari_name", lambda out: "out-v0")
+        monkeypatch.setattr("rayagi.serving.minari._env_spec", lambda dataset: None)
+        box = gymnasium.spaces.Box(-1, 1, (2,))
+        monkeypatch.setattr("rayagi.serving.minari._spaces", lambda dataset, env_spec: (box, box))
+    own = writer(tmp_path / "d", rows_per_file=5)
+    own.take(block([[0] * 4, [0] * 4]))
+    own.close()
+    assert main(["export", "d", "--to", kind, "out", "--whole"]) == 2
+    assert "out: nothing was written: the dataset has no episodes to export" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
+
+
 def test_an_export_without_episodes_is_said_to_have_none(tmp_path):
     table = pa.table({"item": pa.array([], pa.binary()), "steps": pa.array([], pa.int32())})
     pyarrow.parquet.write_table(table, tmp_path / "part-0.parquet")
