@@ -24,6 +24,8 @@ REPLAN_GAIN_ABOVE, NO_GAIN_BELOW = 1.05, 1.0
 second."""
 QUEUE_ABOVE = 0.1
 """Share of its time for which a GMI waits for a core, from which on that is named as a cause."""
+QUIET_WINDOWS = 10
+"""Number of windows without a finding about speed, after which it is reported again."""
 HORIZON_WINDOWS = 10
 """Number of windows for which memory growth is extrapolated."""
 
@@ -70,6 +72,8 @@ class RunHealth:
     may_replan: bool = False
     findings: frozenset[Finding] = frozenset()
     """Active findings of earlier decisions."""
+    recent: frozenset[Finding] = frozenset()
+    """Findings about speed that were active in the last ``QUIET_WINDOWS`` windows: reported already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +91,10 @@ class Decision:
 
 
 def decide(health: RunHealth) -> Decision:
-    """Decide from the last window. Only new findings lead to an action, so each is reported once."""
+    """Decide from the last window. Only new findings lead to an action, so each is reported once.
+
+    On a busy machine GMIs become slow and normal by turns: one that was slow not long ago is not reported again.
+    """
     recorded = {index: gmi.steps_per_s for index, gmi in enumerate(health.gmis) if gmi.steps_per_s}
     if not recorded or any(len(values) < health.window for values in recorded.values()):
         return Decision(action="nothing", findings=health.findings)
@@ -97,7 +104,7 @@ def decide(health: RunHealth) -> Decision:
     stragglers, cost = _stragglers(health, speeds, {index for _, index in slow} - {ALL_GMIS})
     found = memory | slow | cost | _unhealthy_shares(health)
     findings = frozenset(found)
-    new = findings - health.findings
+    new = findings - health.findings - health.recent
     if not new:
         return Decision(action="nothing", findings=findings)
     reasons = [text for finding, text in found.items() if finding in new]

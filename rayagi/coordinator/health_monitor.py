@@ -17,7 +17,7 @@ from placement.unequal_slices import env_counts
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.decisions import Decision, Finding, GmiHealth, RunHealth, decide
+from rayagi.coordinator.decisions import QUIET_WINDOWS, Decision, Finding, GmiHealth, RunHealth, decide
 from rayagi.coordinator.session import Session
 from rayagi.run.limits import Position
 
@@ -75,6 +75,7 @@ class RunHealthMonitor:
     def check_health(self, position: Position) -> None:
         """Evaluate the results that were collected last; logs new findings."""
         for results in zip(*self._session.collected, strict=True):
+            self._num_iterations += 1
             for index, (speed, memory) in enumerate(_speeds_and_memory(results, self._session.plan)):
                 self._metrics[index].append(results[index].metrics)
                 if speed is not None:
@@ -84,6 +85,7 @@ class RunHealthMonitor:
         self._ask_shares()
         decision = decide(self._health())
         self._findings = decision.findings
+        self._last_active |= dict.fromkeys(decision.findings, self._num_iterations)
         if decision.action == "nothing":
             return
         if decision.action == "replan":
@@ -172,6 +174,9 @@ class RunHealthMonitor:
         self._shares: list[SliceHealth | None] = [None] * count
         self._shares_due_s = self._clock() + SHARE_CHECK_INTERVAL_S
         self._findings = frozenset()
+        self._num_iterations = 0
+        self._last_active: dict[Finding, int] = {}
+        """Number of iterations after which each finding was last active."""
         self._pending_decision = None
         self._fewer_envs = fewer_envs(self._spec, session.plan.num_gmis)
 
@@ -207,6 +212,16 @@ class RunHealthMonitor:
             window=self._window,
             may_replan=self._spec.gmi.replan,
             findings=self._findings,
+            recent=self._recent(),
+        )
+
+    def _recent(self) -> frozenset[Finding]:
+        """Findings about speed that were active not long ago."""
+        since = self._num_iterations - QUIET_WINDOWS * self._window
+        return frozenset(
+            finding
+            for finding, iteration in self._last_active.items()
+            if finding[0] in ("slow", "straggler") and iteration >= since
         )
 
     def _next_plan_text(self, decision: Decision) -> str:

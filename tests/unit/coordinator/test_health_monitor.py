@@ -11,6 +11,7 @@ from placement.types import Gpu, Machine, Node
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.cli.settings import with_num_gmis
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
+from rayagi.coordinator.decisions import QUIET_WINDOWS
 from rayagi.coordinator.health_monitor import SHARE_CHECK_INTERVAL_S, RunHealthMonitor, fewer_envs
 from rayagi.planning import plan_of
 from rayagi.run.limits import Position
@@ -84,6 +85,23 @@ def test_a_slow_gmi_is_reported_once_and_left_to_the_user():
     assert messages[0].startswith("Iteration 7: GMI 1 runs at 33 steps/s of its own work, the others at 100;")
     assert messages[0].endswith(" To continue without GMI 1 cpu[1], start with --replan, or resume with it.")
     assert not watch.replan_pending
+
+
+def test_a_gmi_that_is_slow_now_and_then_is_reported_once_until_it_was_normal_for_long():
+    watch, session, messages, _ = health_monitor(spec())
+
+    def iterations(count, own_s):
+        for _ in range(count):
+            session.answer(1.0, own_s, 1.0, 1.0)
+            watch.check_health(HERE)
+
+    for _ in range(5):
+        iterations(6, 3.0)
+        iterations(6, 1.0)
+    assert len(messages) == 1
+    iterations(QUIET_WINDOWS * 3, 1.0)  # windows of three iterations
+    iterations(6, 3.0)
+    assert len(messages) == 2
 
 
 def test_the_cause_is_named_with_the_slow_gmi():
