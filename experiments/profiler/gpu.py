@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import select
 import subprocess
@@ -151,15 +152,14 @@ def workers(count: int) -> dict[str, Any]:
         for label, sets in found.totals.items()
         if label and sets
     ]
+    by_nvml = [percent for process in profile.processes for percent in process.nvml_utilization.values()]
     together = found.totals[""] if count > 1 else next(sets for sets in found.totals.values() if sets)
     return {
         "workers": count,
         "steps_per_s": round(sum(steps)),
         "by_worker": own,
         "gpu_share_together": sum(ns for sets, ns in together.items() if sets & GPU) / sum(together.values()),
-        "nvml_utilization": mean(
-            percent for process in profile.processes for percent in process.nvml_utilization.values()
-        ),
+        "nvml_utilization": mean(by_nvml) if by_nvml else None,  # MIG instances have none
     }
 
 
@@ -258,10 +258,14 @@ def _seconds_each(call: Callable[[], object], num_calls: int) -> float:
 def workers_headline(rows: list[dict[str, Any]]) -> str:
     """For docs/papers.md: what NVML says, and for how much of the time a kernel or a copy ran."""
     return "; ".join(
-        f"{_processes(row['workers'])}: NVML {row['nvml_utilization']:.1f} %, "
+        f"{_processes(row['workers'])}: NVML {_percent_text(row['nvml_utilization'])}, "
         f"in use {100 * row['gpu_share_together']:.1f} %, by one of them {100 * _mean_share(row):.1f} %"
         for row in rows
     )
+
+
+def _percent_text(percent: float | None) -> str:
+    return "not available" if percent is None else f"{percent:.1f} %"
 
 
 def _processes(count: int) -> str:
@@ -277,7 +281,9 @@ def draw_workers(rows: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     bars = {
-        "NVML's utilisation": [row["nvml_utilization"] for row in rows],
+        "NVML's utilisation": [
+            math.nan if row["nvml_utilization"] is None else row["nvml_utilization"] for row in rows
+        ],
         "GPU in use": [100 * row["gpu_share_together"] for row in rows],
         "by one process": [100 * _mean_share(row) for row in rows],
     }

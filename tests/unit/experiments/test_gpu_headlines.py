@@ -25,6 +25,9 @@ def test_true_use_of_a_gpu_stands_beside_nvmls_figure(tmp_path):
     assert gpu.workers_headline([row]) == "2 processes: NVML 96.4 %, in use 7.0 %, by one of them 4.0 %"
     gpu.draw_workers([row], tmp_path / "workers.png")
     assert (tmp_path / "workers.png").exists()
+    row["nvml_utilization"] = None  # of a MIG instance
+    assert gpu.workers_headline([row]).startswith("2 processes: NVML not available, in use 7.0 %")
+    gpu.draw_workers([row], tmp_path / "workers.png")
 
 
 def test_the_cost_of_a_call_is_told_in_microseconds(tmp_path):
