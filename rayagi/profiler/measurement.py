@@ -22,6 +22,7 @@ from rayagi.profiler.calibration import (
 from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS
 from rayagi.profiler.program_runs import Run, Variant
 from rayagi.profiler.schedule import SKIPPED_TURNS
+from rayagi.profiler.summary import counted
 
 MOST_ROUNDS = 12
 LARGEST_COSTS_NS = {CALL: 1_000.0, ANNOTATION: 5_000.0, ACTIVITY: 5_000.0}
@@ -84,7 +85,9 @@ def calibrate(
             "the program recorded no events, so there is nothing to calibrate: it calls neither MuJoCo, EnvPool, torch "
             "nor Ray, and annotates nothing; name its native modules with --simulator"
         )
-    report(f"with all hooks: {_seconds(first)}; {_events(first.counts)}; {first.iterations:,} iterations")
+    report(
+        f"with all hooks: {_seconds(first)}; {_events(first.counts)}; {counted(first.iterations, 'iteration')}"
+    )
     measured = [
         kind
         for kind in kinds

@@ -23,6 +23,10 @@ from rayagi.profiler.overlap import (
 )
 from rayagi.profiler.trace import Category, Profile, printable, select
 
+LEAST_WAIT_SHARE = 0.01
+"""Of a process's time, from which on waits of one cause are in the text."""
+MOST_WAITS = 30
+"""Causes of waits in the text."""
 RESOURCES = ("cpu", "cpu+gpu", "gpu", "wait")
 OUTSIDE = "(outside operations)"
 MOST_OPERATIONS = 200
@@ -167,6 +171,11 @@ def waits(profile: Profile) -> list[Wait]:
     return sorted(rows, key=lambda each: (-each.total_ns, each.process, each.cause))
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """``1 thread``, ``2,000 threads``; ``several``: the plural, where it is not ``noun`` with an s."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+
+
 def seconds(ns: float) -> str:
     """``1.234 s``, ``12.3 ms``, ``450 us``, ``80 ns``."""
     for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
@@ -197,7 +206,7 @@ def report_text(
         lines += gpu_lines(profile, found, "")
         lines += _operation_lines(operation_times(found.merged))
     lines += _transition_lines(found)
-    lines += _wait_lines(causes)
+    lines += _wait_lines(found, causes)
     lines += _path_lines(path)
     lines += ["", "what would help", *(f"  - {each}" for each in advice)] if advice else []
     return "\n".join(printable(line) for line in lines)
@@ -223,9 +232,9 @@ def silent_processes(found: Breakdown) -> str:
 def process_line(found: Breakdown, label: str) -> str:
     """Length, threads, and what is missing of one process."""
     (each,) = (each for each in found.processes if each.label == label)
-    text = f"{label}: {seconds(each.life_ns)}, {each.threads} threads"
+    text = f"{label}: {seconds(each.life_ns)}, {counted(each.threads, 'thread')}"
     if count := num_iterations(row for row in found.rows if row.cell.process == label):
-        text += f", {count} iterations"
+        text += f", {counted(count, 'iteration')}"
     if each.unaccounted_ns:
         text += (
             f"; not recorded: {seconds(each.unaccounted_ns)} ({_share(each.unaccounted_ns, each.life_ns)})"
@@ -322,8 +331,15 @@ def iteration_mean(each: TransitionSum) -> str:
     return "-" if each.per_iteration is None else f"{each.per_iteration:,.1f}"
 
 
-def _wait_lines(found: Sequence[Wait]) -> list[str]:
-    if not found:
+def _wait_lines(found: Breakdown, causes: Sequence[Wait]) -> list[str]:
+    """Waits of at least ``LEAST_WAIT_SHARE`` of their process's time, and how many others there are."""
+    whole_ns = {label: sum(sets.values()) for label, sets in found.totals.items()}
+    kept = [
+        each
+        for each in causes
+        if each.total_ns > 0 and each.total_ns >= LEAST_WAIT_SHARE * whole_ns.get(each.process, 0)
+    ][:MOST_WAITS]
+    if not causes:
         return []
     rows = [
         [
@@ -332,15 +348,19 @@ def _wait_lines(found: Sequence[Wait]) -> list[str]:
             each.cause,
             f"{each.count:,}",
             seconds(each.total_ns),
+            _share(each.total_ns, whole_ns.get(each.process, 0)),
             seconds(each.longest_ns),
         ]
-        for each in found[:30]
+        for each in kept
     ]
-    return [
-        "",
-        "waits by cause",
-        *aligned([["process", "category", "cause", "count", "total", "longest"], *rows], left=3),
-    ]
+    lines = ["", "waits by cause"]
+    if rows:
+        head = ["process", "category", "cause", "count", "total", "share", "longest"]
+        lines += aligned([head, *rows], left=3)
+    left_out = len(causes) - len(kept)
+    if left_out:
+        lines.append(f"left out: {counted(left_out, 'shorter cause')}; the page has all")
+    return lines
 
 
 def _path_lines(path: CriticalPath | None) -> list[str]:
@@ -358,8 +378,10 @@ def _path_lines(path: CriticalPath | None) -> list[str]:
 
 def path_line(path: CriticalPath) -> str:
     """What the critical path is of."""
-    count = f"{path.collectives:,} collectives of {len(path.arrivals)} processes"
-    return f"critical path of {path.iterations} iterations with {count}"
+    count = (
+        f"{counted(path.collectives, 'collective')} of {counted(len(path.arrivals), 'process', 'processes')}"
+    )
+    return f"critical path of {counted(path.iterations, 'iteration')} with {count}"
 
 
 def path_rows(path: CriticalPath) -> list[list[str]]:

@@ -77,7 +77,7 @@ def test_tables_and_page_show_it():
     sentences = advice(found, causes, path)
     text = report_text(given_profile, found, causes, path=path, advice=sentences)
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "critical path of 1 iterations with 2 collectives of 2 processes" in lines
+    assert "critical path of 1 iteration with 2 collectives of 2 processes" in lines
     assert "A collect 20 ns 40.0 %" in lines
     assert "all all_reduce 6 ns 12.0 %" in lines
     assert "A 50.0 % 100.0 % 10 ns 10 ns" in lines

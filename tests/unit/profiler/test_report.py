@@ -15,8 +15,10 @@ from rayagi.profiler.difference import difference_text, differences, holm, permu
 from rayagi.profiler.overlap import Breakdown, Cell, Row, breakdown
 from rayagi.profiler.page import report_page
 from rayagi.profiler.summary import (
+    Wait,
     num_iterations,
     operation_times,
+    recorded,
     report_text,
     seconds,
     transition_sums,
@@ -72,7 +74,7 @@ def test_waits_are_summed_by_cause():
 def test_the_text_has_times_shares_and_transitions():
     found = profile(iterations([4, 4]))
     lines = [" ".join(line.split()) for line in report_text(found, breakdown(found), []).splitlines()]
-    assert lines[2] == "gmi 1: 10 ms, 1 threads, 2 iterations"
+    assert lines[2] == "gmi 1: 10 ms, 1 thread, 2 iterations"
     # act: 8 of 10 ms, of which 4 are the simulator's; the rest is Python.
     assert lines[3:6] == [
         "operation time share cpu python simulator",
@@ -80,6 +82,25 @@ def test_the_text_has_times_shares_and_transitions():
         "(outside operations) 2 ms 20.0 % 100.0 % 100.0 % 0.0 %",
     ]
     assert lines[-1] == "act python -> simulator 2 1.0"
+
+
+def test_only_waits_that_take_time_are_in_the_text():
+    found = profile(iterations([4, 4]))  # 10 ms
+    own = recorded(breakdown(found))[0].label
+    long, *short = (
+        Wait(own, "wait", f"cause {index}", 3, ns, ns) for index, ns in enumerate([MS, 99_000, 50_000])
+    )
+    lines = [
+        " ".join(line.split()) for line in report_text(found, breakdown(found), [long, *short]).splitlines()
+    ]
+    begin = lines.index("waits by cause")
+    assert lines[begin + 1 : begin + 4] == [
+        "process category cause count total share longest",
+        f"{own} wait cause 0 3 1 ms 10.0 % 1 ms",
+        "left out: 2 shorter causes; the page has all",
+    ]
+    lines = report_text(found, breakdown(found), [short[0]]).splitlines()
+    assert lines[lines.index("waits by cause") + 1] == "left out: 1 shorter cause; the page has all"
 
 
 def test_transitions_outside_of_iterations_are_not_per_iteration():
