@@ -3,8 +3,8 @@
     python -m experiments.gpu_rollouts.precompile CACHE --tasks rayagi/Ant-v0 rayagi/Humanoid-v0 --arch 90
 
 A first iteration on a GPU compiles about sixty modules, some of which take ten seconds. Copy CACHE to the GPU's machine
-and set WARP_CACHE_PATH to it there. What the CPU's simulation does not use, such as kernels for convex collisions, is still
-compiled there. The versions of Warp and MuJoCo Warp have to be the same; that of Python need not be.
+and set WARP_CACHE_PATH to it there. What the CPU's simulation does not use, such as kernels for convex collisions, or for
+elliptic cones, is still compiled there. Versions of Warp and MuJoCo Warp have to be the same; that of Python need not be.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ def used_modules(tasks: list[str]) -> dict[tuple[str, int], Any]:
     """Modules of Warp that a step of the tasks uses, by name and threads of a block, by making it on the CPU."""
     import torch
     import warp
+    from mujoco_warp._src.types import BlockDim
     from warp._src.context import user_modules
 
     blocks: dict[str, set[int]] = defaultdict(set)
+    model_blocks = set(asdict(BlockDim()).values())
     with warp.ScopedDevice("cpu"), recorded_blocks(warp, blocks):
         for task in tasks:
             env = make_env_factory(task, engine="mujoco_warp")(
@@ -45,8 +48,16 @@ def used_modules(tasks: list[str]) -> dict[tuple[str, int], Any]:
         (module.name, size): module
         for module in user_modules.values()
         if module.execs
-        for size in sorted(blocks.get(module.name, {DEFAULT_BLOCK}))
+        for size in sorted(gpu_blocks(blocks.get(module.name, {DEFAULT_BLOCK}), model_blocks))
     }
+
+
+def gpu_blocks(cpu_blocks: set[int], model_blocks: set[int]) -> set[int]:
+    """Sizes of blocks that launches on a GPU may ask for: ``cpu_blocks`` where the CPU's launches do.
+
+    A size of 1 is MuJoCo Warp's on a CPU alone. On a GPU it is one of the model's, and nothing says which.
+    """
+    return cpu_blocks if 1 not in cpu_blocks else (cpu_blocks - {1}) | model_blocks
 
 
 @contextmanager

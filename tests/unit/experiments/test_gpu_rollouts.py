@@ -9,7 +9,7 @@ import torch
 
 from experiments.gpu_rollouts import run
 from experiments.gpu_rollouts.cases import Case, covered, ratios
-from experiments.gpu_rollouts.precompile import recorded_blocks
+from experiments.gpu_rollouts.precompile import gpu_blocks, recorded_blocks
 
 
 def test_covered_counts_overlapping_kernels_once():
@@ -75,3 +75,8 @@ def test_threads_of_a_block_are_noted_where_a_launch_asks_for_them():
     assert asked == {"solver": {256, 64}}
     assert seen == [(kernel, 4)]
     assert warp.launch is original
+
+
+def test_kernels_with_single_threads_on_a_cpu_are_compiled_for_every_size_of_the_model():
+    assert gpu_blocks({256, 64}, {32, 128}) == {256, 64}
+    assert gpu_blocks({1, 64}, {32, 128}) == {32, 64, 128}
