@@ -186,13 +186,14 @@ class DecoupledSession(Session):
             return
         if completed.kind == "restart":
             self._update_worker(index, completed.answers[0])
+            self._recovery.record_state(index, completed.answers[-1])
             self.log(f"{self._open().identities[index]} goes on")
             return
         mark = "env_steps" if index in self._collectors else "train_samples"
         results = [result for result in completed.answers[0] if mark in result.metrics]
         self._pending_calls.record_results(index, results)
         if results:
-            self._recovery.record_progress(index, results[-1].iteration)
+            self._recovery.record_progress(index, results)
         if index in self._collectors:
             self._rollouts += results
         else:
@@ -221,9 +222,14 @@ class DecoupledSession(Session):
                     updates.pop()
 
     def _merged(self, count: int) -> list[IterationResult]:
-        """Merge the next updates; the collectors' rollouts are distributed over them evenly, in order."""
+        """Merge the next updates; the collectors' rollouts are distributed over them evenly, in order.
+
+        Steps of rollouts that a lost collector has sent, and not reported, count with the others.
+        """
         rollouts, self._rollouts = self._rollouts, []
-        steps = int(sum(result.metrics["env_steps"] for result in rollouts))
+        steps = (
+            int(sum(result.metrics["env_steps"] for result in rollouts)) + self._recovery.unreported_steps()
+        )
         merged = []
         for place in range(count):
             update = merge([replace(self._updates[index].popleft(), iteration=0) for index in self._learners])

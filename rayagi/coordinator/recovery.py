@@ -9,7 +9,7 @@ from typing import Any
 from actors.errors import GmiLostError, GmiSilentError
 from actors.gmi import ProgramFactory, WorkloadFactory
 from actors.groups import restart
-from actors.protocols import StateDict
+from actors.protocols import IterationResult, StateDict
 from placement.plan import PlacementPlan
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import START_TIMEOUT_S
@@ -52,6 +52,10 @@ class Recovery:
         """Last local state of each collector."""
         self._rollouts: Counter[int] = Counter()
         """Rollouts of each collector."""
+        self._reported_steps: Counter[int] = Counter()
+        """Environment steps that each collector's process has reported."""
+        self._steps_of_lost: dict[int, int] = {}
+        """Those of lost processes, by origin: reported, or learned of through the learners."""
         self._restarts_without_progress: Counter[int] = Counter()
         self._accounting = SampleAccounting()
         self.restarts = 0
@@ -63,13 +67,33 @@ class Recovery:
             self._snapshot = dict(state.get("shared", self._snapshot))
             self._reported[index] = state["local"]
         else:
+            if index in self._locals and self._origin(index) != state["local"]["books"]["origin"]:
+                self._reported_steps[index] = 0  # another process, or one that has loaded a state
             self._locals[index] = state["local"]
 
-    def record_progress(self, index: int, iteration: int) -> None:
-        """Record that a GMI has finished rollout or update ``iteration``, counted from 0."""
+    def record_progress(self, index: int, results: Sequence[IterationResult]) -> None:
+        """Record the rollouts or updates that a GMI has finished."""
         self._restarts_without_progress[index] = 0
         if index in self.collectors:
-            self._rollouts[index] = iteration + 1
+            self._rollouts[index] = results[-1].iteration + 1
+            self._reported_steps[index] += sum(int(result.metrics["env_steps"]) for result in results)
+
+    def unreported_steps(self) -> int:
+        """Environment steps, not returned before, that lost collectors had sent and not reported: learners have them.
+
+        Each learner reports the rows that it has received from each origin.
+        """
+        found = 0
+        for origin, known in self._steps_of_lost.items():
+            rows = sum(counts["received"].get(origin, (0, 0))[0] for counts in self._learner_counts())
+            more = max(0, rows * self._spec.learning.rollout_length - known)
+            self._steps_of_lost[origin] += more
+            found += more
+        return found
+
+    def _origin(self, index: int) -> int:
+        origin: int = self._locals[index]["books"]["origin"]
+        return origin
 
     def restart_lost(self, lost: Exception, index: int) -> None:
         """Restart a GMI; if it is a learner, all learners. Does not wait: the restart is a pending call.
@@ -85,6 +109,8 @@ class Recovery:
                 raise lost
         loss = lost.loss if isinstance(lost, GmiLostError) else str(lost)
         self._log(f"{loss}. {'It is' if index in self.collectors else 'All learners are'} restarted")
+        if index in self._locals:
+            self._steps_of_lost.setdefault(self._origin(index), self._reported_steps.pop(index, 0))
         for each in indices:
             restart(self._group, each, self._plan, self._deployment.reservation)
         self.restarts += len(indices)
@@ -111,6 +137,7 @@ class Recovery:
                 )
             )
         refs += [gmi.build.remote(self._factory), gmi.load_state_dict.remote(state)]
+        refs.append(gmi.state_dict.remote(shared=False))
         self._pending_calls.add(index, refs, "restarting", "restart")
 
     def _collector_state(self, index: int) -> StateDict:

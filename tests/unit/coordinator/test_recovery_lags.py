@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.errors import GmiLostError
+from actors.protocols import IterationResult
 from rayagi.coordinator import recovery as module
 from rayagi.coordinator.recovery import Recovery
 
@@ -20,7 +21,7 @@ def restarting(monkeypatch):
     monkeypatch.setattr(Recovery, "_states", lambda self, indices: collectors)
     monkeypatch.setattr(Recovery, "_build", lambda self, index, state: built.update({index: state}))
     recovery = Recovery(
-        spec=None,
+        spec=SimpleNamespace(learning=SimpleNamespace(rollout_length=10)),
         plan=SimpleNamespace(hosting=HOSTING.get),
         deployment=SimpleNamespace(group=None, reservation=None),
         pending_calls=SimpleNamespace(is_busy=lambda index, kind: False, discard=lambda index: None),
@@ -60,3 +61,28 @@ def test_the_message_about_a_loss_does_not_tell_the_user_to_resume(restarting):
     recovery, _, _, messages = restarting
     recovery.restart_lost(GmiLostError(0, "GMI 0/3", "rollouts", "the node ended"), 0)
     assert messages == ["GMI 0/3 was lost during rollouts: the node ended. It is restarted"]
+
+
+def test_steps_that_a_lost_collector_sent_and_did_not_report_count_once(restarting):
+    recovery, _, _, _ = restarting
+
+    def received(rows_of_first, rows_of_second):
+        for index, rows in ((1, rows_of_first), (2, rows_of_second)):
+            books = {**BOOKS, "received": {77: (rows, 0), 78: (4, 0)}}
+            recovery.record_state(index, {"local": {"lags": {}, "books": books}})
+
+    def collector(origin):
+        recovery.record_state(0, {"local": {"books": {"origin": origin, "sent": 0, "unreleased": 0}}})
+
+    collector(77)
+    recovery.record_progress(0, [IterationResult(0, {"env_steps": 40.0})])  # 4 rows of 10 steps
+    received(4, 2)
+    assert recovery.unreported_steps() == 0  # it lives, and reports
+    recovery.restart_lost(GmiLostError(0, "GMI 0/3", "rollouts", "killed"), 0)
+    assert [recovery.unreported_steps(), recovery.unreported_steps()] == [20, 0]
+    received(4, 4)  # what was in flight
+    assert recovery.unreported_steps() == 20
+    collector(78)
+    recovery.record_progress(0, [IterationResult(1, {"env_steps": 40.0})])
+    recovery.restart_lost(GmiLostError(0, "GMI 0/3", "rollouts", "killed"), 0)
+    assert recovery.unreported_steps() == 40  # 8 rows of 10 steps, of which 4 were reported
