@@ -34,10 +34,13 @@ class PingServer:
 
     def _run(self) -> None:
         while True:
-            with suppress(OSError):  # the client has closed the connection
+            try:
                 connection, _ = self._listener.accept()
-                with connection:
-                    connection.sendall(_ANSWER)
+            except OSError:  # this process has no descriptor left
+                time.sleep(PING_TIMEOUT_S)
+                continue
+            with connection, suppress(OSError):  # the client has closed the connection
+                connection.sendall(_ANSWER)
 
 
 def is_stopped(address: Address) -> bool:
