@@ -339,12 +339,20 @@ def collect(
 
 
 def check_finite(rollout: Rollout, iteration: int) -> None:
-    """Raise on the first NaN or infinity that the simulator returned.
+    """Raise on the first NaN or infinity that the simulator or the policy returned.
+
+    Sums of huge numbers overflow to NaN or to infinity, depending on their order: both are refused, so that a compiled
+    policy ends with the same error as torch's.
 
     Raises:
         NonFiniteError: with the quantity, the step within the rollout and the environment's number in this GMI.
     """
-    for quantity, values in (("an observation", rollout.raw_obs), ("a reward", rollout.rewards)):
+    checked = (
+        ("an observation", rollout.raw_obs),
+        ("a reward", rollout.rewards),
+        ("an output of the policy", rollout.outputs),
+    )
+    for quantity, values in checked:
         # One cheap sum detects any; if finite values overflow it, the exact check below finds none.
         if not torch.isfinite(values.sum()):
             bad = (~torch.isfinite(values)).nonzero()

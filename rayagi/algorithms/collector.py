@@ -105,7 +105,7 @@ class CollectorProgram:
         """Collect and send one rollout. If free-running, returns an empty result when no slot is free for POLL_TIMEOUT_S.
 
         Raises:
-            NonFiniteError: the simulator returned NaN or infinity.
+            NonFiniteError: the simulator or the policy returned NaN or infinity.
             ChannelTimeoutError: no learner published, or took a rollout, within the time limit of collectives.
             ChannelError: the learner is on another host without a transport to it.
         """

@@ -203,7 +203,7 @@ class DpOnlyProgram:
         """T steps of every environment, then the update.
 
         Raises:
-            NonFiniteError: the simulator or the update produced NaN or infinity.
+            NonFiniteError: the simulator, the policy or the update produced NaN or infinity.
         """
         with profiler.iteration():
             started = time.perf_counter()

@@ -129,7 +129,7 @@ class AgentTrainerProgram:
         """T steps of every environment, then the update.
 
         Raises:
-            NonFiniteError: a simulator or the update produced NaN or infinity.
+            NonFiniteError: a simulator, the policy or the update produced NaN or infinity.
             PartnerLostError, ChannelTimeoutError: a simulator is lost or does not answer.
         """
         started = time.perf_counter()
@@ -191,7 +191,7 @@ class AgentProgram(CollectorProgram):
         """Collect and send one rollout. The simulators' GMIs report its steps and episodes.
 
         Raises:
-            NonFiniteError: a simulator returned NaN or infinity.
+            NonFiniteError: a simulator or the policy returned NaN or infinity.
             ChannelTimeoutError: no learner took a rollout within the time limit of collectives.
             PartnerLostError, ChannelTimeoutError: a simulator is lost or does not answer.
         """

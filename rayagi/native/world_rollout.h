@@ -68,14 +68,14 @@ static void fields_of(const Rollout *r, int64_t world, const double **fields) {
     for (int64_t k = 0; k < r->num_fields; k++) fields[k] = r->fields[k].start + world * r->fields[k].stride;
 }
 
-/* controls = clip(action, low, high). Returns whether they are finite. */
+/* controls = clip(action, low, high). Returns whether the action is finite; an infinite one is none that a policy meant. */
 static int set_controls(const Rollout *r, int64_t t, int64_t world) {
     const float *actions = r->actions + (t * r->worlds->num_worlds + world) * r->num_actions;
     double *controls = r->worlds->rows + world * r->worlds->width + r->controls;
     for (int64_t k = 0; k < r->num_actions; k++) {
         const double action = actions[k], low = r->low[k], high = r->high[k];
+        if (!isfinite(action)) return 0;
         controls[k] = action < low ? low : action > high ? high : action;
-        if (!isfinite(controls[k])) return 0;
     }
     return 1;
 }

@@ -102,10 +102,11 @@ class MujocoVecEnv:
         """``step`` in float64."""
         task, compiled, fields = self._task, self._compiled, self._physics.fields
         self._elapsed += 1
-        controls = np.clip(np.asarray(actions, dtype=np.float64), self._low, self._high)
-        if not np.isfinite(controls).all():
-            row = int(np.flatnonzero(~np.isfinite(controls).all(axis=1))[0])
+        given = np.asarray(actions, dtype=np.float64)
+        if not np.isfinite(given).all():
+            row = int(np.flatnonzero(~np.isfinite(given).all(axis=1))[0])
             raise SimulationError(self._first_env_index + row, int(self._elapsed[row]), "action")
+        controls = np.clip(given, self._low, self._high)
         before = task.observe(compiled, fields) if self._obs is None else self._obs
         start = task.forward_position(compiled, fields).copy()
         try:

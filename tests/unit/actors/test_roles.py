@@ -161,6 +161,9 @@ def test_collecting_stores_observations_actions_and_step_results():
 def test_the_first_non_finite_value_is_named():
     rollout = Rollout.allocate(4, 3, PointEnv(1, 0, seed=0).info, torch.device("cpu"))
     check_finite(rollout, 0)
+    rollout.outputs[3, 0, 1] = -float("inf")
+    with pytest.raises(NonFiniteError, match=r"an output of the policy .* \(rollout step 3, environment 0\)"):
+        check_finite(rollout, 7)
     rollout.rewards[2, 1] = float("inf")
     with pytest.raises(NonFiniteError, match=r"a reward .* iteration 7 \(rollout step 2, environment 1\)"):
         check_finite(rollout, 7)

@@ -177,13 +177,14 @@ def test_a_state_of_another_number_of_environments_raises():
         make_ours("Hopper-v5", 3).load_state_dict(env.state_dict())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("env_id", BOTH_PHYSICS)
-def test_an_action_that_is_not_finite_raises_with_the_environments_global_index(env_id):
+def test_an_action_that_is_not_finite_raises_with_the_environments_global_index(env_id, value):
     env = make_ours(env_id, 3, first=10)
     env.reset()
     env.step(torch.zeros(3, env.info.action.dim))
     actions = torch.zeros(3, env.info.action.dim)
-    actions[2, 0] = float("nan")
+    actions[2, 0] = value
     with pytest.raises(
         SimulationError, match="environment 12 became unstable in step 2 of its episode: action"
     ):

@@ -189,12 +189,24 @@ def test_a_profile_tells_acting_from_physics(tmp_path, num_threads):
     assert acts % STEPS == 0
 
 
-def test_an_action_that_is_not_finite_is_named():
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_action_that_is_not_finite_is_named(value):
     collector = Collector("Ant-v5")
     with torch.no_grad():
-        collector.policy.model.policy[-1].bias[2] = np.nan
+        collector.policy.model.policy[-1].bias[2] = value
     with pytest.raises(SimulationError, match=rf"environment {FIRST}\D.*action"):
         collector.whole_rollout(0)
+
+
+def test_finite_weights_that_overflow_end_a_rollout_as_they_end_a_stepwise_one():
+    """The overflow is infinite in one order of additions and NaN in another."""
+    collector = Collector("Ant-v5")
+    with torch.no_grad():
+        collector.policy.model.policy[0].weight.mul_(1e10)
+        collector.policy.model.policy[-1].weight.mul_(1e36)
+    for collect_rollout in (collector.whole_rollout, collector.stepwise_rollout):
+        with pytest.raises(SimulationError, match=rf"environment {FIRST}\D.*action"):
+            collect_rollout(0)
 
 
 def test_a_task_that_cannot_be_compiled_is_stepped(monkeypatch, caplog):
