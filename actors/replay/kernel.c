@@ -8,7 +8,9 @@ Who writes what, in which order (docs/explanation/replay.md has the picture):
 - Blocks of an index in state WRITING belong to its owner alone; others' blocks are read without the lock, as in a seqlock:
   read tag, copy, read tag again. A different tag means that the copy may be mixed, and is reported, never returned as good.
 - Row.slot says which blocks an index has: it changes under the lock too. A row that loses its blocks counts Warmth.moves,
-  and so does one that gets them: readers check both like the tag, since it may have got the same slot again meanwhile. */
+  and so does one that gets them: readers check both like the tag, since it may have got the same slot again meanwhile.
+- All of it is shared memory, in which a faulty program of the same user may have written anything. So links, entries of the
+  queue, slots and lengths are checked where they are used: a request that finds a wrong one is refused as DAMAGED. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -34,7 +36,7 @@ enum { IN_PLACE, HEAD, TAIL };
 enum { STALE, VALID, OUTSIDE };
 enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
-enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11 };
+enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11, DAMAGED = -12 };
 enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192, YIELDS = 500 };
 /* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
    least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
@@ -124,11 +126,13 @@ typedef struct {
     Column *columns;
     Tree *trees;
     int64_t capacity, base, slots, num_columns, num_trees, removal_tree; /* removal_tree: NONE unless it is by a minimum */
+    int64_t max_length;          /* timesteps of the longest trajectory */
     Warmth *warmth;              /* only if rows are spilled */
     int64_t spill;               /* descriptor of the file of spilled rows, or NONE */
     int64_t limit_ns;            /* longest wait for the lock */
     int64_t on_disk;             /* 1: the blocks are a mapped file, whose pages may have to be read */
     int64_t *scratch, scratch_size; /* node numbers, of the process that has the lock */
+    int64_t damaged;             /* 1 once this process has found that the shared memory is damaged */
 } Store;
 
 /* A window of a column about each selected timestep. */
@@ -289,14 +293,14 @@ void replay_tree_draw(const Tree *t, int64_t n, double *targets, int64_t *leaves
 void replay_tree_descend(const Tree *t, int64_t n, const int64_t *level, const int64_t *from, double *targets, int64_t *leaves) {
     for (int64_t i = 0; i < n; i++) {
         int64_t at = from[i];
-        for (int64_t l = level[i]; l > 0; l--) at = FANOUT * at + choose(group(t, l - 1, at), &targets[i]);
+        for (int64_t l = level[i]; l > 0; l--) at = within(t, l - 1, FANOUT * at + choose(group(t, l - 1, at), &targets[i]));
         leaves[i] = at;
     }
 }
 
 static double total_of(const Tree *t) { return *t->level[t->levels - 1]; }
 
-/* Global index of the least leaf; the first of equals. NONE if all are idle. */
+/* Global index of the least leaf; the first of equals. NONE if all are idle, or a node is not the minimum of its children. */
 static int64_t least(const Tree *t) {
     const double value = total_of(t);
     int64_t at = 0;
@@ -304,7 +308,8 @@ static int64_t least(const Tree *t) {
     for (int64_t l = t->levels - 1; l > 0; l--) {
         const double *c = group(t, l - 1, at);
         int64_t i = 0;
-        while (c[i] != value) i++;
+        while (i < FANOUT && c[i] != value) i++;
+        if (i == FANOUT || within(t, l - 1, FANOUT * at + i) != FANOUT * at + i) return NONE;
         at = FANOUT * at + i;
     }
     return at;
@@ -368,19 +373,47 @@ static void update_trees(Store *s, int64_t n, const int64_t *indices) {
 
 /* ---- lists and queue, under the lock ---------------------------------------------------------------------------------- */
 
+/* Remember that the shared memory is damaged, if a condition is not met that it must meet. Returns the condition. */
+static int require(Store *s, int condition) {
+    if (__builtin_expect(!condition, 0)) __atomic_store_n(&s->damaged, 1, __ATOMIC_RELAXED);
+    return condition;
+}
+
+static int is_local(const Store *s, int64_t i) { return (uint64_t)i < (uint64_t)s->capacity; }
+static int is_link(const Store *s, int64_t i) { return (uint64_t)(i - NONE) <= (uint64_t)s->capacity; } /* a row or NONE */
+
+/* Whether i is an index in this state. */
+static int has_state(Store *s, int64_t i, int64_t state) {
+    return require(s, is_local(s, i) && state_of(&s->rows[i]) == state);
+}
+
 static void push_free(Store *s, int64_t i) { s->queue[s->header->queue_tail++ % s->capacity] = i; }
+
+/* The next free index, or DAMAGED. */
+static int64_t pop_free(Store *s) {
+    const int64_t i = s->queue[s->header->queue_head++ % s->capacity];
+    if (!require(s, is_local(s, i))) return DAMAGED;
+    const int64_t state = state_of(&s->rows[i]);
+    return require(s, state == FREE || state == DELETED) ? i : DAMAGED;
+}
 
 static void link_committed(Store *s, int64_t i) {
     Header *h = s->header;
     s->rows[i].prev = h->newest, s->rows[i].next = NONE;
     if (h->newest == NONE) h->oldest = i;
-    else s->rows[h->newest].next = i;
+    else if (require(s, is_local(s, h->newest))) s->rows[h->newest].next = i;
     h->newest = i, h->count++, h->in_file += s->rows[i].slot == NONE;
+}
+
+/* Whether row i's links lead to rows, or nowhere. The neighbours are not read: they need not be in the cache. */
+static int has_links(Store *s, int64_t i) {
+    return require(s, is_link(s, s->rows[i].prev) & is_link(s, s->rows[i].next));
 }
 
 static void unlink_committed(Store *s, int64_t i) {
     Header *h = s->header;
     Row *r = &s->rows[i];
+    if (!has_links(s, i)) return;
     if (r->prev == NONE) h->oldest = r->next; else s->rows[r->prev].next = r->next;
     if (r->next == NONE) h->newest = r->prev; else s->rows[r->next].prev = r->prev;
     h->count--, h->in_file -= r->slot == NONE;
@@ -389,16 +422,21 @@ static void unlink_committed(Store *s, int64_t i) {
 static void link_writing(Store *s, int64_t i) {
     Header *h = s->header;
     s->rows[i].prev = NONE, s->rows[i].next = h->writers;
-    if (h->writers != NONE) s->rows[h->writers].prev = i;
+    if (h->writers != NONE && require(s, is_local(s, h->writers))) s->rows[h->writers].prev = i;
     h->writers = i, h->writing++;
 }
 
 static void unlink_writing(Store *s, int64_t i) {
     Row *r = &s->rows[i];
+    if (!has_links(s, i)) return;
     if (r->prev == NONE) s->header->writers = r->next; else s->rows[r->prev].next = r->next;
     if (r->next != NONE) s->rows[r->next].prev = r->prev;
     s->header->writing--;
 }
+
+static int is_slot(const Store *s, int64_t slot) { return (uint64_t)slot < (uint64_t)s->slots; }
+/* Whether there are blocks for a row: in a slot, or in the file of spilled rows. */
+static int has_blocks(const Store *s, int64_t slot) { return is_slot(s, slot) || (slot == NONE && s->spill != NONE); }
 
 static int by_sequence(const void *a, const void *b, void *rows) {
     const Row *r = rows;
@@ -425,7 +463,7 @@ static int64_t rebuild(Store *s) {
         if (state == COMMITTED) order[committed++] = i;
         if (state == DELETED) order[--retired] = i;
         if (state != FREE && r->sequence > h->sequence) h->sequence = r->sequence;
-        if (s->spill != NONE && r->slot != NONE) s->slot_rows[r->slot] = i;
+        if (s->spill != NONE && r->slot != NONE && require(s, is_slot(s, r->slot))) s->slot_rows[r->slot] = i;
         for (int64_t k = 0; k < s->num_trees; k++) *node(&s->trees[k], 0, s->base + i) = leaf_of(&s->trees[k], r);
     }
     qsort_r(order, committed, sizeof *order, by_sequence, s->rows);
@@ -466,6 +504,7 @@ static int timed_lock(pthread_mutex_t *mutex, const struct timespec *until) { re
 static int64_t lock(Store *s) {
     struct timespec until;
     int error = EBUSY;
+    if (s->damaged) return DAMAGED;
     for (int spin = 0; spin < SPINS && error == EBUSY; spin++) error = pthread_mutex_trylock(s->lock);
     if (error == EBUSY) {
         clock_gettime(LOCK_CLOCK, &until);
@@ -482,7 +521,7 @@ static int64_t lock(Store *s) {
    again. */
 static Limit *limit_of(Header *h) {
     const int64_t limit = __atomic_load_n(&h->limit, __ATOMIC_ACQUIRE);
-    return limit ? &h->limits[limit - 1] : 0;
+    return limit ? &h->limits[(limit - 1) & 1] : 0;
 }
 
 static double error_of(const Limit *l) {
@@ -512,7 +551,7 @@ static int64_t unlock(Store *s, int64_t result) {
     __atomic_store_n(&h->version, h->version + 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(s->lock);
     if (h->limit) notify(h, INSERT), notify(h, SAMPLE);
-    return result;
+    return s->damaged ? DAMAGED : result;
 }
 
 /* Whether a request of this kind is admitted; if not, sleep until it may be, for at most sleep_ns, and look again. Who is
@@ -634,8 +673,10 @@ int64_t replay_create(Store *s) {
 static int64_t reap(Store *s) {
     Header *h = s->header;
     uint64_t known = 0;
-    int64_t reclaimed = 0, alive = 0;
+    int64_t reclaimed = 0, alive = 0, seen = 0;
     for (int64_t i = h->writers, next; i != NONE; i = next) {
+        /* A list that comes back to one of its rows has more than there are. */
+        if (!has_state(s, i, WRITING) || !require(s, seen++ < s->capacity)) break;
         Row *r = &s->rows[i];
         next = r->next;
         const uint64_t owner = __atomic_load_n(&r->owner, __ATOMIC_ACQUIRE); /* may be given up at this moment */
@@ -659,14 +700,15 @@ int64_t replay_reap(Store *s) {
     return failed ? failed : unlock(s, reap(s));
 }
 
-/* A committed row to be overwritten, by the store's policy. It is unlinked; its leaf is cleared by the caller, except in the
-   tree that chose it. */
+/* A committed row to be overwritten, by the store's policy, or DAMAGED. It is unlinked; its leaf is cleared by the caller,
+   except in the tree that chose it. */
 static int64_t victim(Store *s) {
     Header *h = s->header;
     const Tree *t = s->removal_tree == NONE ? 0 : &s->trees[s->removal_tree];
     int64_t i;
     if (h->removal == FIFO) i = h->oldest;
     else if (h->removal == LIFO) i = h->newest;
+    else if (!t) i = NONE;
     else if (h->removal == RANDOM) { /* xorshift64*; the tree holds 1 for each committed row */
         int64_t leaf;
         h->random ^= h->random >> 12, h->random ^= h->random << 25, h->random ^= h->random >> 27;
@@ -674,6 +716,7 @@ static int64_t victim(Store *s) {
         replay_tree_draw(t, 1, &target, &leaf);
         i = leaf - s->base;
     } else i = least(t) - s->base;
+    if (!has_state(s, i, COMMITTED)) return DAMAGED;
     unlink_committed(s, i);
     h->evicted++;
     if (t) {
@@ -688,7 +731,7 @@ static int64_t victim(Store *s) {
 static int64_t obtain(Store *s, int64_t now) {
     Header *h = s->header;
     for (int attempt = 0;; attempt++) {
-        if (h->queue_head != h->queue_tail) return s->queue[h->queue_head++ % s->capacity];
+        if (h->queue_head != h->queue_tail) return pop_free(s);
         if (h->writers != NONE && (now >= h->next_reap_ns || !h->count) && !attempt) {
             h->next_reap_ns = now + REAP_NS;
             reap(s);
@@ -734,10 +777,12 @@ static void set_slot(Store *s, int64_t i, int64_t slot) {
 }
 
 static int64_t spill_row(Store *s, const Row *r) {
+    const int64_t slot = r->slot, length = r->length;
+    if (!require(s, is_slot(s, slot) && length <= s->max_length)) return DAMAGED;
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
-        if (write_all(s->spill, s->data + column->offset + r->slot * column->row_bytes,
-                      (r->length + column->extra) * column->step_bytes, column->offset + (r - s->rows) * column->row_bytes)) return IO_ERROR;
+        if (write_all(s->spill, s->data + column->offset + slot * column->row_bytes,
+                      (length + column->extra) * column->step_bytes, column->offset + (r - s->rows) * column->row_bytes)) return IO_ERROR;
     }
     return 0;
 }
@@ -760,14 +805,15 @@ static void warm(const Store *s, int64_t i, int64_t epoch) {
 }
 
 /* A slot for another row: a free one; else, of the next EXAMINED, that of the row that is read least, which without reads is
-   the one that was given longest ago. NONE if all are being written. */
+   the one that was given longest ago. NONE if all are being written, or the table of slots names no row. */
 static int64_t coldest_slot(Store *s) {
     Header *h = s->header;
     const int64_t epoch = epoch_of(s);
     int64_t found = NONE, least = INT64_MAX, examined = 0;
     for (int64_t tried = 0; tried < s->slots && examined < EXAMINED && least; tried++) {
-        const int64_t slot = h->hand++ % s->slots, other = s->slot_rows[slot];
+        const int64_t slot = (uint64_t)h->hand++ % (uint64_t)s->slots, other = s->slot_rows[slot];
         if (other == NONE) return slot;
+        if (!require(s, is_local(s, other))) return NONE;
         const int64_t state = state_of(&s->rows[other]);
         if (state == WRITING) continue;
         const int64_t heat = state == COMMITTED ? heat_of(s, other, epoch) : 0;
@@ -940,7 +986,9 @@ int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *source
     if (!keeps_lock) unlock(s, n);
     for (int64_t i = 0; i < n; i++) { /* a row's blocks are neighbours */
         const Row *r = &s->rows[indices[i] - s->base];
-        uint8_t *blocks = s->data + r->slot * s->columns->row_bytes;
+        const int64_t slot = r->slot;
+        if (!require(s, is_slot(s, slot))) break;
+        uint8_t *blocks = s->data + slot * s->columns->row_bytes;
         generations[i] = r->tag >> 2;
         for (int64_t c = 0; c < s->num_columns; c++) {
             const Column *column = &s->columns[c];
@@ -949,7 +997,7 @@ int64_t replay_insert(Store *s, int64_t n, int64_t steps, uint8_t *const *source
         }
     }
     done = keeps_lock ? 0 : lock(s);
-    if (!done) done = unlock(s, commit(s, n, indices, lengths, priorities, timestamps, clock_ns));
+    if (!done) done = unlock(s, s->damaged ? DAMAGED : commit(s, n, indices, lengths, priorities, timestamps, clock_ns));
     /* Without the lock they cannot be given back: the next search for dead writers takes them. */
     for (int64_t i = 0; done < 0 && i < n; i++)
         __atomic_store_n(&s->rows[indices[i] - s->base].owner, NOBODY, __ATOMIC_RELEASE);
@@ -1078,6 +1126,7 @@ int64_t replay_freeze(Store *s, Header *header, Row *rows, int32_t *queue) {
     const int64_t failed = lock(s);
     if (failed) return failed;
     const int64_t count = s->header->queue_tail - s->header->queue_head;
+    if (!require(s, count >= 0 && count <= s->capacity)) return unlock(s, DAMAGED);
     *header = *s->header;
     memcpy(rows, s->rows, s->capacity * sizeof *rows);
     for (int64_t k = 0; k < count; k++) queue[k] = s->queue[(s->header->queue_head + k) % s->capacity];
@@ -1111,6 +1160,7 @@ int64_t replay_pack(const Store *s, int64_t n, const int64_t *indices, const uin
         if (tag >> 2 != generations[i] || (tag & 3) < COMMITTED) continue;
         const uint32_t moves = moves_of(s, local);
         const int64_t slot = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
+        if (lengths[i] > s->max_length || !has_blocks(s, slot)) return DAMAGED;
         int64_t bytes = copy_row(s, local, slot, lengths[i], out + total);
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if (has_lost(s, local, slot, moves)) { /* spilled meanwhile: the file has it */
@@ -1336,7 +1386,7 @@ int64_t replay_leaves(Store *s, int64_t tree, Row *rows, double *leaves) {
    the lock, so counts may be a moment old. Returns how many rows were counted. */
 int64_t replay_times_sampled(const Store *s, int64_t most, int64_t *out) {
     int64_t counted = 0;
-    const int64_t high = s->header->high, some = high < most ? high : most;
+    const int64_t used = s->header->high, high = used < s->capacity ? used : s->capacity, some = high < most ? high : most;
     memset(out, 0, BINS * sizeof *out);
     for (int64_t k = 0; k < some; k++) {
         const Row *r = &s->rows[k * high / some];
@@ -1439,8 +1489,9 @@ __attribute__((always_inline)) static inline int64_t collect_chunk(
     return failed;
 }
 
-/* Bring a spilled row back into memory, if it is read more often than one there. ``blocks``: of ``copy_row``. With the lock. */
-static void promote(Store *s, int64_t i, uint64_t generation, int64_t epoch, const uint8_t *blocks) {
+/* Bring a spilled row back into memory, if it is read more often than one there. ``blocks``: of ``copy_row``, of so many
+   timesteps. With the lock. */
+static void promote(Store *s, int64_t i, uint64_t generation, int64_t epoch, int64_t length, const uint8_t *blocks) {
     Row *r = &s->rows[i];
     if (!is_current(r, generation) || r->slot != NONE) return;
     const int64_t slot = coldest_slot(s), other = slot == NONE ? NONE : s->slot_rows[slot];
@@ -1450,7 +1501,7 @@ static void promote(Store *s, int64_t i, uint64_t generation, int64_t epoch, con
     if (vacate(s, slot)) return; /* a full disk: the row stays where it is */
     for (int64_t c = 0; c < s->num_columns; c++) {
         const Column *column = &s->columns[c];
-        const int64_t size = (r->length + column->extra) * column->step_bytes;
+        const int64_t size = (length + column->extra) * column->step_bytes;
         memcpy(s->data + column->offset + slot * column->row_bytes, blocks, size);
         blocks += size;
     }
@@ -1476,11 +1527,11 @@ static void promote_read(Store *s, int64_t n, const int64_t *rows, const int64_t
         tried++;
         const int64_t length = r->length;
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        if (!is_current(r, generations[at[i]])) continue; /* the length may be another row's */
+        if (!is_current(r, generations[at[i]]) || length > s->max_length) continue; /* the length may be another row's */
         if (copy_row(s, rows[i], NONE, length, blocks) < 0) continue;
         const int error = pthread_mutex_trylock(s->lock);
         if (error == EBUSY || enter(s, error)) continue;
-        promote(s, rows[i], generations[at[i]], epoch, blocks);
+        promote(s, rows[i], generations[at[i]], epoch, length, blocks);
         unlock(s, 0);
     }
     free(blocks);
@@ -1495,7 +1546,7 @@ static void promote_read(Store *s, int64_t n, const int64_t *rows, const int64_t
    how many are not VALID. */
 int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
                       const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid, const int64_t *where) {
-    int64_t at[CHUNK], local[CHUNK], slots[CHUNK], lengths[CHUNK], step[CHUNK], failed = 0, bad = 0;
+    int64_t at[CHUNK], local[CHUNK], slots[CHUNK], lengths[CHUNK], step[CHUNK], failed = 0, bad = 0, damaged = 0;
     uint32_t moves[CHUNK];
     for (int64_t first = begin; first < end; first += CHUNK) {
         const int64_t n = end - first < CHUNK ? end - first : CHUNK;
@@ -1511,10 +1562,12 @@ int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indic
             const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
             moves[i] = moves_of(s, local[i]);
             lengths[i] = r->length, slots[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
+            damaged |= lengths[i] > s->max_length || !has_blocks(s, slots[i]);
             const int good = tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED;
             valid[at[i]] = !good ? STALE : step[i] < 0 || step[i] >= lengths[i] ? OUTSIDE : VALID;
             if (valid[at[i]] != VALID) lengths[i] = step[i] = 0; /* the window is empty: zeros. A step may be any number */
         }
+        if (damaged) return DAMAGED;
         /* 2. Copies, column by column. */
         for (int64_t k = 0; k < num_parts; k++) {
             const int64_t bytes = parts[k].length * s->columns[parts[k].column].step_bytes;

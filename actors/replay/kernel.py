@@ -44,7 +44,8 @@ STALE, VALID, OUTSIDE = range(3)
     FOREIGN,
     NO_IDENTITY,
     LIMITED,
-) = range(-1, -12, -1)
+    DAMAGED,
+) = range(-1, -13, -1)
 FANOUT, MAX_LEVELS = 8, 14
 WAITERS, BINS = 32, 64
 INSERT, SAMPLE = range(2)
@@ -151,10 +152,12 @@ class StoreStruct(ctypes.Structure):
             for name in ("header", "lock", "rows", "queue", "slot_rows", "data", "columns", "trees")
         ),
         *((name, _I64) for name in ("capacity", "base", "slots", "num_columns", "num_trees", "removal_tree")),
+        ("max_length", _I64),
         ("warmth", _ADDRESS),
         *((name, _I64) for name in ("spill", "limit_ns", "on_disk")),
         ("scratch", _ADDRESS),
         ("scratch_size", _I64),
+        ("damaged", _I64),
     )
 
 

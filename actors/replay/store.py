@@ -673,6 +673,7 @@ class ReplayStore(ClosesOnExit):
             *(ctypes.addressof(columns), ctypes.addressof(trees)),
             *(self.capacity, self.base, slots, len(columns), len(trees)),
             -1 if tree is None else kinds.index(tree),
+            self.schema.max_length,
             at + layout["warmth"],
             self._descriptors[2] if meta["spills"] else -1,
             int(LOCK_LIMIT_S * 1e9),
@@ -854,6 +855,11 @@ class ReplayStore(ClosesOnExit):
         if result == kernel.FOREIGN:
             raise ReplayError(
                 f"an index is not of this shard, which has {self.base} to {self.base + size - 1}"
+            )
+        if result == kernel.DAMAGED:
+            raise ReplayError(
+                f"the shared memory of replay store {self.endpoint} is damaged: a program has written where only "
+                "stores may; make it again, from a checkpoint"
             )
         raise ReplayError(_REASONS[result])
 
