@@ -83,21 +83,20 @@ class ContactPhysics:
     def step(self, controls: Array, num_substeps: int) -> BoolArray | None:
         """As of ``BatchPhysics``."""
         self.controls[:] = controls
+        self._unstable[:] = False  # of a step that ended with an error
         self.loop.begin()
         self.run_parallel(_Step(self.loop, num_substeps))
         if not self._unstable.any():
             return None
-        unstable = self._unstable.copy()
-        self._unstable[:] = False
-        return unstable
+        return self._unstable.copy()
 
     def run_parallel(self, work: SharedWork) -> None:
         """Do work on this GMI's threads."""
         futures: list[Future[None]] = []
         if self._pool is not None:
-            futures = [self._pool.submit(_run_to_end, work, data) for data in self.datas[1:]]
+            futures = [self._pool.submit(self._run_to_end, work, data) for data in self.datas[1:]]
         try:
-            _run_to_end(work, self.datas[0])
+            self._run_to_end(work, self.datas[0])
         except BaseException:
             work.cancel()  # others may wait for an item that this thread has begun
             raise
@@ -105,6 +104,14 @@ class ContactPhysics:
             wait(futures)
         for future in futures:
             future.result()
+
+    def _run_to_end(self, work: SharedWork, data: mujoco.MjData) -> None:
+        try:
+            while work.run(data, _MAX_ITEMS):
+                pass
+        except Exception:
+            mujoco.mj_resetData(self._model, data)  # an error leaves MuJoCo's stack in it as full as it was
+            raise
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset some worlds."""
@@ -136,11 +143,6 @@ class ContactPhysics:
         if self._pool is not None:
             self._pool.shutdown(wait=True)
         self.datas = []
-
-
-def _run_to_end(work: SharedWork, data: mujoco.MjData) -> None:
-    while work.run(data, _MAX_ITEMS):
-        pass
 
 
 def _state_views(model: mujoco.MjModel, rows: Array) -> dict[str, Array]:

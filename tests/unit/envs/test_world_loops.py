@@ -96,6 +96,21 @@ def test_a_mujoco_error_names_its_world_and_does_not_end_the_process(monkeypatch
 
 
 @pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
+def test_worlds_are_stepped_again_after_a_mujoco_error(monkeypatch, kind):
+    """Whatever the error left: MuJoCo's own stack, and instabilities of other worlds in the same step."""
+    use(monkeypatch, kind)
+    physics = balls(memory="2000")
+    start = physics.state_dict()
+    for _ in range(20):
+        physics.fields["qvel"][0, 0] = 1e12
+        physics.fields["qpos"][1, 2] = 0.05
+        with pytest.raises(WorldError, match="out of memory, stack overflow"):
+            physics.step(np.zeros((3, 0)), 5)
+        physics.load_state_dict(start)
+        assert physics.step(np.zeros((3, 0)), 5) is None
+
+
+@pytest.mark.parametrize("kind", [CompiledLoop, PythonLoop])
 def test_each_instability_is_reported_and_the_other_worlds_continue(monkeypatch, kind):
     """With and without restarts in between: MuJoCo zeroes its warning counts when it resets a world."""
     use(monkeypatch, kind)
