@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sysconfig
 import traceback
@@ -12,6 +13,20 @@ from pathlib import Path
 
 class EnvError(Exception):
     """Base class of this package's exceptions."""
+
+
+class ForkedEnvError(EnvError):
+    """A process forked after an environment was made uses it, and has none of its threads."""
+
+    def __init__(self, owner: int) -> None:
+        super().__init__(owner)
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return (
+            f"this environment was made in process {self.owner}, and the threads that step it are not in process "
+            f"{os.getpid()}, which was forked: make it after the fork, or with one thread"
+        )
 
 
 class _NamedError(EnvError):

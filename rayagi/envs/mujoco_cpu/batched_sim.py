@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS, route_warnings_to_logging
 from rayagi.envs.tasks.randomisation import Factors, vary
+from rayagi.envs.thread_owner import ThreadOwner
 
 _WARNINGS = mujoco.mjtWarning
 _SIM_ERRORS = {
@@ -52,7 +53,7 @@ class CpuBatchedSim:
         """Worlds in the model's initial pose; ``factors``: of model quantities, per world."""
         route_warnings_to_logging()
         self.num_worlds, self.device, self.dtype = num_worlds, torch.device("cpu"), torch.float64
-        self._batch = Batch(model, num_worlds, num_threads)
+        self._batch, self._owner = Batch(model, num_worlds, num_threads), ThreadOwner(num_threads)
         vary(self._batch, factors or {})
         self._state = {name: self._batch.bind(name) for name in STATE_FIELDS}
         self.controls = torch.from_numpy(self._state["ctrl"])
@@ -70,6 +71,7 @@ class CpuBatchedSim:
 
     def step(self, controls: Tensor, num_substeps: int) -> Tensor | None:
         """Advance every world. Returns which ones had errors, or None; MuJoCo itself resets an unstable world."""
+        self._owner.check()
         if controls is not self.controls:
             self.controls.copy_(controls)
         self._batch.step(nstep=num_substeps)
@@ -94,6 +96,7 @@ class CpuBatchedSim:
 
     def clear(self, ids: Tensor) -> None:
         """First half of ``restart``: reset worlds, before a new state is written into ``fields``."""
+        self._owner.check()
         rows = ids.numpy()
         if self._warned:  # MuJoCo's reset also clears its warnings, but takes ten times as long
             self._batch.reset(ids=rows, stage=mujoco.mjtStage.mjSTAGE_NONE)
@@ -102,6 +105,7 @@ class CpuBatchedSim:
 
     def derive(self, ids: Tensor) -> None:
         """Second half of ``restart``: compute derived fields."""
+        self._owner.check()
         self._batch.forward(ids=ids.numpy())
         self._last_warnings = self._warnings.tobytes()
 

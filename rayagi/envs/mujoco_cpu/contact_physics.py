@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
 from rayagi.envs.mujoco_cpu.physics import STATE, Array, BoolArray, PythonLoop, WorldBatch, WorldLoop
+from rayagi.envs.thread_owner import ThreadOwner
 
 _MAX_ITEMS = 64
 """Items per call. Between calls Python handles signals."""
@@ -74,6 +75,7 @@ class ContactPhysics:
         worlds = WorldBatch(model, self.rows, self._derived, self._unstable)
         self.loop: WorldLoop = compiled_loop(worlds) or PythonLoop(worlds)
         self._pool = ThreadPoolExecutor(len(self.datas) - 1, "physics") if len(self.datas) > 1 else None
+        self._owner = ThreadOwner(len(self.datas))
         self.restart(
             np.arange(num_worlds),
             np.tile(self.datas[0].qpos, (num_worlds, 1)),
@@ -92,6 +94,7 @@ class ContactPhysics:
 
     def run_parallel(self, work: SharedWork) -> None:
         """Do work on this GMI's threads."""
+        self._owner.check()
         futures: list[Future[None]] = []
         if self._pool is not None:
             futures = [self._pool.submit(self._run_to_end, work, data) for data in self.datas[1:]]

@@ -19,6 +19,8 @@ from mujoco.batch import Batch
 from mujoco.batch import SimulationError as BatchError
 from numpy.typing import NDArray
 
+from rayagi.envs.thread_owner import ThreadOwner
+
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 Fields = Mapping[str, Array]
@@ -67,7 +69,7 @@ class BatchPhysics:
     def __init__(
         self, model: mujoco.MjModel, num_worlds: int, num_threads: int, names: Sequence[str]
     ) -> None:
-        self._batch = Batch(model, num_worlds, num_threads)
+        self._batch, self._owner = Batch(model, num_worlds, num_threads), ThreadOwner(num_threads)
         self._bound = {name: self._batch.bind(name) for name in names}
         self._state = {name: self._batch.bind(name) for name in STATE_FIELDS}
         self.fields = {name: np.array(view) for name, view in self._bound.items()}
@@ -80,6 +82,7 @@ class BatchPhysics:
         Returns:
             Which worlds became unstable (NaN, infinite or above 1e10) and need a restart, (N,); None: none.
         """
+        self._owner.check()
         self._state["ctrl"][:] = controls
         try:
             self._batch.step(nstep=num_substeps)
@@ -95,6 +98,7 @@ class BatchPhysics:
 
     def restart(self, ids: NDArray[np.int64], qpos: Array, qvel: Array) -> None:
         """Reset worlds ``ids`` (K,) to a state, (K, nq) and (K, nv), and compute its derived fields."""
+        self._owner.check()
         self._batch.reset(ids=ids, stage=mujoco.mjtStage.mjSTAGE_NONE)
         self._state["qpos"][ids] = qpos
         self._state["qvel"][ids] = qvel

@@ -20,6 +20,7 @@ from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.simulator import Discrete, Simulator
 from rayagi.envs.fused.trace import Traced, trace
+from rayagi.envs.thread_owner import ThreadOwner
 from rayagi.native import acting
 from rayagi.native.binding import pointer
 
@@ -99,6 +100,7 @@ class CBackend:
         )
         self.num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads - 1) if num_threads > 1 else None
+        self._owner = ThreadOwner(num_threads)
 
     def start(self) -> None:
         """Start a new episode in every environment."""
@@ -144,6 +146,7 @@ class CBackend:
 
     def on_threads(self, num_steps: int, call: Callable[[int, int], Any]) -> list[Any]:
         """Split the environments into ranges of whole tiles; ``call(begin, end)`` on a thread each. Returns the results."""
+        self._owner.check()
         n = self.env_config.num_envs
         tiles = -(-n // LANES)
         parts = max(1, min(self.num_threads, tiles, n * num_steps // _STEPS_PER_THREAD))
