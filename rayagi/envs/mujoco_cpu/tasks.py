@@ -129,12 +129,21 @@ ENGINE = "mujoco_cpu"
 
 
 def load_model(env_id: str, task: GymnasiumTask) -> CompiledModel:
-    """Compile the task's model. Raises EnvironmentOptionError if the file is missing or invalid."""
+    """Compile the task's model.
+
+    Raises:
+        EnvironmentOptionError: the file is missing or invalid, or its model has no actuators.
+    """
     route_warnings_to_logging()
     try:
-        return task.load()
+        compiled = task.load()
     except (OSError, ValueError) as error:
         raise EnvironmentOptionError(env_id, f"xml_file {task.xml_file!r}: {error}") from error
+    if not compiled.model.nu:
+        raise EnvironmentOptionError(
+            env_id, f"xml_file {task.xml_file!r}: its model has no actuators, so there is no action to learn"
+        )
+    return compiled
 
 
 def make_physics(

@@ -182,6 +182,13 @@ def test_a_model_file_that_mujoco_refuses_is_named(tmp_path):
         envs.env_info("Ant-v5", kwargs={"xml_file": str(broken)})
 
 
+def test_a_model_without_actuators_is_refused(tmp_path):
+    file = tmp_path / "limp.xml"
+    file.write_text("<mujoco><worldbody><body><freejoint/><geom size='.1'/></body></worldbody></mujoco>")
+    with pytest.raises(envs.EnvironmentOptionError, match=r"limp\.xml.*its model has no actuators"):
+        envs.env_info("Ant-v5", kwargs={"xml_file": str(file)})
+
+
 def test_lists_from_configuration_files_serve_as_ranges():
     factory = envs.make_env_factory("Ant-v5", kwargs={"healthy_z_range": [5.0, 6.0]})
     env = factory(num_envs=1, first_env_index=0, seed=0, num_threads=1)
