@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from types import (
@@ -322,22 +323,31 @@ class _Finder:
 
     def __init__(self, packages: Iterable[str], imported: Callable[[str], None]) -> None:
         self._packages, self._imported = frozenset(packages), imported
+        self._asking: set[tuple[int, str]] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The usual spec. Its loader stays the same object, as others ask it for resources; one method of it is replaced."""
-        package = name.partition(".")[0]
-        if package not in self._packages:
-            return None
-        # Python 3.11 still asks finders without find_spec, in a way of its own.
-        finders = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
-        specs = (each.find_spec(name, path, target) for each in finders)
-        spec = next((each for each in specs if each is not None), None)
+        """The usual spec. Its loader stays the same object, as others ask it for resources; one method of it is replaced.
+
+        A loader whose methods cannot be replaced is left as it is, so its module is not intercepted.
+        """
+        package, request = name.partition(".")[0], (threading.get_ident(), name)
+        if package not in self._packages or request in self._asking:
+            return None  # asked by a finder that asks all others, too
+        self._asking.add(request)
+        try:
+            # Python 3.11 still asks finders without find_spec, in a way of its own.
+            finders = [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]
+            specs = (each.find_spec(name, path, target) for each in finders)
+            spec = next((each for each in specs if each is not None), None)
+        finally:
+            self._asking.discard(request)
         loader: Any = None if spec is None else spec.loader
         is_of_interest = name == package or isinstance(loader, ExtensionFileLoader)
         if is_of_interest and not isinstance(loader, type) and hasattr(loader, "exec_module"):
-            loader.exec_module = self._then_intercept(loader, package)
+            with suppress(AttributeError):
+                loader.exec_module = self._then_intercept(loader, package)
         return spec
 
     def _then_intercept(self, loader: Any, package: str) -> Callable[[ModuleType], None]:

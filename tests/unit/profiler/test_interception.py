@@ -1,12 +1,14 @@
 """Calls of native functions are recorded, once each, and nothing notices."""
 
 import _functools
+import importlib
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 from collections import Counter
+from importlib.machinery import ModuleSpec
 
 import mujoco
 import pytest
@@ -331,3 +333,39 @@ def test_interceptions_are_switched_off_and_on_as_they_were(tmp_path):
     (process,) = read_profile(tmp_path / "p").processes
     names = [process.name_of(int(event["name"])) for event in process.threads[0].events[2:]]
     assert names == ["torch.ones", *2 * ["Tensor.__getitem__", "torch.add"]]
+
+
+class AsksAllOthers:
+    """A finder of another tool, which asks all finders, too."""
+
+    def find_spec(self, name, path=None, target=None):
+        others = (each.find_spec(name, path, target) for each in sys.meta_path if each is not self)
+        return next(filter(None, others), None)
+
+
+def test_two_finders_that_ask_all_others_find_modules(monkeypatch):
+    finder = _Finder(["torch"], lambda _package: None)
+    monkeypatch.setattr(sys, "meta_path", [AsksAllOthers(), finder, *sys.meta_path])
+    for asked in sys.meta_path[:2]:
+        assert asked.find_spec("torch", None).name == "torch"
+        assert asked.find_spec("torch.no_such_module", []) is None
+
+
+def test_a_loader_whose_methods_cannot_be_replaced_loads(monkeypatch):
+    class Loader:
+        __slots__ = ()
+
+        def create_module(self, spec):
+            return None
+
+        def exec_module(self, module):
+            module.is_loaded = True
+
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            return ModuleSpec(name, Loader()) if name == "of_no_file" else None
+
+    finder = _Finder(["of_no_file"], lambda _package: None)
+    monkeypatch.setattr(sys, "meta_path", [finder, Finder(), *sys.meta_path])
+    assert importlib.import_module("of_no_file").is_loaded
+    del sys.modules["of_no_file"]
