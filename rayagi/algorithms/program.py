@@ -56,21 +56,21 @@ class Stepwise:
         self.simulator, self.agent, self.rollout = simulator, agent, rollout
         self._seed, self._first_env_index = seed, first_env_index
 
-    @profiler.operation("collect")
     def collect(self, number: int) -> dict[str, float]:
         """Collect rollout ``number``. Returns ``act_s`` and ``simulate_s``, or ``exchange_s`` of other GMIs' simulators."""
         step = "exchange" if isinstance(self.simulator, RemoteSimulators) else "simulate"
         acting, stepping = profiler.timed_operation("act"), profiler.timed_operation(step)
-        with stepping if step == "exchange" else nullcontext():
-            self.simulator.begin(number)
-        noise = self.agent.policy.noise(
-            self.rollout.num_steps,
-            self.rollout.num_envs,
-            seed=self._seed,
-            first_env_index=self._first_env_index,
-            number=number,
-        )
-        collect(self.simulator, self.agent, self.rollout, noise, acting=acting, stepping=stepping)
+        with profiler.operation("collect"):
+            with stepping if step == "exchange" else nullcontext():
+                self.simulator.begin(number)
+            noise = self.agent.policy.noise(
+                self.rollout.num_steps,
+                self.rollout.num_envs,
+                seed=self._seed,
+                first_env_index=self._first_env_index,
+                number=number,
+            )
+            collect(self.simulator, self.agent, self.rollout, noise, acting=acting, stepping=stepping)
         return {f"{step}_s": stepping.seconds, "act_s": acting.seconds}
 
 

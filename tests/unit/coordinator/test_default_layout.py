@@ -150,7 +150,7 @@ def test_the_command_line_plans_it_and_keeps_what_options_give(capsys, tmp_path,
     assert main(["plan", "Ant-v5", *machine]) == 0
     printed = capsys.readouterr().out
     assert "not measured on this machine" in printed
-    assert "dp_only on mps: 24 GMIs, 3840 environments." in printed
+    assert "dp_only on mps: 24 GMIs, 3,840 environments." in printed
     for given in (["--num-envs", "32"], ["--set", "gmi.num_envs=32"]):
         assert main(["plan", "Ant-v5", *machine, *given]) == 0
         assert "dp_only on mps: 24 GMIs, 768 environments." in capsys.readouterr().out
@@ -158,7 +158,7 @@ def test_the_command_line_plans_it_and_keeps_what_options_give(capsys, tmp_path,
     for text, num_envs in (("gmi: {num_envs: 32}", 768), ("seed: 3", 3840)):
         given.write_text(text)
         assert main(["plan", "Ant-v5", *machine, "--config", str(given)]) == 0
-        assert f"24 GMIs, {num_envs} environments." in capsys.readouterr().out
+        assert f"24 GMIs, {num_envs:,} environments." in capsys.readouterr().out
     assert main(["plan", "Ant-v5", *machine, "--gmis", "8"]) == 0
     assert "Default layout" not in capsys.readouterr().out
 
