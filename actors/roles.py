@@ -342,15 +342,18 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
     """Raise on the first NaN or infinity that the simulator or the policy returned.
 
     Sums of huge numbers overflow to NaN or to infinity, depending on their order: both are refused, so that a compiled
-    policy ends with the same error as torch's.
+    policy ends with the same error as torch's. But a choice may have the logit -infinity: so a user's network masks it.
 
     Raises:
         NonFiniteError: with the quantity, the step within the rollout and the environment's number in this GMI.
     """
+    outputs = rollout.outputs
+    if not rollout.actions.is_floating_point():
+        outputs = outputs.clamp(min=torch.finfo(outputs.dtype).min)
     checked = (
         ("an observation", rollout.raw_obs),
         ("a reward", rollout.rewards),
-        ("an output of the policy", rollout.outputs),
+        ("an output of the policy", outputs),
     )
     for quantity, values in checked:
         # One cheap sum detects any; if finite values overflow it, the exact check below finds none.

@@ -172,6 +172,19 @@ def test_the_first_non_finite_value_is_named():
         check_finite(rollout, 7)
 
 
+def test_choices_may_be_masked_with_logits_of_minus_infinity():
+    info = replace(PointEnv(1, 0, seed=0).info, action=ActionSpec(kind="discrete", dim=1, num_choices=3))
+    rollout = Rollout.allocate(4, 3, info, torch.device("cpu"))
+    rollout.outputs[:, 1, 0] = -float("inf")
+    check_finite(rollout, 7)
+    for refused in (float("inf"), float("nan")):
+        rollout.outputs[2, 0, 1] = refused
+        with pytest.raises(
+            NonFiniteError, match=r"an output of the policy .* \(rollout step 2, environment 0\)"
+        ):
+            check_finite(rollout, 7)
+
+
 def test_evaluation_takes_each_environments_first_episodes():
     # 5 episodes on 2 environments: 3 of the first, 2 of the second
     result = evaluate(PointEnv(2, 0, seed=4), Agent(TowardsOrigin()), 5)
