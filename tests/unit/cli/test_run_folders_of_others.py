@@ -113,7 +113,7 @@ def test_with_trust_the_module_is_imported(evil, tmp_path):
         (evil / f"{name}.py").unlink()
     done = rayagi("evaluate", ".", "--episodes", "1", "--trust-modules", cwd=evil)
     assert done.returncode == 0, done
-    assert "over 1 episodes" in done.stdout
+    assert "over 1 episode " in done.stdout
     assert (tmp_path / "marker").exists()
 
 
@@ -121,7 +121,7 @@ def test_a_module_of_the_working_project_is_imported(evil, tmp_path):
     (evil / "evilmod.py").rename(tmp_path / "evilmod.py")
     done = rayagi("evaluate", "runs/evil", "--episodes", "1", cwd=tmp_path)
     assert done.returncode == 0, done
-    assert "over 1 episodes" in done.stdout
+    assert "over 1 episode " in done.stdout
 
 
 def test_a_checkpoint_cannot_bring_code(evil, tmp_path, capsys, monkeypatch):
