@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from actors.host_memory import release_free_memory, resident_bytes
+from actors.host_memory import release_free_memory
 from actors.ping import Address
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
 from actors.rendezvous_actor import RendezvousActor
@@ -210,19 +210,9 @@ class Gmi(ClosesOnExit):
                 self._backend.verify(self.identity.slice)
 
     def iterate(self, num_iterations: int) -> list[IterationResult]:
-        """Run iterations; one result each, with the memory that this process holds after it."""
+        """Run iterations; one result each."""
         with self._leave_on_error():
-            program = self._require_program()
-            return [self._with_memory(program.iterate()) for _ in range(num_iterations)]
-
-    def _with_memory(self, result: IterationResult) -> IterationResult:
-        """Add resident memory, if the program has not measured it, and torch's peak of reserved GPU memory, without the
-        CUDA context. [unverified on GPU]"""
-        result.metrics.setdefault("resident_bytes", float(resident_bytes()))
-        device = torch.device(self._backend.device(self.identity.slice))
-        if device.type == "cuda":
-            result.metrics["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
-        return result
+            return [self._require_program().iterate() for _ in range(num_iterations)]
 
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a workload's ``gmi_run``; returns what it returns."""

@@ -1,4 +1,4 @@
-"""Host memory of this process: resident size, its peak, and the release of freed memory to the system."""
+"""Memory of this process: resident size, its peak, what torch holds on a GPU, and the release of freed memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import gc
 import os
 from contextlib import suppress
 from pathlib import Path
+
+import torch
 
 _PROC = Path("/proc/self")
 
@@ -17,6 +19,14 @@ def resident_bytes() -> int:
         return int((_PROC / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
+
+
+def memory_metrics(device: torch.device) -> dict[str, float]:
+    """Resident memory, and torch's peak of reserved GPU memory, without the CUDA context."""
+    held = {"resident_bytes": float(resident_bytes())}
+    if device.type == "cuda":
+        held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
+    return held
 
 
 def peak_bytes() -> int:

@@ -113,4 +113,7 @@ class PingMonitor:
     def reason(self, index: int) -> str:
         """Since when the process of a silent GMI has answered nothing, for the error."""
         silent_s = time.monotonic() - self._silent_since_s[index]
-        return f"its process has answered nothing for {silent_s:.0f} s, so it is stopped or stuck"
+        return (
+            f"its process has answered nothing for {silent_s:.0f} s, so it is stopped or stuck (where native code "
+            "keeps Python's lock for so long, raise gmi.collective_timeout_s)"
+        )

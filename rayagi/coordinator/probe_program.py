@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from actors.gmi import GmiContext
-from actors.host_memory import peak_bytes, reset_peak
+from actors.host_memory import memory_metrics, peak_bytes, reset_peak
 from actors.protocols import EnvFactory, IterationResult
 from actors.rollout import Rollout, StepRow
 from rayagi.algorithms.ppo.learner import PPOLearner
@@ -84,6 +84,7 @@ class ProbeProgram(DpOnlyProgram):
             self._whole = _repeated(self.rollout, self._parts)
             assert isinstance(self.learner, PPOLearner)  # parts_of cuts no other's iterations
             self.learner.prepare(self._whole)
+        result.metrics.update(memory_metrics(self.context.device))
         if self._knows_peak:
             result.metrics["resident_bytes"] = float(peak_bytes())
         return result

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
+
 from actors.gmi import GmiContext, ProgramFactory
+from actors.host_memory import memory_metrics
 from actors.host_time import ThreadClock
 from actors.protocols import IterationResult, Program
 from rayagi.monitoring.catalogue import CATALOGUE
@@ -29,20 +32,22 @@ class ExportingFactory:
             "gmi": str(identity.index),
             "slice": identity.slice.label(),
         }
-        return cast("Program", ExportingProgram(self.inner(context), Exporter(CATALOGUE, tags)))
+        exporter = Exporter(CATALOGUE, tags)
+        return cast("Program", ExportingProgram(self.inner(context), exporter, context.device))
 
 
 class ExportingProgram:
     """A program whose metrics are exported after each iteration; all else is the inner program's."""
 
-    def __init__(self, program: Program, exporter: Exporter) -> None:
-        self._program, self._exporter = program, exporter
+    def __init__(self, program: Program, exporter: Exporter, device: torch.device) -> None:
+        self._program, self._exporter, self._device = program, exporter, device
 
     def iterate(self) -> IterationResult:
-        """One iteration of the program, with what its thread waited for on the host."""
+        """One iteration of the program, with what its thread waited for on the host, and memory that its process holds."""
         with ThreadClock() as clock:
             result = self._program.iterate()
             result.metrics.update(clock.lap())
+        result.metrics.update(memory_metrics(self._device))
         self._exporter.export(result.metrics)
         return result
 

@@ -6,6 +6,7 @@ import math
 import os
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_a_turn_of_a_template_trains_and_one_whose_gmi_is_killed_leaves_it_out()
     assert trained_steps_per_s(sac, "decoupled") > 0
     killed = misbehaving("killed")
     killed = replace(killed, gmi=replace(killed.gmi, template="auto", num_gmis=1, num_envs=2))
-    found, is_final = by_turns(killed, ["dp_only"], trained_steps_per_s)
+    found, is_final = by_turns(["dp_only"], partial(trained_steps_per_s, killed))
     assert found.turns == {}
     assert found.failures["dp_only"].startswith("crashed (GmiLostError: ")
     assert not is_final

@@ -74,7 +74,9 @@ def test_a_gmi_is_silent_once_it_has_answered_nothing_for_the_limit(world):
         assert monitor.silent([0, 1]) == []
     world.now_s = 60
     assert monitor.silent([0, 1]) == [0]
-    assert monitor.reason(0) == "its process has answered nothing for 60 s, so it is stopped or stuck"
+    assert monitor.reason(0).startswith(
+        "its process has answered nothing for 60 s, so it is stopped or stuck (where"
+    )
 
 
 def test_an_answer_ends_the_silence(world):
