@@ -23,6 +23,7 @@ from rayagi.profiler.summary import (
     core_lines,
     gpu_lines,
     iteration_mean,
+    missing_processes,
     omitted_operations,
     operation_times,
     path_line,
@@ -35,7 +36,7 @@ from rayagi.profiler.summary import (
     transition_sums,
 )
 from rayagi.profiler.timeline import Lane, Timeline
-from rayagi.profiler.trace import Profile
+from rayagi.profiler.trace import Profile, printable
 
 _COLOURS = {
     "python": "#ccbb44",
@@ -67,12 +68,12 @@ def report_page(
     advice: Sequence[str] = (),
 ) -> str:
     """The page, with a note on its times."""
-    title = html.escape(command_text(profile) or str(profile.path))
+    title = _escaped(command_text(profile) or str(profile.path))
     sections = [
         f"<h1>Profile <small>{title}</small></h1>",
-        f"<p>{html.escape(note)}</p>",
+        f"<p>{_escaped(note)}</p>",
         *(
-            f"<p>{html.escape(line)}</p>"
+            f"<p>{_escaped(line)}</p>"
             for each in recorded(found)
             for line in (
                 process_line(found, each.label),
@@ -81,26 +82,31 @@ def report_page(
             )
         ),
         f"<p>{silent_processes(found)}</p>",
+        f"<p>{missing_processes(profile)}</p>",
         _advice(advice),
         f"<h2>Operations</h2>{_legend()}",
     ]
     if len(found.processes) > 1:
-        shared = "".join(f"<p>{html.escape(line)}</p>" for line in gpu_lines(profile, found, ""))
+        shared = "".join(f"<p>{_escaped(line)}</p>" for line in gpu_lines(profile, found, ""))
         note = f"<p>What several processes do in one operation at a time counts once.</p>{shared}"
         sections.append(f"<h3>All processes</h3>{note}{_bars(operation_times(found.merged))}")
     for each in recorded(found):
         times = operation_times(row for row in found.rows if row.cell.process == each.label)
-        sections.append(f"<h3>{html.escape(each.label)}</h3>{_bars(times)}")
+        sections.append(f"<h3>{_escaped(each.label)}</h3>{_bars(times)}")
     sections += [_transitions(found), _waits(waits), _critical_path(path), _timeline(lanes)]
     resources = files(__package__)
     style, script = (
         resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
     )
-    page = (
+    return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n<style>{style}</style>'
         f"</head>\n<body>\n" + "\n".join(sections) + f"\n<script>{script}</script>\n</body></html>\n"
     )
-    return page.encode("utf-8", "replace").decode()  # names may hold halves of surrogate pairs
+
+
+def _escaped(name: str) -> str:
+    """Without control of the page: of its markup, or of the direction in which what follows is written."""
+    return html.escape(printable(name))
 
 
 def _legend() -> str:
@@ -124,7 +130,7 @@ def _bars(times: Sequence[OperationTime]) -> str:
             f'<td class="number">{100 * each.resource_ns(name) / total:.1f} %</td>' for name in RESOURCES
         )
         rows.append(
-            f'<tr><td>{html.escape(each.name)}</td><td class="number">{seconds(each.total_ns)}</td>'
+            f'<tr><td>{_escaped(each.name)}</td><td class="number">{seconds(each.total_ns)}</td>'
             f'<td class="number">{100 * each.total_ns / whole:.1f} %</td>{cells}'
             f'<td class="wide"><div class="bar" style="width:{100 * each.total_ns / longest:.2f}%">'
             f"{_segments(each)}</div></td></tr>"
@@ -149,7 +155,7 @@ def _segments(operation: OperationTime) -> str:
 
 
 def _segment(share: float, background: str, text: str) -> str:
-    return f'<div style="width:{100 * share:.3f}%;background:{background}" title="{html.escape(text)}"></div>'
+    return f'<div style="width:{100 * share:.3f}%;background:{background}" title="{_escaped(text)}"></div>'
 
 
 def _background(categories: frozenset[str]) -> str:
@@ -191,7 +197,7 @@ def _critical_path(path: CriticalPath | None) -> str:
     if path is None:
         return ""
     return (
-        f"<h2>Critical path</h2><p>{html.escape(path_line(path))}</p>"
+        f"<h2>Critical path</h2><p>{_escaped(path_line(path))}</p>"
         + _table(["process", "what", "per iteration", "share"], path_rows(path), left=2)
         + "<h3>Who waits for whom</h3>"
         + _table(ARRIVAL_HEAD, arrival_rows(path), left=1)
@@ -199,7 +205,7 @@ def _critical_path(path: CriticalPath | None) -> str:
 
 
 def _advice(advice: Sequence[str]) -> str:
-    items = "".join(f"<li>{html.escape(each)}</li>" for each in advice)
+    items = "".join(f"<li>{_escaped(each)}</li>" for each in advice)
     return f"<h2>What would help</h2><ul>{items}</ul>" if items else ""
 
 
@@ -209,7 +215,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, most: 
     classes = [""] * left + [' class="number"'] * (len(head) - left)
     lines = "".join(
         "<tr>"
-        + "".join(f"<td{kind}>{html.escape(cell)}</td>" for kind, cell in zip(classes, row, strict=True))
+        + "".join(f"<td{kind}>{_escaped(cell)}</td>" for kind, cell in zip(classes, row, strict=True))
         + "</tr>"
         for row in rows[:most]
     )
@@ -238,11 +244,11 @@ def _lane(lane: Lane) -> dict[str, object]:
     """Shares as one byte a bin."""
     names = list(dict.fromkeys(each.name for each in lane.slices))
     index = {name: number for number, name in enumerate(names)}
+    name = printable(f"{lane.process}, {lane.name}")
     return {
-        "name": f"{lane.process}, {lane.name}"
-        + (f" ({lane.omitted:,} short operations left out)" if lane.omitted else ""),
+        "name": name + (f" ({lane.omitted:,} short operations left out)" if lane.omitted else ""),
         "shares": {label: _bytes(255 * shares) for label, shares in lane.shares.items()},
-        "names": names,
+        "names": [printable(each) for each in names],
         "slices": [[each.start, each.end, each.depth, index[each.name]] for each in lane.slices],
     }
 
