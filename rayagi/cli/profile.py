@@ -21,6 +21,7 @@ from rayagi.profiler.interception import packages_with
 from rayagi.profiler.layout import PROFILE
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
+from rayagi.profiler.summary import counted, missing_processes
 from rayagi.profiler.trace import TraceError, read_profile
 
 
@@ -28,12 +29,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the program; returns its exit code, or 128 and the number of the signal that ended it.
 
     Raises:
-        UsageError: no program, or none of this name.
+        UsageError: no program, or none of this name; iterations to skip, but not how many to record.
         ProfilerError: the folder cannot hold a profile; a simulator's module does not exist.
     """
     program: list[str] = arguments.program
     if not program:
         raise UsageError("give the program after two dashes: rayagi profile -- python train.py")
+    if arguments.skip and arguments.iterations is None:
+        raise UsageError("--skip needs --iterations, the number to record after them")
     packages = packages_with(arguments.simulator)
     schedule = None
     if arguments.iterations is not None:
@@ -143,9 +146,12 @@ def summarize(folder: Path) -> None:
     threads = [thread for process in profile.processes for thread in process.threads]
     lost = sum(thread.dropped for thread in threads) + sum(each.lost for each in profile.processes)
     say(
-        f"Profile {folder}: {sum(each.num_events for each in threads):,} events of {len(threads)} threads in "
-        f"{len(profile.processes)} processes" + (f"; {lost:,} dropped." if lost else ".")
+        f"Profile {folder}: {counted(sum(each.num_events for each in threads), 'event')} of "
+        f"{counted(len(threads), 'thread')} in {counted(len(profile.processes), 'process', 'processes')}"
+        + (f"; {lost:,} dropped." if lost else ".")
     )
+    if missing := missing_processes(profile):
+        say(f"{missing}.")
     say(
         f"Next:\n  rayagi profile report {quote(str(folder))}"
         if profile.processes

@@ -315,6 +315,7 @@ def _wrapper(function: Any, recorder: EventRecorder, category: Category, name: i
             recorder.record(start, time.monotonic_ns(), category, name, depth)
             _depth.value = depth
 
+    call.__qualname__ = function.__name__  # pickle looks it up in its module; pybind11's is that of a class
     return call
 
 

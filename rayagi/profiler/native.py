@@ -75,7 +75,8 @@ def load_native() -> Any | None:
         return compile_native()
     except CompilerError as error:
         reason = str(error).splitlines()[0]
-        _logger.warning("the profiler records from Python, which is slower: %s", reason)
+        what = "records from Python, which is slower, and no calls but those of simulators"
+        _logger.warning("the profiler %s: %s", what, reason)
         return None
 
 

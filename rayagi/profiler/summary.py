@@ -136,7 +136,8 @@ def transition_sums(found: Breakdown) -> list[TransitionSum]:
     counts: Counter[tuple[str, str, str]] = Counter()
     inside: Counter[tuple[str, str, str]] = Counter()
     for each, number in found.transitions.items():
-        key = operation_name(each.cell.phase, each.cell.operation), each.source, each.target
+        source, target = (set_name(frozenset([label])) for label in (each.source, each.target))
+        key = operation_name(each.cell.phase, each.cell.operation), source, target
         counts[key] += number
         inside[key] += number if each.cell.iteration != NO_ITERATION else 0
     iterations = num_iterations(found.rows)
@@ -199,8 +200,9 @@ def report_text(
         lines += [*core_lines(profile, each.label), *gpu_lines(profile, found, each.label)]
         rows = [row for row in found.rows if row.cell.process == each.label]
         lines += _operation_lines(operation_times(rows))
-    if silent := silent_processes(found):
-        lines += ["", silent]
+    lines += [
+        line for each in (silent_processes(found), missing_processes(profile)) if each for line in ("", each)
+    ]
     if len(found.processes) > 1:
         lines += ["", "all processes, what several do in one operation at a time counted once"]
         lines += gpu_lines(profile, found, "")
@@ -227,6 +229,13 @@ def silent_processes(found: Breakdown) -> str:
     count = len(found.processes) - len(recorded(found))
     note = "recorded nothing; where iterations are chosen, a process records only its own ones"
     return f"{count} of {len(found.processes)} processes {note}" if count else ""
+
+
+def missing_processes(profile: Profile) -> str:
+    """How many processes could not be read; empty for none."""
+    count = counted(profile.undescribed, "process", "processes")
+    note = "missing: the disk was full, or they died at their start"
+    return f"{count} {note}" if profile.undescribed else ""
 
 
 def process_line(found: Breakdown, label: str) -> str:

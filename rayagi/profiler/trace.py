@@ -155,6 +155,8 @@ class Profile:
     processes: tuple[ProcessTrace, ...]
     machine: dict[str, Any] = field(default_factory=dict)
     """On which it was recorded: ``machine.this_machine()``; empty where an earlier version did not write it."""
+    undescribed: int = 0
+    """Processes that could not write who they are, as on a full disk, or died before: nothing of them can be read."""
 
 
 def read_profile(folder: Path | str) -> Profile:
@@ -174,15 +176,16 @@ def read_profile(folder: Path | str) -> Profile:
             f"{path / PROFILE} is of version {repr(about.get('version'))[:20]}; this rayagi reads version {VERSION}"
         )
     try:
-        # A process that died between making its folder and describing itself has no events.
-        folders = [each for each in sorted(path.iterdir()) if (each / PROCESS).is_file()]
+        folders = [each for each in sorted(path.iterdir()) if each.is_dir()]
+        described = [each for each in folders if (each / PROCESS).is_file()]
         return Profile(
             path=path,
             command=tuple(map(str, about["command"])),
             start_unix_ns=int(about["start_unix_ns"]),
             intercepted=dict(about["intercepted"]),
-            processes=tuple(map(_read_process, folders)),
+            processes=tuple(map(_read_process, described)),
             machine=dict(about.get("machine", {})),
+            undescribed=len(folders) - len(described),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error

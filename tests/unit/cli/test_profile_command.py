@@ -144,6 +144,7 @@ def test_nothing_is_skipped_by_skip_0(tmp_path):
         (["--", "no-such-program-here"], "no-such-program-here cannot be run: No such file"),
         (["--simulator", "no_such_module", "--", "true"], "there is no module 'no_such_module'"),
         (["--out", ".", "--", "true"], "is not empty"),
+        (["--skip", "3", "--", "true"], "--skip needs --iterations"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, capsys, tmp_path):

@@ -3,6 +3,7 @@
 import _functools
 import importlib
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -298,6 +299,7 @@ def test_without_a_compiler_the_simulator_s_few_calls_are_wrapped(tmp_path):
         _functools.reduce(lambda a, b: _functools.reduce(max, [1, 2]), [1, 2])
         with pytest.raises(TypeError):
             mujoco.mj_step(model)
+        assert pickle.loads(pickle.dumps(mujoco.mj_step)) is mujoco.mj_step
     assert mujoco.mj_step is original
     assert calls(tmp_path / "p") == [
         ("SIMULATOR", "mujoco.mj_step", 0),

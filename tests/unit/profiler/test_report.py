@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from rayagi.cli import main
+from rayagi.cli.profile import summarize
 from rayagi.profiler.difference import difference_text, differences, holm, permutation_p_values
 from rayagi.profiler.overlap import Breakdown, Cell, Row, breakdown
 from rayagi.profiler.page import report_page
@@ -29,7 +30,7 @@ from rayagi.profiler.trace import Category as C
 from rayagi.profiler.trace import read_profile
 from tests.unit.profiler.traces import process, profile, write
 
-HOSTILE = "</script><script>alert(1)</script>\x1b[2J\ud800"
+HOSTILE = "</script><script>alert(1)</script>\x1b[2J\ud800\u202e"
 MS = 1_000_000
 
 
@@ -123,10 +124,10 @@ def test_terminals_and_pages_get_no_control_of_a_name():
     found = waiting()
     rows, causes = breakdown(found), waits(found)
     text = report_text(found, rows, causes)
-    assert "\x1b" not in text
-    assert text.encode()
     page = report_page(found, rows, causes, timeline(found))
-    assert page.encode()
+    for each in (text, page):
+        assert each.encode()
+        assert not {"\x1b", "\u202e", "\\u001b", "\\u202e"} & set(re.findall(r"\\u....|.", each))
     assert "alert(1)</script>" not in page
     assert page.count("<script") == page.count("</script>") == 2
 
@@ -329,3 +330,18 @@ def test_processes_that_recorded_nothing_are_counted_only():
         assert "2 of 3 processes recorded nothing" in text
         assert "gmi 1" in text
         assert "idle" not in text
+
+
+def test_processes_that_could_not_write_who_they_are_are_counted(tmp_path, capsys):
+    """On a full disk, or since they were killed at their start."""
+    folder = write(tmp_path / "p", profile(iterations([4])))
+    for name in ("host-42-9", "host-43-9"):
+        (folder / name).mkdir()
+    (folder / "host-42-9" / "names.jsonl").write_text("")
+    found = read_profile(folder)
+    assert main(["profile", "report", str(folder)]) == 0
+    shown = capsys.readouterr().out, (folder / "report.html").read_text()
+    summarize(folder)
+    for text in (*shown, capsys.readouterr().out):
+        assert "2 processes missing: the disk was full, or they died at their start" in text
+    assert "missing" not in report_text(profile(iterations([4])), breakdown(found), [])
