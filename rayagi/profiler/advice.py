@@ -46,8 +46,9 @@ def _of_path(path: CriticalPath) -> Iterator[str]:
 def _of_waits(found: Breakdown, causes: Sequence[Wait]) -> Iterator[str]:
     lives = {each.label: each.life_ns for each in found.processes}
     for each in causes:
-        if each.category == "wait" and each.total_ns >= _WORTH * lives[each.process]:
-            yield f"{each.process} waits for {each.cause} {each.total_ns / lives[each.process]:.1%} of its time"
+        if each.category == "wait" and each.mean_ns >= _WORTH * lives[each.process]:
+            threads = f", on average of {each.threads:,} threads" if each.threads > 1 else ""
+            yield f"{each.process} waits for {each.cause} {each.mean_ns / lives[each.process]:.1%} of its time{threads}"
 
 
 def _of_python(found: Breakdown) -> Iterator[str]:

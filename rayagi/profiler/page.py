@@ -184,12 +184,13 @@ def _waits(waits: Sequence[Wait]) -> str:
             each.category,
             each.cause,
             f"{each.count:,}",
+            f"{each.threads:,}",
             seconds(each.total_ns),
             seconds(each.longest_ns),
         ]
         for each in waits
     ]
-    head = ["process", "category", "cause", "count", "total", "longest"]
+    head = ["process", "category", "cause", "count", "threads", "total", "longest"]
     return "<h2>Waits by cause</h2>" + _table(head, rows, left=3)
 
 

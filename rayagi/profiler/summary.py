@@ -68,6 +68,7 @@ class Wait:
         count: how many
         total_ns: together
         longest_ns: of one
+        threads: how many of the process's threads have some
     """
 
     process: str
@@ -76,6 +77,12 @@ class Wait:
     count: int
     total_ns: int
     longest_ns: int
+    threads: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean total of a thread: threads can wait at a time, each for all of the process's life."""
+        return self.total_ns / self.threads
 
 
 def operation_times(rows: Iterable[Row]) -> list[OperationTime]:
@@ -155,6 +162,7 @@ def num_iterations(rows: Iterable[Row]) -> int:
 def waits(profile: Profile) -> list[Wait]:
     """Waits and communication by process and cause, the longest in total first."""
     found: dict[tuple[str, int, str], tuple[int, int, int]] = {}
+    threads: dict[tuple[str, int, str], set[int]] = {}  # a thread has a file for each time of recording
     for label, process in zip(process_labels(profile.processes), profile.processes, strict=True):
         for thread in process.threads:
             for first in range(0, thread.num_events, BLOCK_EVENTS):
@@ -165,9 +173,11 @@ def waits(profile: Profile) -> list[Wait]:
                     own = lasted[(some["category"] == category) & (some["name"] == name)]
                     key = label, category, process.name_of(name)
                     count, total, longest = found.get(key, (0, 0, 0))
+                    threads.setdefault(key, set()).add(thread.thread_id)
                     found[key] = count + len(own), total + int(own.sum()), max(longest, int(own.max()))
     rows = (
-        Wait(label, Category(kind).name.lower(), cause, *sums) for (label, kind, cause), sums in found.items()
+        Wait(label, Category(kind).name.lower(), cause, *sums, len(threads[label, kind, cause]))
+        for (label, kind, cause), sums in found.items()
     )
     return sorted(rows, key=lambda each: (-each.total_ns, each.process, each.cause))
 
@@ -346,7 +356,7 @@ def _wait_lines(found: Breakdown, causes: Sequence[Wait]) -> list[str]:
     kept = [
         each
         for each in causes
-        if each.total_ns > 0 and each.total_ns >= LEAST_WAIT_SHARE * whole_ns.get(each.process, 0)
+        if each.total_ns > 0 and each.mean_ns >= LEAST_WAIT_SHARE * whole_ns.get(each.process, 0)
     ][:MOST_WAITS]
     if not causes:
         return []
@@ -356,15 +366,16 @@ def _wait_lines(found: Breakdown, causes: Sequence[Wait]) -> list[str]:
             each.category,
             each.cause,
             f"{each.count:,}",
+            f"{each.threads:,}",
             seconds(each.total_ns),
-            _share(each.total_ns, whole_ns.get(each.process, 0)),
+            _share(each.mean_ns, whole_ns.get(each.process, 0)),
             seconds(each.longest_ns),
         ]
         for each in kept
     ]
     lines = ["", "waits by cause"]
     if rows:
-        head = ["process", "category", "cause", "count", "total", "share", "longest"]
+        head = ["process", "category", "cause", "count", "threads", "total", "share", "longest"]
         lines += aligned([head, *rows], left=3)
     left_out = len(causes) - len(kept)
     if left_out:

@@ -12,6 +12,7 @@ from scipy import stats
 
 from rayagi.cli import main
 from rayagi.cli.profile import summarize
+from rayagi.profiler.advice import advice
 from rayagi.profiler.difference import difference_text, differences, holm, permutation_p_values
 from rayagi.profiler.overlap import Breakdown, Cell, Row, breakdown
 from rayagi.profiler.page import report_page
@@ -89,19 +90,40 @@ def test_only_waits_that_take_time_are_in_the_text():
     found = profile(iterations([4, 4]))  # 10 ms
     own = recorded(breakdown(found))[0].label
     long, *short = (
-        Wait(own, "wait", f"cause {index}", 3, ns, ns) for index, ns in enumerate([MS, 99_000, 50_000])
+        Wait(own, "wait", f"cause {index}", 3, ns, ns, 1) for index, ns in enumerate([MS, 99_000, 50_000])
     )
     lines = [
         " ".join(line.split()) for line in report_text(found, breakdown(found), [long, *short]).splitlines()
     ]
     begin = lines.index("waits by cause")
     assert lines[begin + 1 : begin + 4] == [
-        "process category cause count total share longest",
-        f"{own} wait cause 0 3 1 ms 10.0 % 1 ms",
+        "process category cause count threads total share longest",
+        f"{own} wait cause 0 3 1 1 ms 10.0 % 1 ms",
         "left out: 2 shorter causes; the page has all",
     ]
     lines = report_text(found, breakdown(found), [short[0]]).splitlines()
     assert lines[lines.index("waits by cause") + 1] == "left out: 1 shorter cause; the page has all"
+
+
+def test_threads_that_wait_at_a_time_have_a_share_of_their_own_time():
+    """Two of three wait for 6 and 4 of 10 ms, one of them in two recordings."""
+    main_thread = [(C.THREAD, 0, 10 * MS, "main", 0)]
+    times = (0, 6), (2, 5), (6, 7)
+    waiting_threads = [[*main_thread, (C.WAIT, start * MS, end * MS, "queue", 0)] for start, end in times]
+    made = process([main_thread, *waiting_threads])
+    *others, last = made.threads
+    found = profile(replace(made, threads=(*others, replace(last, thread_id=3))))
+    rows, causes = breakdown(found), waits(found)
+    assert [(each.count, each.threads, each.total_ns, each.mean_ns) for each in causes] == [
+        (3, 2, 10 * MS, 5 * MS)
+    ]
+    text = report_text(found, rows, causes)
+    assert "trainer wait queue 3 2 10 ms 50.0 % 6 ms" in [
+        " ".join(line.split()) for line in text.splitlines()
+    ]
+    assert advice(rows, causes, None) == [
+        "trainer waits for queue 50.0% of its time, on average of 2 threads"
+    ]
 
 
 def test_transitions_outside_of_iterations_are_not_per_iteration():
