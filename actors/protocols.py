@@ -89,10 +89,10 @@ class ObsPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObsLeaf:
-    """An array of a Dict or Tuple observation."""
+    """An array of an observation that is no vector."""
 
     path: tuple[str | int, ...]
-    """Keys of dicts and places in tuples that lead to it."""
+    """Keys of dicts and places in tuples that lead to it; empty: it is the observation."""
     shape: tuple[int, ...]
     choices: tuple[int, ...] = ()
     """Options of each whole number in it, which is one-hot in the flat observation; empty: its numbers are taken as they
@@ -116,8 +116,8 @@ class EnvInfo:
     obs_members: tuple[tuple[str, int], ...] = ()
     """Keys of a Dict observation and their numbers of columns, in the order of the flat observation."""
     obs_leaves: tuple[ObsLeaf, ...] = ()
-    """Arrays of a Dict or Tuple observation, in the order of the flat one; empty: another space, or one with members
-    that are no arrays of numbers."""
+    """Arrays of a Dict or Tuple observation, or of one array of two or more dimensions, in the order of the flat one; empty:
+    another space, or one with members that are no arrays of numbers."""
     reward_terms: tuple[str, ...] = ()
     """Names of the terms of the reward; empty if the environment does not report them."""
 

@@ -113,7 +113,9 @@ def _info(env_id: str, env: CheckedEnv) -> EnvInfo:
 
 
 def observation_leaves(space: gymnasium.Space[Any]) -> tuple[ObsLeaf, ...]:
-    """Arrays of a Dict or Tuple space, as ``EnvInfo.obs_leaves``."""
+    """Arrays of a Dict or Tuple space, or a Box of two or more dimensions, as ``EnvInfo.obs_leaves``."""
+    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) > 1:
+        return (ObsLeaf(path=(), shape=space.shape),)
     if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
         return ()
     leaves = list(_leaves(space, ()))

@@ -308,6 +308,9 @@ class _SocketConnection:
 def _flattened(obs: Observations, leaves: Sequence[Leaf]) -> tuple[NDArray[np.float32], bool]:
     """Observations as (rows, obs_dim), and whether there is one without the dimension of rows."""
     is_structured = isinstance(obs, Mapping) or (bool(leaves) and isinstance(obs, tuple))
+    if leaves and not leaves[0]["path"] and not is_structured:  # one array, which may have been flattened
+        shape = np.asarray(obs).shape
+        is_structured = len(shape) > 2 or shape == tuple(leaves[0]["shape"])
     if is_structured and not leaves:
         raise PolicyRefusedError("obs is a dict; this policy's observations are vectors of numbers")
     if is_structured:

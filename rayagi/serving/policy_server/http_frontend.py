@@ -5,6 +5,8 @@
     GET  /stats    requests, latency percentiles, requests per second
     GET  /health   200 while the server runs; needs no token
 
+JSON observations of a Dict, Tuple or image space may have its form.
+
 A recurrent policy's rows are an observation and the episode's state (zeros at first); the answer holds the next states.
 
 Actions return in the format of the request. The policy's version is in the JSON, and in the header X-Policy-Version.

@@ -8,6 +8,7 @@ each of them, from its ``start`` on, which becomes a one-hot vector, as ``gymnas
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 
 Leaf = Mapping[str, Any]
 """An array of an observation, as ``/info`` describes it."""
+_MOST_TEXT = 200
+"""Most characters of a dict's keys in an error."""
 
 
 def flat_rows(obs: Any, leaves: Sequence[Leaf]) -> tuple[NDArray[np.float32], bool]:
@@ -42,22 +45,71 @@ def flat_rows(obs: Any, leaves: Sequence[Leaf]) -> tuple[NDArray[np.float32], bo
                 f"{_name(leaf['path'])} has the shape {value.shape}; expected {shape}, or in every array the same number "
                 "of rows before it"
             )
-        columns.append(_columns(value.reshape(num_rows, -1), leaf))
+        columns.append(_columns(value.reshape(num_rows, -1), leaf, _name(leaf["path"])))
     return np.concatenate(columns, axis=1), is_single
 
 
-def _columns(values: NDArray[Any], leaf: Leaf) -> NDArray[np.float32]:
+def flat_row(obs: Any, leaves: Sequence[Leaf], name: str) -> NDArray[np.float32]:
+    """Flatten one observation of JSON, in which tuples and arrays are lists, and all numbers are floats.
+
+    Args:
+        obs: dicts and lists that mirror the leaves
+        leaves: of the server
+        name: of the observation, for errors
+
+    Returns:
+        (obs_dim,)
+
+    Raises:
+        ValueError: keys, lengths or types differ from the leaves', or a number is not finite in float32.
+    """
+    _check_keys(obs, [tuple(leaf["path"]) for leaf in leaves], name)
+    columns = []
+    for leaf in leaves:
+        part = _name(leaf["path"], name)
+        values = _columns(_numbers(_at(obs, leaf["path"]), tuple(leaf["shape"]), part), leaf, part)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{part} holds a number that is not finite in float32; expected finite numbers")
+        columns.append(values[0])
+    return np.concatenate(columns)
+
+
+def list_levels(leaves: Sequence[Leaf]) -> int:
+    """Levels of lists of one observation in JSON, from the outside to its first dict or number."""
+    path = leaves[0]["path"]
+    tuples = len([*takewhile(lambda key: isinstance(key, int), path)])
+    return tuples + (len(leaves[0]["shape"]) if tuples == len(path) else 0)
+
+
+def _numbers(value: Any, shape: tuple[int, ...], name: str) -> NDArray[np.float64]:
+    """(1, size) of nested lists of the shape."""
+    level = [value]
+    for dimension, size in enumerate(shape):
+        if not ({*map(type, level)} <= {list} and {*map(len, level)} <= {size}):
+            wrong = next(each for each in level if not isinstance(each, list) or len(each) != size)
+            raise ValueError(
+                f"{name} has {_described(wrong)} in dimension {dimension}; expected the shape {shape}"
+            )
+        level = [*chain.from_iterable(level)]
+    if not {*map(type, level)} <= {float}:
+        wrong = next(each for each in level if type(each) is not float)
+        raise ValueError(f"{name} holds {_described(wrong)}; expected numbers of the shape {shape}")
+    return np.array([level], np.float64)
+
+
+def _columns(values: NDArray[Any], leaf: Leaf, name: str) -> NDArray[np.float32]:
     """(rows, size) of an array as columns of the flat row: its numbers, or one-hot vectors of its choices."""
     if values.dtype.kind not in "biuf":
-        raise ValueError(f"{_name(leaf['path'])} holds {values.dtype}; expected numbers")
+        raise ValueError(f"{name} holds {values.dtype}; expected numbers")
     if not leaf["choices"]:
-        return values.astype("<f4")
+        with np.errstate(over="ignore"):  # the server rejects what becomes infinite
+            return values.astype("<f4")
     hot = []
     for column, choices, start in zip(values.T, leaf["choices"], leaf["starts"], strict=True):
         options = np.arange(start, start + choices)
         if not np.isin(column, options).all():
             raise ValueError(
-                f"{_name(leaf['path'])} holds {column.tolist()}; expected whole numbers from {start} to {options[-1]}"
+                f"{name} holds {column.tolist()}; expected whole numbers from {start} to {options[-1]}"
             )
         hot.append(column[:, None] == options)
     return np.concatenate(hot, axis=1).astype("<f4")
@@ -85,13 +137,14 @@ def _at(obs: Any, path: Sequence[str | int]) -> Any:
     return obs
 
 
-def _name(path: Sequence[str | int]) -> str:
-    return "obs" + "".join(f"[{key!r}]" for key in path)
+def _name(path: Sequence[str | int], obs: str = "obs") -> str:
+    return obs + "".join(f"[{key!r}]" for key in path)
 
 
 def _described(obs: Any) -> str:
     if isinstance(obs, Mapping):
-        return f"a dict with the keys {', '.join(map(str, obs))}"
+        keys = ", ".join(map(str, obs))
+        return f"a dict with the keys {keys if len(keys) <= _MOST_TEXT else keys[:_MOST_TEXT] + ' ...'}"
     if isinstance(obs, tuple | list):
         return f"a {type(obs).__name__} of {len(obs)}"
-    return f"of the type {type(obs).__name__}"
+    return f"a value of the type {type(obs).__name__}"

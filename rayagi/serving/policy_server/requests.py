@@ -17,6 +17,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from rayagi.serving.policy_server.json_rows import JsonRows
+from rayagi.serving.policy_server.obs_leaves import Leaf
+
 BodyFormat = Literal["json", "npy", "raw"]
 PIECE_ROWS = 128
 """Most observations of a piece."""
@@ -57,6 +60,8 @@ class Expected:
     max_rows: int
     state_dim: int = 0
     """Numbers of a recurrent policy's state, which follow each observation; 0: not recurrent."""
+    leaves: tuple[Leaf, ...] = ()
+    """Arrays of an observation that is no vector, in the order of a row; empty: it is one."""
 
     @property
     def row_dim(self) -> int:
@@ -71,7 +76,20 @@ class Expected:
     @property
     def max_body_bytes(self) -> int:
         """Size limit of a request in any format. JSON is the largest, some 25 characters per number."""
-        return 4096 + 32 * self.row_dim * self.max_rows
+        return 4096 + self._json_row_bytes * self.max_rows
+
+    @property
+    def _json_row_bytes(self) -> int:
+        """Most JSON of a row: its numbers, and the keys of dicts."""
+        return 32 * self.row_dim + sum(len(json.dumps(leaf["path"])) for leaf in self._json_leaves)
+
+    @property
+    def _json_leaves(self) -> tuple[Leaf, ...]:
+        """Arrays of a row in JSON. A recurrent policy's row is a pair of the observation and the state."""
+        if not self.leaves or not self.state_dim:
+            return self.leaves
+        state = {"path": (1,), "shape": (self.state_dim,), "choices": ()}
+        return (*({**leaf, "path": (0, *leaf["path"])} for leaf in self.leaves), state)
 
     def shapes(self) -> str:
         """Expected shapes, for error messages."""
@@ -108,7 +126,14 @@ class Expected:
     def _from_json(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
         """Arrays, each with whether it is the last. Text in the form {"obs": [[..], [..]]} is cut between rows into
         texts of the same form: valid bodies have no other text with a ``]`` that a comma and a ``[`` follow."""
-        piece_bytes = max(PIECE_BYTES, 4096 + 32 * self.row_dim)
+        piece_bytes = max(PIECE_BYTES, 4096 + self._json_row_bytes)
+        if self.leaves:
+            rows = JsonRows(leaves=self._json_leaves, row_dim=self.row_dim, piece_bytes=piece_bytes)
+            try:
+                yield from rows.pieces(body)
+            except ValueError as error:
+                raise RequestError(str(error)) from None
+            return
         head = _HEAD.match(body, 0, piece_bytes) if len(body) > piece_bytes else None
         if head is None:
             if len(body) > piece_bytes:

@@ -69,7 +69,10 @@ class ServedPolicy:
     def expected(self, max_rows: int) -> Expected:
         """Shape and size limits of a request."""
         return Expected(
-            obs_dim=self.saved.info.obs_dim, state_dim=self.saved.policy.state_dim, max_rows=max_rows
+            obs_dim=self.saved.info.obs_dim,
+            state_dim=self.saved.policy.state_dim,
+            leaves=tuple(asdict(leaf) for leaf in self.saved.info.obs_leaves),
+            max_rows=max_rows,
         )
 
     def info(self) -> dict[str, Any]:

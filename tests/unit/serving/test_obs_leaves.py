@@ -24,6 +24,7 @@ DICT = spaces.Dict(
     }
 )
 TUPLE = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"x": spaces.Box(-1, 1, (), np.float64)})))
+IMAGE = spaces.Box(0, 255, (2, 3, 4), np.uint8)
 PAIR = spaces.Dict({"goal": spaces.Discrete(3, start=2), "pos": spaces.Box(-1, 1, (2,), np.float32)})
 
 
@@ -84,6 +85,15 @@ def test_members_that_are_no_arrays_and_other_spaces_have_no_leaves():
     assert observation_leaves(spaces.Box(-1, 1, (2,))) == ()
 
 
+def test_an_image_is_one_array():
+    leaves = leaves_of(IMAGE)
+    image = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    np.testing.assert_array_equal(flat_rows(image, leaves)[0], [np.arange(24)])
+    rows, is_single = flat_rows(image[None].repeat(3, 0), leaves)
+    assert rows.shape == (3, 24)
+    assert not is_single
+
+
 def answers(leaves, bodies):
     """Answers of a server with these leaves: /info, then the observations themselves as actions."""
 
@@ -109,6 +119,16 @@ def test_a_client_sends_an_observation_as_the_environment_gives_it():
     with service(answers(leaves_of(PAIR), bodies)) as address, PolicyClient(address, timeout_s=60) as client:
         np.testing.assert_array_equal(client.act(obs), [0, 0, 1, 0.5, -0.5])
     assert len(bodies) == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (5, 2, 3, 4), (24,), (5, 24)])
+def test_a_client_sends_images_in_their_shape_or_flat(shape):
+    image = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    with (
+        service(answers(leaves_of(IMAGE), [])) as address,
+        PolicyClient(address, timeout_s=60) as client,
+    ):
+        np.testing.assert_array_equal(client.act(image).ravel(), image.ravel())
 
 
 @pytest.mark.parametrize(
