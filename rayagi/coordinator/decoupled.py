@@ -119,7 +119,8 @@ class DecoupledSession(Session):
         self._states()
 
     def experience(self) -> dict[str, Any]:
-        """Experience statistics so far: sample counts, policy lags of the learned rows, restarts of GMIs."""
+        """Experience statistics so far: sample counts, policy lags of the learned rows, restarts of GMIs, and whether rows
+        sent and environment steps are a lower bound (``Recovery.is_lower_bound``)."""
         counts, learning = self.sample_counts(), self._spec.learning
         assert isinstance(learning, AsynchronousSpec)
         return {
@@ -134,6 +135,7 @@ class DecoupledSession(Session):
             "lags": {str(lag): rows for lag, rows in self._recovery.lags().items()},
             "bound": None if learning.on_stale == "correct" and learning.max_lag else learning.max_lag,
             "restarts": self._recovery.restarts,
+            "is_lower_bound": self._recovery.is_lower_bound,
         }
 
     def sample_counts(self) -> SampleCounts:

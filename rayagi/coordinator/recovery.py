@@ -60,6 +60,9 @@ class Recovery:
         self._accounting = SampleAccounting()
         self.restarts = 0
         """Number of restarted GMIs so far."""
+        self.is_lower_bound = False
+        """Whether learners were lost after a collector, or with one. Nobody can then tell what that collector sent last if
+        it had not reported it, and the learners had not reported its arrival."""
 
     def record_state(self, index: int, state: Mapping[str, Any]) -> None:
         """Store the last reported state of a GMI."""
@@ -81,11 +84,11 @@ class Recovery:
     def unreported_steps(self) -> int:
         """Environment steps, not returned before, that lost collectors had sent and not reported: learners have them.
 
-        Each learner reports the rows that it has received from each origin.
+        Each learner reports the rows that it has received from each origin. See ``is_lower_bound``.
         """
         found = 0
         for origin, known in self._steps_of_lost.items():
-            rows = sum(counts["received"].get(origin, (0, 0))[0] for counts in self._learner_counts())
+            rows = self._accounting.rows_from_lost(origin, self._learner_counts())
             more = max(0, rows * self._spec.learning.rollout_length - known)
             self._steps_of_lost[origin] += more
             found += more
@@ -154,6 +157,8 @@ class Recovery:
         self._accounting.record_lost_learners(
             [state["local"]["books"] for state in states], self._learner_counts()
         )
+        if self._steps_of_lost or len(states) < len(self.collectors):
+            self.is_lower_bound = True
         lags, shared = self.lags(), dict(self._snapshot)
         # 3. Parameters: the newest that any collector has, if newer than the snapshot's.
         newest = max(

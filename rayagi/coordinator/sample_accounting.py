@@ -67,6 +67,11 @@ class SampleAccounting:
         # lost = released by lost learners - what these reported as taken or dropped
         self._lost = sum(self._released_to_lost.values()) - self._taken - self._dropped
 
+    def rows_from_lost(self, origin: int, learners: Sequence[WorkerSampleCounts]) -> int:
+        """Rows that a lost collector had sent, as far as learners have reported, the lost learners included."""
+        came, _ = _received(learners).get(origin, (0, 0))
+        return came + self._released_to_lost[origin]
+
     def sample_counts(
         self, collectors: Sequence[WorkerSampleCounts], learners: Sequence[WorkerSampleCounts]
     ) -> SampleCounts:

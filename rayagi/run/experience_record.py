@@ -15,7 +15,7 @@ _WIDTH = 40
 
 def save(run: Path, experience: Mapping[str, Any]) -> None:
     """Write experience.json: ``rows`` (sent, taken, dropped, in flight, lost), ``lags``, ``bound`` (on the lag; None:
-    no bound), ``restarts``.
+    no bound), ``restarts``, ``is_lower_bound`` (of rows sent and environment steps).
 
     Raises:
         DiskError: the file cannot be written.
@@ -52,6 +52,10 @@ def facts(experience: Mapping[str, Any]) -> list[tuple[str, str]]:
         found.append(("policy lag", f"{mean:.2f} updates on average, {max(lags)} at most{bound}"))
     if experience["restarts"]:
         found.append(("GMIs replaced", str(experience["restarts"])))
+    if experience.get("is_lower_bound"):
+        found.append(
+            ("environment steps", "a lower bound: learners were lost after a collector, or with one")
+        )
     return found
 
 

@@ -86,3 +86,48 @@ def test_steps_that_a_lost_collector_sent_and_did_not_report_count_once(restarti
     recovery.record_progress(0, [IterationResult(1, {"env_steps": 40.0})])
     recovery.restart_lost(GmiLostError(0, "GMI 0/3", "rollouts", "killed"), 0)
     assert recovery.unreported_steps() == 40  # 8 rows of 10 steps, of which 4 were reported
+    assert not recovery.is_lower_bound
+
+
+def received(recovery, *rows_of_learners):
+    """Reports of learners: rows that came from origin 77."""
+    for index, rows in enumerate(rows_of_learners, 1):
+        books = {**BOOKS, "received": {77: (rows, 0)}}
+        recovery.record_state(index, {"shared": {"iteration": 3}, "local": {"lags": {}, "books": books}})
+
+
+def collecting(recovery, origin, steps):
+    recovery.record_state(0, {"local": {"books": {"origin": origin, "sent": 0, "unreleased": 0}}})
+    recovery.record_progress(0, [IterationResult(0, {"env_steps": float(steps)})])
+
+
+def state_of(origin, sent, unreleased):
+    books = {"origin": origin, "sent": sent, "unreleased": unreleased}
+    return {"shared": {"iteration": 3, "learner": {}}, "local": {"books": books}}
+
+
+def test_steps_count_once_if_learners_are_lost_before_the_collector(restarting):
+    """9 rows of 10 steps: 5 released to the lost learners, 4 sent again to the new ones."""
+    recovery, _, collectors, _ = restarting
+    collecting(recovery, 77, 70)
+    received(recovery, 3, 2)
+    collectors.append(state_of(77, 9, 4))
+    recovery.restart_lost(RuntimeError("lost"), 1)
+    recovery.restart_lost(GmiLostError(0, "GMI 0/3", "rollouts", "killed"), 0)
+    received(recovery, 3, 1)
+    assert [recovery.unreported_steps(), recovery.unreported_steps()] == [20, 0]
+    assert not recovery.is_lower_bound
+
+
+def test_steps_count_once_if_learners_are_lost_after_the_collector(restarting):
+    """9 rows of 10 steps: 5 reported by the lost learners, and 4 by the new ones."""
+    recovery, _, collectors, _ = restarting
+    collecting(recovery, 77, 20)
+    recovery.restart_lost(GmiLostError(0, "GMI 0/3", "rollouts", "killed"), 0)
+    received(recovery, 3, 2)
+    assert recovery.unreported_steps() == 30
+    collectors.append(state_of(78, 0, 0))
+    recovery.restart_lost(RuntimeError("lost"), 1)
+    received(recovery, 3, 1)
+    assert [recovery.unreported_steps(), recovery.unreported_steps()] == [40, 0]
+    assert recovery.is_lower_bound
