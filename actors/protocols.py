@@ -171,7 +171,7 @@ class VecEnv(Protocol):
         """Restore a saved state. Returns the observation to act on next, (N, obs_dim) float32."""
 
     def close(self) -> None:
-        """Release threads and simulators."""
+        """Release threads and simulators: at once, or at the end of the call in progress. Safe to call twice."""
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StepResult
+from rayagi.envs.closing import while_open
 from rayagi.envs.errors import EnvironmentOptionError, UnsupportedSpaceError
 from rayagi.envs.gymnasium_adapter import RestartingVecEnv, action_spec, float32_copy
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, time_limit
@@ -44,6 +45,7 @@ class EnvPoolVecEnv(RestartingVecEnv):
         self._low, self._high = np.array(info.action.low), np.array(info.action.high)
         self._obs = torch.zeros((env_args.num_envs, info.obs_dim))
 
+    @while_open
     def reset(self) -> Tensor:
         """Start a new episode everywhere, in a new pool: EnvPool takes seeds only at construction."""
         self._close_pool()
@@ -64,6 +66,7 @@ class EnvPoolVecEnv(RestartingVecEnv):
         self._obs = float32_copy(obs)
         return self._obs.clone()
 
+    @while_open
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; real actions are clipped to the action range.
 
@@ -103,9 +106,8 @@ class EnvPoolVecEnv(RestartingVecEnv):
             final_obs=final_obs,
         )
 
-    def close(self) -> None:
-        """Stop the pool's threads."""
-        super().close()
+    def _release(self) -> None:
+        super()._release()
         self._close_pool()
 
     def _close_pool(self) -> None:

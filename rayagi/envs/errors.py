@@ -29,6 +29,17 @@ class ForkedEnvError(EnvError):
         )
 
 
+class ClosedEnvError(EnvError):
+    """Environments are used after they were closed."""
+
+    def __init__(self, env_id: str) -> None:
+        super().__init__(env_id)
+        self.env_id = env_id
+
+    def __str__(self) -> str:
+        return f"{self.env_id}: these environments are closed; make new ones to reset and step them"
+
+
 class _NamedError(EnvError):
     """What is wrong (``reason``) with something that has a name: ``NAME: REASON``."""
 

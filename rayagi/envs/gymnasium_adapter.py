@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsLeaf, ObsPart, StateDict, StepResult, VecEnv
 from rayagi.envs.checked_env import CheckedEnv
+from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError, failure_text
 from rayagi.envs.providers import (
     EnvProvider,
@@ -252,12 +253,13 @@ def episode_seed(seed: int, env_index: int, episode: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
-class RestartingVecEnv(ABC):
+class RestartingVecEnv(ClosableEnv):
     """What environments whose state cannot be saved have in common: episodes' counters, and what is not finite."""
 
     resumes_episodes = False
 
     def __init__(self, info: EnvInfo, num_envs: int, first_env_index: int) -> None:
+        super().__init__()
         self.info, self.num_envs, self._first_env_index = info, num_envs, first_env_index
         self._episode = np.full(num_envs, -1, dtype=np.int64)
         self._elapsed = np.zeros(num_envs, dtype=np.int64)
@@ -289,17 +291,19 @@ class RestartingVecEnv(ABC):
             i = row if ids is None else int(ids[row])
             raise SimulationError(self._first_env_index + i, int(self._elapsed[i]), quantity)
 
+    @while_open
     def state_dict(self) -> StateDict:
         """Episode counters: the environments do not expose their state."""
         return {"episode": self._episode.copy()}
 
+    @while_open
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes with other seeds than the saved ones. Returns their first observation."""
         check_num_envs(self.info.env_id, len(state["episode"]), self.num_envs)
         self._episode[:] = state["episode"]
         return self.reset()
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Log simulation errors, for users without metrics."""
         log_sim_errors(self.info.env_id, self.sim_errors)
 
@@ -334,6 +338,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
         self._seed, self._action_space = seed, self._envs.single_action_space
         self._obs: NDArray[Any] = np.zeros((num_envs, self.info.obs_dim))
 
+    @while_open
     def reset(self) -> Tensor:
         """Start a new episode in every environment. Returns (N, obs_dim) float32."""
         obs = _as_float32(self._envs.reset(seed=self._next_seeds(self._seed))[0])
@@ -341,6 +346,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
         self._obs = obs.copy()
         return float32_copy(obs)
 
+    @while_open
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; continuous actions are clipped to the Box, choices count from 0.
 
@@ -389,9 +395,8 @@ class GymnasiumVecEnv(RestartingVecEnv):
             self._refuse_nonfinite(actions, "action")
         return to_space(self._action_space, actions)
 
-    def close(self) -> None:
-        """Close every environment."""
-        super().close()
+    def _release(self) -> None:
+        super()._release()
         self._envs.close()
 
 

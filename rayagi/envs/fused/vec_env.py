@@ -12,6 +12,7 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import EnvInfo, StateDict, StepResult
 from actors.rollout import Episodes, Rollout
+from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, FusedBackend, StepBatch
 from rayagi.envs.fused.c.backend import CBackend, RolloutPointers, TimingStruct
 from rayagi.envs.fused.simulator import Discrete
@@ -21,21 +22,24 @@ from rayagi.native.binding import pointer
 from rayagi.profiler import Category, activity
 
 
-class BackendVecEnv:
+class BackendVecEnv(ClosableEnv):
     """Implements VecEnv for any backend on the host. Actions are clipped to the box."""
 
     resumes_episodes = True
 
     def __init__(self, info: EnvInfo, env_config: EnvConfig, backend: FusedBackend) -> None:
+        super().__init__()
         self.info, self.num_envs = info, env_config.num_envs
         self._env_config, self._backend = env_config, backend
         self._out = StepBatch.allocate(1, env_config.num_envs, info.obs_dim)
 
+    @while_open
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         self._backend.start()
         return self._rows(self._backend.observe())
 
+    @while_open
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment.
 
@@ -62,6 +66,7 @@ class BackendVecEnv:
             final_obs=self._rows(out.final_obs[0][:, ids]),
         )
 
+    @while_open
     def state_dict(self) -> StateDict:
         """State, elapsed steps and number of every running episode."""
         env_state = self._backend.env_state
@@ -71,14 +76,15 @@ class BackendVecEnv:
             "episode": env_state.episode.clone(),
         }
 
+    @while_open
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Continue the saved episodes of as many environments."""
         check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
         self._backend.env_state.copy_(BatchedEnvState(state["state"], state["elapsed"], state["episode"]))
         return self._rows(self._backend.observe())
 
-    def close(self) -> None:
-        """Nothing to release."""
+    def _release(self) -> None:
+        """Nothing: the backend's memory ends with this object."""
 
     @staticmethod
     def _rows(columns: Tensor) -> Tensor:
@@ -187,12 +193,12 @@ class FusedVecEnv(BackendVecEnv):
         super().__init__(info, env_config, CBackend(env_config, num_threads))
         self._rollout = FusedRollout(self._backend)
 
+    @while_open
     def collect_rollout(
         self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
     ) -> Episodes:
         """T steps in one call: see RolloutEnv."""
         return self._rollout.collect_rollout(rollout, policy, iteration, running)
 
-    def close(self) -> None:
-        """End the threads."""
+    def _release(self) -> None:
         self._backend.close()

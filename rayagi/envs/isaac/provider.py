@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
+from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.isaac.process import SimulatorProcess
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, refuse_nonfinite
 
 
-class IsaacVecEnv:
+class IsaacVecEnv(ClosableEnv):
     """Implements VecEnv as far as the engine allows. Actions are clipped to the action range.
 
     Isaac Gym: ``final_obs`` is exact, but ``obs`` equals it where an episode ended. The new episode's first observation
@@ -33,12 +34,14 @@ class IsaacVecEnv:
     resumes_episodes = False
 
     def __init__(self, info: EnvInfo, process: SimulatorProcess, env_args: VecEnvArgs) -> None:
+        super().__init__()
         self.info, self.num_envs = info, env_args.num_envs
         self._process, self._env_args = process, env_args
         self._low, self._high = torch.tensor(info.action.low), torch.tensor(info.action.high)
         self._elapsed = torch.zeros(env_args.num_envs, dtype=torch.int64)
         self._resets = 0
 
+    @while_open
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         seed = reset_seed(self._env_args, self._resets)
@@ -46,6 +49,7 @@ class IsaacVecEnv:
         self._elapsed.zero_()
         return self._process.reset(seed)["obs"].clone()
 
+    @while_open
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment.
 
@@ -69,18 +73,19 @@ class IsaacVecEnv:
             final_obs=shared["final_obs"][final_ids],
         )
 
+    @while_open
     def state_dict(self) -> StateDict:
         """Number of resets; the simulators do not expose their state."""
         return {"resets": self._resets, "num_envs": self.num_envs}
 
+    @while_open
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Start new episodes with seeds other than the saved ones. Returns their first observation."""
         check_num_envs(self.info.env_id, int(state["num_envs"]), self.num_envs)
         self._resets = int(state["resets"])
         return self.reset()
 
-    def close(self) -> None:
-        """Terminate the simulator's process."""
+    def _release(self) -> None:
         self._process.close()
 
 

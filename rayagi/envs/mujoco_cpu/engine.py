@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actors.protocols import StateDict, StepResult
 from actors.rollout import environment_generator
+from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import SimulationError
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
 from rayagi.envs.mujoco_cpu.tasks import GymnasiumTask, describe, load_model, make_physics
@@ -31,7 +32,7 @@ class RawStep:
     final_obs: Array
 
 
-class MujocoVecEnv:
+class MujocoVecEnv(ClosableEnv):
     """Implements VecEnv for a task.
 
     An environment's randomness comes from a counter-based generator keyed by (seed, global index, episode),
@@ -54,6 +55,7 @@ class MujocoVecEnv:
         num_threads: int = 1,
         max_episode_steps: int | None = 1000,
     ) -> None:
+        super().__init__()
         self.num_envs, self._task = num_envs, task
         self._compiled = load_model(env_id, task)
         self.info = describe(env_id, self._compiled, task, max_episode_steps)
@@ -72,10 +74,12 @@ class MujocoVecEnv:
         """How often a world became unstable, since this object was made."""
         return {"unstable": self._num_unstable}
 
+    @while_open
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         return _to_float32(self.reset_raw())
 
+    @while_open
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment; ``actions`` (N, nu) are clipped to the action range.
 
@@ -92,12 +96,14 @@ class MujocoVecEnv:
             final_obs=_to_float32(raw.final_obs),
         )
 
+    @while_open
     def reset_raw(self) -> Array:
         """``reset`` in float64."""
         self._start_episodes(np.arange(self.num_envs))
         self._obs = self._task.observe(self._compiled, self._physics.fields)
         return self._obs
 
+    @while_open
     def step_raw(self, actions: NDArray[Any]) -> RawStep:
         """``step`` in float64."""
         task, compiled, fields = self._task, self._compiled, self._physics.fields
@@ -147,6 +153,7 @@ class MujocoVecEnv:
     def _generator(self, i: int) -> np.random.Generator:
         return environment_generator(self._seed, self._first_env_index + i, "reset", int(self._episode[i]))
 
+    @while_open
     def state_dict(self) -> StateDict:
         """Physics, elapsed steps and episode counters: enough to continue bit for bit."""
         return {
@@ -155,6 +162,7 @@ class MujocoVecEnv:
             "episode": self._episode.copy(),
         }
 
+    @while_open
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Restore a saved state of the same number of environments. Returns the observation to act on next."""
         check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
@@ -164,8 +172,7 @@ class MujocoVecEnv:
         self._obs = self._task.observe(self._compiled, self._physics.fields)
         return _to_float32(self._obs)
 
-    def close(self) -> None:
-        """Stop the threads and free the simulations."""
+    def _release(self) -> None:
         log_sim_errors(self.info.env_id, self.sim_errors)
         self._physics.close()
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from rayagi.envs.closing import while_open
 from rayagi.envs.tasks.task import Memory
 from rayagi.envs.tasks.vec_env import BatchedSim, TaskVecEnv, stacked_terms
 
@@ -76,6 +77,7 @@ class MaskedTaskVecEnv(TaskVecEnv):
         """See MaskedBatchedSim."""
         return self._worlds.captured()
 
+    @while_open
     def advance(self, actions: Tensor) -> MaskedStepResult:
         """Advance every environment; ``actions`` (N, action_dim) on the device.
 
@@ -124,10 +126,12 @@ class MaskedTaskVecEnv(TaskVecEnv):
         for name, values in changed.items():
             self._memory[name].copy_(values)
 
+    @while_open
     def reset(self) -> Tensor:
         """As TaskVecEnv's, but in the existing tensors."""
         return self._in_place(super().reset)
 
+    @while_open
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """As TaskVecEnv's, but in the existing tensors."""
         return self._in_place(partial(super().load_state_dict, state))

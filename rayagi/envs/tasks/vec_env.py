@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
+from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import named_failures
 from rayagi.envs.providers import check_num_envs, log_sim_errors, refuse_nonfinite
 from rayagi.envs.tasks.random_uniforms import START, uniform
@@ -81,7 +82,7 @@ def stacked_terms(task: Task, outcome: StepOutcome, broken: Tensor | None) -> Te
     return terms if broken is None else terms.masked_fill(broken.unsqueeze(-1), 0.0)
 
 
-class TaskVecEnv:
+class TaskVecEnv(ClosableEnv):
     """Implements VecEnv for a task on any engine. Actions are clipped to [-1, 1].
 
     A world with a simulation error (such as a non-finite state), or for which the task computes a non-finite reward or
@@ -99,6 +100,7 @@ class TaskVecEnv:
         first_env_index: int = 0,
         seed: int = 0,
     ) -> None:
+        super().__init__()
         self.info, self.num_envs = info, worlds.num_worlds
         self._rules, self._worlds, self._task = rules, worlds, rules.task
         self._first_env_index, self._seed = first_env_index, seed
@@ -125,6 +127,7 @@ class TaskVecEnv:
         """MjData fields of the worlds, live: see BatchedSim."""
         return self._worlds.fields
 
+    @while_open
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         everything = torch.arange(self.num_envs, device=self._worlds.device)
@@ -133,6 +136,7 @@ class TaskVecEnv:
             self._obs = self._rules.observe(self._state()).clone()
         return self._obs.to("cpu", torch.float32)
 
+    @while_open
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment.
 
@@ -232,6 +236,7 @@ class TaskVecEnv:
                 self._memory[name] = values.new_zeros((self.num_envs, *values.shape[1:]))
             self._memory[name] = self._memory[name].index_copy(0, ids, values)
 
+    @while_open
     def state_dict(self) -> StateDict:
         """Physics, memory, elapsed steps and episode counters: on the CPU the continuation is bit-identical."""
         return {
@@ -243,6 +248,7 @@ class TaskVecEnv:
             "episode": self._episode.cpu().clone(),
         }
 
+    @while_open
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Restore a saved state of as many environments. Returns the observation to act on next."""
         check_num_envs(self.info.env_id, len(state["elapsed"]), self.num_envs)
@@ -256,7 +262,7 @@ class TaskVecEnv:
         )
         return self._obs.to("cpu", torch.float32)
 
-    def close(self) -> None:
+    def _release(self) -> None:
         """Release the worlds, and log their simulation errors for users without metrics."""
         log_sim_errors(self.info.env_id, self.sim_errors)
         self._worlds.close()

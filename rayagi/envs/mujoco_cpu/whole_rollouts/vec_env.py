@@ -16,6 +16,7 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Episodes, Rollout, exploration_noise
 from collectives.compiler import CompilerError
+from rayagi.envs.closing import while_open
 from rayagi.envs.errors import SimulationError, SimulatorError
 from rayagi.envs.mujoco_cpu.compiled_loop import (
     ACTION_NOT_FINITE,
@@ -168,6 +169,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         self.loop, self.formulas = physics.loop, compile_formulas(task, self._compiled, physics.fields)
         self._final_obs = torch.empty(0)
 
+    @while_open
     def collect_rollout(
         self, rollout: Rollout, policy: PolicyTensors, iteration: int, running: Tensor
     ) -> Episodes:

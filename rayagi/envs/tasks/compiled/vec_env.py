@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StepResult
+from rayagi.envs.closing import while_open
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.providers import check_num_envs
@@ -57,6 +58,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         rows = {**self._worlds.fields, **memory, **own}
         self._at = self._program.worlds(self._seed, self._limit, counters, rows)
 
+    @while_open
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         obs = torch.zeros_like(self._obs)
@@ -64,6 +66,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         self._obs = obs
         return obs
 
+    @while_open
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment. Raises SimulationError: an action is not finite."""
         # 1. Clip actions, compute controls.
@@ -115,6 +118,7 @@ class CompiledTaskVecEnv(TaskVecEnv):
         library.rayagi_observe(*given, obs.data_ptr())
         return last
 
+    @while_open
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """As ``TaskVecEnv.load_state_dict``.
 
