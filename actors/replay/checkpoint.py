@@ -46,6 +46,7 @@ from actors.replay.schema import ReplaySchema
 from actors.replay.store import MAX_TIMESTAMP, ReplayStore
 from actors.replay.tree import Integers
 from collectives.closing import ClosesOnExit
+from placement.errors import counted
 
 _QUEUE = np.dtype("<u4")
 _FINISHED, _UNFINISHED = re.compile(r"\d{6,}"), re.compile(r"\.(\d{6,}|removed)\..*")
@@ -278,7 +279,7 @@ class ReplayCheckpointer(ClosesOnExit):
             removal=kernel.REMOVALS[header.removal],
             max_times_sampled=header.max_sampled,
             counters={name: int(getattr(header, name)) for name in COUNTERS},
-            limiter=state_of(header),
+            limiter=state_of(header, self._store.endpoint),
             state=state,
             status=digest(status),
             queue=digest(queue),
@@ -311,7 +312,7 @@ class ReplayCheckpointer(ClosesOnExit):
             wanted = (
                 "of shards, the same is needed" if store.num_shards > 1 else "at least as many are needed"
             )
-            raise _foreign(folder, f"{manifest.capacity} rows", f"{store.capacity}; {wanted}")
+            raise _foreign(folder, counted(manifest.capacity, "row"), f"{store.capacity}; {wanted}")
 
     def _frozen(self, folder: Path, manifest: Manifest, status: NDArray[Any], queue: NDArray[Any]) -> Frozen:
         """The status table and queue for the store, whose capacity may be larger."""

@@ -7,6 +7,16 @@ class ReplayError(ValueError):
     """A store cannot be made, or a request does not fit it."""
 
 
+class ReplayDamagedError(ReplayError):
+    """A store's shared memory holds what no store writes."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(
+            f"the shared memory of replay store {endpoint} is damaged: a program has written where only stores may; make "
+            "it again, from a checkpoint"
+        )
+
+
 class ReplayBusyError(RuntimeError):
     """Other processes hold what a request needs: the lock, or all rows."""
 

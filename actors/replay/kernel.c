@@ -524,6 +524,8 @@ static Limit *limit_of(Header *h) {
     return limit ? &h->limits[(limit - 1) & 1] : 0;
 }
 
+static int has_limit_or_none(const Header *h) { return (uint64_t)h->limit <= 2; }
+
 static double error_of(const Limit *l) {
     return l->samples_per_insert * (double)__atomic_load_n(&l->inserts, __ATOMIC_RELAXED)
            - (double)__atomic_load_n(&l->samples, __ATOMIC_RELAXED) + l->offset;
@@ -551,6 +553,7 @@ static int64_t unlock(Store *s, int64_t result) {
     __atomic_store_n(&h->version, h->version + 1, __ATOMIC_RELEASE);
     pthread_mutex_unlock(s->lock);
     if (h->limit) notify(h, INSERT), notify(h, SAMPLE);
+    require(s, has_limit_or_none(h));
     return s->damaged ? DAMAGED : result;
 }
 
@@ -622,6 +625,7 @@ int64_t replay_limit(Store *s, const Limit *given, int64_t restored) {
     Header *h = s->header;
     const int64_t failed = lock(s);
     if (failed) return failed;
+    if (!require(s, has_limit_or_none(h))) return unlock(s, DAMAGED);
     const Limit *before = limit_of(h);
     const int64_t next = h->limit == 1 ? 2 : 1;
     if (given) {

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from actors.replay import kernel
-from actors.replay.errors import ReplayBusyError, ReplayError, ReplayTimeoutError
+from actors.replay.errors import ReplayBusyError, ReplayDamagedError, ReplayError, ReplayTimeoutError
 from actors.replay.kernel import HeaderStruct, LimitStruct, WaiterStruct
 from actors.replay.table_limit import ShardError
+from placement.errors import counted
 
 if TYPE_CHECKING:
     from actors.replay.store import ReplayStore
@@ -177,7 +178,7 @@ class Limiter:
 
     def state(self) -> dict[str, Any] | None:
         """All that ``restore`` needs, as values of JSON (inf is None); None without a limit."""
-        return state_of(self._header)
+        return state_of(self._header, self.store.endpoint)
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         """Set the limit and its counters as ``state`` returned them, in this or another store.
@@ -200,7 +201,7 @@ class Limiter:
         Raises:
             ReplayError: ``state`` is no such value.
         """
-        saved, own = None if state is None else struct_of(state), _struct_in(self._header)
+        saved, own = None if state is None else struct_of(state), self._struct()
         if own is None:
             return
         rule = ("samples_per_insert", "below", "above", "min_size")
@@ -217,7 +218,7 @@ class Limiter:
 
     def status(self) -> LimiterStatus:
         """The limit, its counters, who waits and since when."""
-        struct, ended = _struct_in(self._header), self._header
+        struct, ended = self._struct(), self._header
         places = (WaiterStruct * kernel.WAITERS)()
         found = max(0, self._library.replay_waiters(self.store.native, ctypes.addressof(places)))
         return LimiterStatus(
@@ -236,7 +237,7 @@ class Limiter:
 
     def shard_error(self) -> ShardError | None:
         """What this limiter adds to that of a table of several shards; None without a limit."""
-        struct = _struct_in(self._header)
+        struct = self._struct()
         if struct is None:
             return None
         early = struct.samples_per_insert * min(
@@ -262,8 +263,7 @@ class Limiter:
             raise ReplayError(
                 f"an error of {shift} was to be added to the rate limiter's: use a finite number"
             )
-        if self._library.replay_shift_error(self.store.native, shift) < 0:
-            raise ReplayBusyError(_SUSPENDED)
+        self._refuse(self._library.replay_shift_error(self.store.native, shift))
 
     def admits(self, kind: int, sleep_s: float = 0.0) -> bool:
         """Whether a request of INSERT or SAMPLE of ``kernel`` is admitted, now or after a sleep of at most ``sleep_s``."""
@@ -271,8 +271,11 @@ class Limiter:
 
     def timeout_s(self) -> float:
         """Longest wait of a request; inf without a limit."""
-        struct = _struct_in(self._header)
+        struct = self._struct()
         return math.inf if struct is None else float(struct.timeout_s)
+
+    def _struct(self) -> LimitStruct | None:
+        return _struct_in(self._header, self.store.endpoint)
 
     def begin(self, kind: int, rows: int) -> int:
         """Name this process as waiting. Returns its place; below 0 if there is none."""
@@ -285,16 +288,23 @@ class Limiter:
     def _change(self, limit: RateLimit | None, struct: LimitStruct | None, *, restored: bool) -> None:
         if limit is not None and limit.min_size > self.store.capacity:
             raise ReplayError(
-                f"min_size is {limit.min_size} where the store has {self.store.capacity} rows: nothing could ever be drawn"
+                f"min_size is {limit.min_size} where the store has "
+                f"{counted(self.store.capacity, 'row')}: nothing could ever be drawn"
             )
         at = None if struct is None else ctypes.addressof(struct)
-        if self._library.replay_limit(self.store.native, at, restored) < 0:
+        self._refuse(self._library.replay_limit(self.store.native, at, restored))
+
+    def _refuse(self, result: int) -> None:
+        """Raise the error of a request that failed."""
+        if result == kernel.DAMAGED:
+            raise ReplayDamagedError(self.store.endpoint)
+        if result < 0:
             raise ReplayBusyError(_SUSPENDED)
 
 
-def state_of(header: HeaderStruct) -> dict[str, Any] | None:
-    """``Limiter.state`` of a store's header, or of a copy of it."""
-    struct = _struct_in(header)
+def state_of(header: HeaderStruct, endpoint: str) -> dict[str, Any] | None:
+    """``Limiter.state`` of a store's header, or of a copy of it. Raises ReplayDamagedError, with the store's endpoint."""
+    struct = _struct_in(header, endpoint)
     if struct is None:
         return None
     found = {name: getattr(struct, name) for name in _FIELDS}
@@ -317,9 +327,11 @@ def struct_of(state: Mapping[str, Any]) -> LimitStruct:
     return struct
 
 
-def _struct_in(header: HeaderStruct) -> LimitStruct | None:
-    """A copy of the limit in use."""
+def _struct_in(header: HeaderStruct, endpoint: str) -> LimitStruct | None:
+    """A copy of the limit in use; None: there is none."""
     used = header.limit
+    if not 0 <= used <= len(header.limits):
+        raise ReplayDamagedError(endpoint)
     return LimitStruct.from_buffer_copy(header.limits[used - 1]) if used else None
 
 
@@ -374,11 +386,12 @@ class Waits:
         found, size = self._limiter.status(), len(self._limiter.store)
         limit = found.limit or RateLimit()
         what, other = ("inserting", "drawn") if self._kind == kernel.INSERT else ("drawing", "inserted")
-        why = f"the error is {found.error:g} after {found.inserts} inserts and {found.samples} samples"
+        why = f"the error is {found.error:g} after {counted(found.inserts, 'insert')} and {counted(found.samples, 'sample')}"
         if size < limit.min_size:
-            why = f"{limit.min_size - size} more are needed"
+            why = f"its limit needs {limit.min_size - size} more"
         return (
-            f"{what} {self._rows} rows has waited {waited_s:.3g} s for the rate limiter: {size} rows are there, and {why} "
+            f"{what} {counted(self._rows, 'row')} has waited {waited_s:.3g} s for the rate limiter: the store has "
+            f"{counted(size, 'row')}, and {why} "
             f"under {replace(limit, timeout_s=math.inf)}; it goes on when rows are {other} by this or another process, or "
             "with another limit (limiter.set)"
         )

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from actors.replay import kernel, memory
 from actors.replay.candidates import Candidates, Numbers, Order
-from actors.replay.errors import RateLimitedError, ReplayBusyError, ReplayError
+from actors.replay.errors import RateLimitedError, ReplayBusyError, ReplayDamagedError, ReplayError
 from actors.replay.kernel import (
     ColumnStruct,
     HeaderStruct,
@@ -55,6 +55,7 @@ from actors.replay.rows import (
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Edges, Floats, Integers, total
 from collectives.closing import ClosesOnExit
+from placement.errors import counted
 
 MAGIC = 0x3230594C50455241
 LOCK_LIMIT_S = 10.0
@@ -536,7 +537,7 @@ class ReplayStore(ClosesOnExit):
         steps, valid = np.ascontiguousarray(steps, np.int64), np.empty(len(indices), np.uint8)
         if steps.shape != indices.shape:
             raise ReplayError(
-                f"steps {list(steps.shape)} were given for {len(indices)} rows: give one for each"
+                f"steps {list(steps.shape)} were given for {counted(len(indices), 'row')}: give one for each"
             )
         arguments = map(address, (indices, generations, steps))
         self.gather(0, len(indices), *arguments, 0, None, address(valid), None)
@@ -764,8 +765,8 @@ class ReplayStore(ClosesOnExit):
             wanted = (count, *column.shape) if single else (count, steps + column.extra, *column.shape)
             if shape != wanted or not 0 < steps <= self.schema.max_length:
                 raise ReplayError(
-                    f"{column.name} has shape {list(shape)} where {max(count, 0)} rows of 1 to "
-                    f"{self.schema.max_length} steps (+ {column.extra}) of {column} are expected"
+                    f"{column.name} has shape {list(shape)}; expected {counted(max(count, 0), 'row')} of 1 to "
+                    f"{counted(self.schema.max_length, 'step')} (+ {column.extra}) of {column}"
                 )
         return count, steps
 
@@ -844,12 +845,12 @@ class ReplayStore(ClosesOnExit):
             )
         if result == kernel.ALL_WRITING:
             raise ReplayBusyError(
-                f"{count} rows were requested of {size}, of which {writing} are being written: commit or cancel them, "
+                f"{counted(count, 'row')} requested of {size}, with {writing} being written: commit or cancel them, "
                 "or request fewer"
             )
         if result == kernel.NO_SLOT:
             raise ReplayBusyError(
-                f"{count} rows were requested, and memory_bytes has space for {self._meta['slots']}, of which {writing} are "
+                f"{counted(count, 'row')} requested, and memory_bytes has space for {self._meta['slots']}, with {writing} "
                 "being written: use a larger budget, or request fewer"
             )
         if result == kernel.FOREIGN:
@@ -857,10 +858,7 @@ class ReplayStore(ClosesOnExit):
                 f"an index is not of this shard, which has {self.base} to {self.base + size - 1}"
             )
         if result == kernel.DAMAGED:
-            raise ReplayError(
-                f"the shared memory of replay store {self.endpoint} is damaged: a program has written where only "
-                "stores may; make it again, from a checkpoint"
-            )
+            raise ReplayDamagedError(self.endpoint)
         raise ReplayError(_REASONS[result])
 
 

@@ -544,7 +544,7 @@ def put(*path):
         (put("format", "other"), None, "manifest is not one of a replay checkpoint"),
         (put("segments", 0, "pieces", [[6]]), None, "manifest is not one of a replay checkpoint"),
         (put("segments", 0, "pieces", [[6, "a", 1]]), None, "manifest is not one of a replay checkpoint"),
-        (put("capacity", 10**9), None, "1000000000 rows where this one has 7; at least as many"),
+        (put("capacity", 10**9), None, "1,000,000,000 rows where this one has 7; at least as many"),
         (put("capacity", True), None, "manifest is not one"),
         (put("capacity", -1), None, "manifest is not one"),
         (put("capacity", 6), None, "status.bin has 308 bytes|more than 264"),

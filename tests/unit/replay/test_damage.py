@@ -9,8 +9,18 @@ import pytest
 from replay_processes import forked
 from replay_tables import SCHEMA, content
 
-from actors.replay import Prioritized, ReplayError, ReplayStore, Subscription, Uniform, gather, select
-from actors.replay.errors import ReplayBusyError
+from actors.replay import (
+    Prioritized,
+    RateLimit,
+    ReplayCheckpointer,
+    ReplayError,
+    ReplayStore,
+    Subscription,
+    Uniform,
+    gather,
+    select,
+)
+from actors.replay.errors import ReplayBusyError, ReplayDamagedError
 from actors.replay.kernel import REMOVALS
 from actors.replay.layout import layout_of
 
@@ -105,6 +115,8 @@ def entries(store):
         pytest.param(header(writers=FAR), id="first writer"),
         pytest.param(header(writers=CAPACITY // 2), id="first writer, which is none"),
         pytest.param(header(queue_tail=2**60), id="length of the queue"),
+        pytest.param(header(limit=3), id="rate limiter"),
+        pytest.param(header(limit=-1), id="rate limiter below 0"),
         pytest.param(entries, id="queue"),
     ],
 )
@@ -117,6 +129,26 @@ def test_a_damaged_store_is_refused_by_name(tmp_path, damage, spills):
         rf"the shared memory of replay store \S+#{number_of_file}\|\S+ is damaged",
         outcome(partial(use, store)),
     )
+
+
+@pytest.mark.parametrize("limit", [3, -1, 2**62])
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        pytest.param(lambda store, _: store.limiter.status(), id="status"),
+        pytest.param(lambda store, _: store.limiter.set(RateLimit(min_size=2)), id="set"),
+        pytest.param(lambda store, _: store.limiter.shift_error(1.0), id="shift"),
+        pytest.param(lambda store, _: store.limiter.timeout_s(), id="timeout"),
+        pytest.param(lambda store, _: store.insert(content([0])), id="insert"),
+        pytest.param(lambda store, _: select(store, Uniform(), 1, seed=0, draw=0), id="select"),
+        pytest.param(lambda store, folder: ReplayCheckpointer(store).save(folder), id="checkpoint"),
+    ],
+)
+def test_a_damaged_rate_limiter_is_refused_by_name(tmp_path, request_of, limit):
+    store, _ = full_store(None)
+    store._header.limit = limit
+    with pytest.raises(ReplayDamagedError, match=r"the shared memory of replay store .* is damaged"):
+        request_of(store, tmp_path / "saved")
 
 
 @pytest.mark.parametrize("removal", REMOVALS[:-1])

@@ -133,7 +133,7 @@ def test_a_suspended_writer_keeps_its_row_and_stops_nobody_else():
         store.insert(content([number]))
     assert store.reclaim() == 0
     assert (len(store), store.counters()["writing"]) == (2, 1)
-    with pytest.raises(ReplayBusyError, match="3 rows were requested of 3, of which 1 are being written"):
+    with pytest.raises(ReplayBusyError, match="3 rows requested of 3, with 1 being written"):
         store.insert(content(range(3)))
     kill(child)  # SIGKILL ends suspended processes, too
     assert store.reclaim() == 1

@@ -30,6 +30,7 @@ from actors.replay import (
 )
 from actors.replay.kernel import COMMITTED, INSERT, SAMPLE
 from actors.replay.limiter import WaitingRequest
+from placement.errors import counted
 
 AT_ONCE_S = 1e-9
 """Timeout of requests that must not wait."""
@@ -52,14 +53,15 @@ def test_the_rule_by_hand():
     store = store_of(samples_per_insert=2.0, min_size=3, error_buffer=4.0, timeout_s=AT_ONCE_S)
     insert(store, 2)
     with pytest.raises(
-        ReplayTimeoutError, match=r"drawing 1 rows has waited .* 2 rows are there, and 1 more are needed"
+        ReplayTimeoutError,
+        match=r"drawing 1 row has waited .* the store has 2 rows, and its limit needs 1 more",
     ):
         sample(store)
     insert(store)  # the third row: error 0
     assert store.limiter.status().error == 0.0
     insert(store, 2)  # error 2 * 2 = 4, which is not above the buffer
     insert(store)  # error 6
-    with pytest.raises(ReplayTimeoutError, match=r"the error is 6 after 3 inserts and 0 samples"):
+    with pytest.raises(ReplayTimeoutError, match=r"the error is 6 after 3 inserts and no samples"):
         insert(store)
     sample(store, 9)  # error -3
     sample(store)  # error -4
@@ -301,7 +303,7 @@ def test_a_writer_that_holds_reserved_rows_does_not_wait_for_itself():
         for row in (first, second, third):
             row.commit(1)
     assert store.limiter.status().error == 2.0
-    with pytest.raises(ReplayTimeoutError, match="inserting 1 rows"):
+    with pytest.raises(ReplayTimeoutError, match="inserting 1 row"):
         store.allocate()
 
 
@@ -405,7 +407,7 @@ def test_reverb_103_a_restored_table_that_refuses_inserts_says_so_and_can_be_giv
         "inserts": 2,
     }
     store = restored(state, 3)
-    with pytest.raises(ReplayTimeoutError, match=r"inserting 1 rows .*samples_per_insert=8.0"):
+    with pytest.raises(ReplayTimeoutError, match=r"inserting 1 row .*samples_per_insert=8.0"):
         insert(store)
     assert not store.limiter.status().admits_insert
     insert(restored(state, 3, RateLimit(timeout_s=AT_ONCE_S)))
@@ -422,7 +424,7 @@ def test_reverb_118_a_table_saved_at_its_bound_goes_on_from_there():
     store = restored(state, 500, capacity=500)
     status = store.limiter.status()
     assert (status.error, status.admits_sample, status.admits_insert) == (-12_800.0, False, True)
-    with pytest.raises(ReplayTimeoutError, match=r"drawing 1 rows .* error is -12800"):
+    with pytest.raises(ReplayTimeoutError, match=r"drawing 1 row .* error is -12800"):
         sample(store)
     insert(store)
     sample(store, 256)  # as the uninterrupted run: 256 for the new row
@@ -450,7 +452,7 @@ def test_reverb_64_a_restored_table_below_min_size_says_so_and_takes_inserts():
     for rows in range(10):
         store = restored(state, rows)
         with pytest.raises(
-            ReplayTimeoutError, match=rf"{rows} rows are there, and {10 - rows} more are needed"
+            ReplayTimeoutError, match=rf"{counted(rows, 'row')}, and its limit needs {10 - rows} more"
         ):
             sample(store)
         insert(store, 10 - rows)

@@ -190,12 +190,12 @@ def test_many_rows_are_refused_before_anything_is_evicted():
     store.insert(content(range(4)))
     with (
         store.allocate(),
-        pytest.raises(ReplayBusyError, match="4 rows were requested of 4, of which 1 are being written"),
+        pytest.raises(ReplayBusyError, match="4 rows requested of 4, with 1 being written"),
     ):
         store.insert(content(range(4)))
     assert len(store) == 3
     rows = [store.allocate() for _ in range(4)]
-    with pytest.raises(ReplayBusyError, match="of which 4 are being written"):
+    with pytest.raises(ReplayBusyError, match="with 4 being written"):
         store.allocate()
     for row in rows:
         row.cancel()
@@ -396,7 +396,7 @@ def test_single_steps_may_be_in_any_memory(form, count):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ({"x": np.zeros((1, 3), "f"), "y": np.zeros(2, "i8")}, r"y has shape \[2\] where 1 rows"),
+        ({"x": np.zeros((1, 3), "f"), "y": np.zeros(2, "i8")}, r"y has shape \[2\]; expected 1 row"),
         ({"x": np.zeros((2, 4), "f"), "y": np.zeros(2, "i8")}, r"x has shape \[2, 4\]"),
         ({"x": np.zeros((2, 3), ">f4"), "y": np.zeros(2, "i8")}, r"x is >f4\[2, 3\] where float32"),
         ({"x": np.zeros((2, 3), "f"), "y": np.zeros(2, "f")}, r"y is float32\[2\] where int64"),
@@ -439,7 +439,7 @@ def changed(**columns):
         ),
         (
             lambda s: s.insert(changed(action=np.zeros((2, 8), "int16"))),
-            r"action has shape \[2, 8\] where 1 rows of 1 to 8 steps",
+            r"action has shape \[2, 8\]; expected 1 row of 1 to 8 steps",
         ),
         (lambda s: s.insert(changed(obs=np.zeros((1, 12, 3), "float32"))), r"obs has shape \[1, 12, 3\]"),
         (lambda s: s.insert(changed(obs=np.zeros(3, "float32"))), r"obs has shape \[3\]"),
