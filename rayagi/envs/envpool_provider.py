@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StepResult
-from rayagi.envs.closing import while_open
 from rayagi.envs.errors import EnvironmentOptionError, UnsupportedSpaceError
 from rayagi.envs.gymnasium_adapter import RestartingVecEnv, action_spec, float32_copy
+from rayagi.envs.lifetime import while_open
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, time_limit
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsLeaf, ObsPart, StateDict, StepResult, VecEnv
 from rayagi.envs.checked_env import CheckedEnv
-from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError, failure_text
+from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.providers import (
     EnvProvider,
     VecEnvArgs,

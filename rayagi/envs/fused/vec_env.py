@@ -12,10 +12,10 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import EnvInfo, StateDict, StepResult
 from actors.rollout import Episodes, Rollout
-from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.fused.backends import BatchedEnvState, EnvConfig, FusedBackend, StepBatch
 from rayagi.envs.fused.c.backend import CBackend, RolloutPointers, TimingStruct
 from rayagi.envs.fused.simulator import Discrete
+from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.providers import check_num_envs, refuse_nonfinite
 from rayagi.native.acting import PackedPolicy
 from rayagi.native.binding import pointer

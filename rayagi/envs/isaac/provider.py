@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
-from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import EnvironmentOptionError
 from rayagi.envs.isaac.process import SimulatorProcess
+from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, check_num_envs, refuse_nonfinite
 
 

@@ -13,9 +13,9 @@ from mujoco.batch import Batch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rayagi.envs.lifetime import ThreadOwner
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS, route_warnings_to_logging
 from rayagi.envs.tasks.randomisation import Factors, vary
-from rayagi.envs.thread_owner import ThreadOwner
 
 _WARNINGS = mujoco.mjtWarning
 _SIM_ERRORS = {

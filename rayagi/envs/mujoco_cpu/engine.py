@@ -13,8 +13,8 @@ from torch import Tensor
 
 from actors.protocols import StateDict, StepResult
 from actors.rollout import environment_generator
-from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import SimulationError
+from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.mujoco_cpu.physics import Array, WorldError
 from rayagi.envs.mujoco_cpu.tasks import GymnasiumTask, describe, load_model, make_physics
 from rayagi.envs.providers import check_num_envs, log_sim_errors
@@ -96,16 +96,14 @@ class MujocoVecEnv(ClosableEnv):
             final_obs=_to_float32(raw.final_obs),
         )
 
-    @while_open
     def reset_raw(self) -> Array:
-        """``reset`` in float64."""
+        """``reset`` in float64, for comparisons; it knows nothing of ``close``."""
         self._start_episodes(np.arange(self.num_envs))
         self._obs = self._task.observe(self._compiled, self._physics.fields)
         return self._obs
 
-    @while_open
     def step_raw(self, actions: NDArray[Any]) -> RawStep:
-        """``step`` in float64."""
+        """``step`` in float64, for comparisons; it knows nothing of ``close``."""
         task, compiled, fields = self._task, self._compiled, self._physics.fields
         self._elapsed += 1
         given = np.asarray(actions, dtype=np.float64)

@@ -19,7 +19,7 @@ from mujoco.batch import Batch
 from mujoco.batch import SimulationError as BatchError
 from numpy.typing import NDArray
 
-from rayagi.envs.thread_owner import ThreadOwner
+from rayagi.envs.lifetime import ThreadOwner
 
 Array = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

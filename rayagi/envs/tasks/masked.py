@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rayagi.envs.closing import while_open
+from rayagi.envs.lifetime import while_open
 from rayagi.envs.tasks.task import Memory
 from rayagi.envs.tasks.vec_env import BatchedSim, TaskVecEnv, stacked_terms
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
-from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import named_failures
+from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.providers import check_num_envs, log_sim_errors, refuse_nonfinite
 from rayagi.envs.tasks.random_uniforms import START, uniform
 from rayagi.envs.tasks.task import Memory, State, StepOutcome, Task, TaskFunctions

@@ -20,7 +20,7 @@ from rayagi.envs.fused.c.source import LANES, source
 from rayagi.envs.fused.draws import seed_word
 from rayagi.envs.fused.simulator import Discrete, Simulator
 from rayagi.envs.fused.trace import Traced, trace
-from rayagi.envs.thread_owner import ThreadOwner
+from rayagi.envs.lifetime import ThreadOwner
 from rayagi.native import acting
 from rayagi.native.binding import pointer
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from actors.policy_tensors import PolicyTensors
 from actors.rollout import Episodes, Rollout, exploration_noise
 from collectives.compiler import CompilerError
-from rayagi.envs.closing import while_open
 from rayagi.envs.errors import SimulationError, SimulatorError
+from rayagi.envs.lifetime import while_open
 from rayagi.envs.mujoco_cpu.compiled_loop import (
     ACTION_NOT_FINITE,
     EPISODE_ENDED,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StepResult
-from rayagi.envs.closing import while_open
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError
+from rayagi.envs.lifetime import while_open
 from rayagi.envs.mujoco_cpu.batched_sim import CpuBatchedSim
 from rayagi.envs.providers import check_num_envs
 from rayagi.envs.tasks.compiled.program import CompiledTask

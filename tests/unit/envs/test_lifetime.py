@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from rayagi.envs import make_env_factory
-from rayagi.envs.closing import ClosableEnv, while_open
 from rayagi.envs.errors import ClosedEnvError
+from rayagi.envs.lifetime import ClosableEnv, while_open
 
 IDS = [
     "CartPole-v1",

@@ -1,7 +1,12 @@
-"""Environments may be closed at any time: by another thread, or by a signal handler while they step."""
+"""How long environments may be used, and by whom.
+
+They may be closed at any time: by another thread, or by a signal handler while they step. Threads that step them belong to
+the process that made them.
+"""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import wraps
@@ -9,7 +14,7 @@ from threading import get_ident
 from typing import Concatenate, ParamSpec, TypeVar
 
 from actors.protocols import EnvInfo
-from rayagi.envs.errors import ClosedEnvError
+from rayagi.envs.errors import ClosedEnvError, ForkedEnvError
 
 Env = TypeVar("Env", bound="ClosableEnv")
 Arguments = ParamSpec("Arguments")
@@ -75,3 +80,15 @@ def while_open(
                 self._release_unused()
 
     return guarded
+
+
+class ThreadOwner:
+    """The process that has the threads of an environment. Anybody else would wait for them without end."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._pid = os.getpid() if num_threads > 1 else None
+
+    def check(self) -> None:
+        """Raise ForkedEnvError if this is another process; never with one thread, which is the caller's."""
+        if self._pid is not None and self._pid != os.getpid():
+            raise ForkedEnvError(self._pid)
