@@ -230,8 +230,8 @@ def command_text(profile: Profile) -> str:
 
 
 def recorded(found: Breakdown) -> list[ProcessSummary]:
-    """Processes of which there is something to show."""
-    return [each for each in found.processes if each.threads or each.dropped]
+    """Processes of which there is something to show; not those that were forked to replace their program at once."""
+    return [each for each in found.processes if each.life_ns or each.dropped]
 
 
 def silent_processes(found: Breakdown) -> str:

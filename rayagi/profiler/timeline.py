@@ -73,7 +73,7 @@ class Timeline:
 def timeline(profile: Profile, num_bins: int = NUM_BINS) -> Timeline:
     """Reduce a profile to lanes of ``num_bins`` bins."""
     every, _ = process_events(profile)
-    processes = [each for each in every if each.threads]
+    processes = [each for each in every if each.end > each.start]
     start = min((each.start for each in processes), default=0)
     end = max((each.end for each in processes), default=0)
     edges = np.linspace(start, max(end, start + 1), num_bins + 1).astype(np.int64)

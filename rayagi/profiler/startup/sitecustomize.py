@@ -14,6 +14,9 @@ def _record(settings: str) -> None:
     root = json.loads(settings)["root"]
     sys.path.insert(0, root)
     try:
+        if sys.version_info < (3, 11):  # noqa: UP036  the program may have a Python of its own
+            major, minor = sys.version_info[:2]
+            raise RuntimeError(f"it runs Python {major}.{minor}, and the profiler needs 3.11 or later")
         from rayagi.profiler.injection import record_this_process
 
         record_this_process(settings)

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from rayagi.cli import main
 from rayagi.cli.profile_parser import split_program
+from rayagi.profiler import injection
 from rayagi.profiler.layout import Category
 from rayagi.profiler.trace import read_profile
 
@@ -112,6 +114,23 @@ def test_a_process_that_cannot_be_recorded_runs_all_the_same(tmp_path):
     assert done.stdout.startswith("5\n")
     assert "is not recorded: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_program_of_an_older_python_runs_and_is_told_which_it_needs(tmp_path):
+    startup = Path(injection.__file__).parent / "startup" / "sitecustomize.py"
+    code = f"import runpy, sys; sys.version_info = (3, 10, 2); runpy.run_path({str(startup)!r}); print(5)"
+    environment = injection.injected({}, tmp_path / "p", {}, None, 1)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout == "5\n"
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("is not recorded: it runs Python 3.10, and the profiler needs 3.11 or later")
 
 
 def test_a_schedule_waits_for_iterations(tmp_path):

@@ -346,10 +346,11 @@ def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path, capsys):
 
 
 def test_processes_that_recorded_nothing_are_counted_only():
-    found = profile(iterations([4]), process([], "idle one", pid=2), process([], "idle two", pid=3))
+    forked = process([[(C.THREAD, 5, 0, "main", 0)]], "idle three", pid=4)  # it replaced its program
+    found = profile(iterations([4]), process([], "idle one", pid=2), process([], "idle two", pid=3), forked)
     rows = breakdown(found)
     for text in (report_text(found, rows, []), report_page(found, rows, [], timeline(found))):
-        assert "2 of 3 processes recorded nothing" in text
+        assert "3 of 4 processes recorded nothing" in text
         assert "gmi 1" in text
         assert "idle" not in text
 
