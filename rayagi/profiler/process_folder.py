@@ -35,13 +35,13 @@ class ProcessFolder:
         self.name, self.metadata = name, metadata
         self.texts: list[str] = []
         self._ids: dict[str, int] = {}
-        self._names_are_lost = False
+        self._names_are_lost = self._is_warned = False
         self._clock = read_clock()
         self.add_names(list(texts))
         self.describe()
 
     def describe(self, **more: Any) -> None:
-        """Write process.json, with more entries at the end of the session. A full disk is logged."""
+        """Write process.json, with more entries at the end of the session. A full disk is logged once."""
         about = {
             "name": self.name,
             "pid": os.getpid(),
@@ -57,6 +57,9 @@ class ProcessFolder:
             temporary.write_text(json.dumps(about), encoding="utf-8")
             temporary.replace(self.path / PROCESS)
         except OSError as error:
+            if self._is_warned:
+                return
+            self._is_warned = True
             _logger.warning("the profile's %s cannot be written: %s", self.path / PROCESS, error.strerror)
 
     def name_id(self, text: str) -> int | None:

@@ -271,6 +271,17 @@ def test_names_that_cannot_be_written_become_numbers(tmp_path):
     assert [name for _, name in events(only_process(tmp_path / "p"))] == ["name 3", "name 4"]
 
 
+def test_a_description_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    with profiler.profile(tmp_path / "p", name="p", intercept=False):
+        (folder,) = (each for each in (tmp_path / "p").iterdir() if each.is_dir())
+        (folder / "process.json.tmp").mkdir()
+        profiler.name_process("q")
+        profiler.add_metadata(seed=1)
+    (record,) = caplog.records
+    assert "process.json cannot be written: Is a directory" in record.getMessage()
+    assert read_profile(tmp_path / "p").processes[0].name == "p"
+
+
 FORKING = """
 import multiprocessing, os, sys
 from rayagi import profiler
