@@ -34,6 +34,8 @@ examples:
 A row is an operation, or what is outside of all; a column a set of categories that were active together, in any thread. cpu,
 gpu and wait: only that. Reads profiles of running programs too, as far as they are.
 
+If only some iterations were recorded, their times are extrapolated to all of the run, or to --iterations.
+
 The time that recording itself took is removed where `rayagi profile calibrate` has measured it for this program, on this
 machine, with this Python; of several calibrations the one with the most arguments in common counts.
 """
@@ -115,6 +117,12 @@ def add_profile(commands: Any) -> None:
         type=Path,
         metavar="FILE",
         help="calibration to use (default: the stored one that fits)",
+    )
+    report.add_argument(
+        "--iterations",
+        type=count_argument,
+        metavar="N",
+        help="of the run, whose times are estimated (default: as many as the program made)",
     )
     report.add_argument("--raw", action="store_true", help="do not remove the time that recording took")
     diff = _command(more, "diff", "compare two profiles", _DIFF_EXAMPLES)

@@ -10,6 +10,7 @@ from rayagi.profiler.calibration import corrected
 from rayagi.profiler.calibration_store import choose, default_folder, recorded_in
 from rayagi.profiler.calibration_text import correction_text
 from rayagi.profiler.critical_path import critical_path
+from rayagi.profiler.extrapolation import extrapolate
 from rayagi.profiler.overlap import breakdown
 from rayagi.profiler.page import report_page
 from rayagi.profiler.summary import report_text, waits
@@ -36,8 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
         used, note = choose(recorded_in(profile), arguments.calibration, default_folder())
     found = breakdown(profile) if used is None else corrected(profile, used.calibration)
     note, causes, critical = note or correction_text(found, used), waits(profile), critical_path(profile)
-    sentences = advice(found, causes, critical)
-    print(report_text(profile, found, causes, note, critical, sentences))
-    replace_text(path, report_page(profile, found, causes, timeline(profile), note, critical, sentences))
+    sentences = advice(profile, found, causes, critical)
+    run = extrapolate(found.merged, arguments.iterations or profile.iterations)
+    print(report_text(profile, found, causes, note, critical, run, sentences))
+    replace_text(path, report_page(profile, found, causes, timeline(profile), note, critical, run, sentences))
     print(f"\nreport: {path}")
     return 0

@@ -113,7 +113,7 @@ def _profiled(
         found=found,
         note=note,
         env_steps=results[-1].metrics["env_steps"],
-        sentences=advice(found, waits(profile), critical_path(profile)),
+        sentences=advice(profile, found, waits(profile), critical_path(profile)),
     )
 
 

@@ -46,7 +46,7 @@ from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.profiler.injection import recording
 from rayagi.profiler.interception import packages_with
 from rayagi.profiler.schedule import Schedule
-from rayagi.profiler.session import create_profile
+from rayagi.profiler.session import create_profile, note_iterations
 from rayagi.run import experience_record
 from rayagi.run.atomic import replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
@@ -83,11 +83,14 @@ def run(arguments: argparse.Namespace) -> int:
         _describe(folder, spec, settings, checkpoint)
         with (
             when_local_ray_is_lost(lambda error: after_failure(folder, spec, error, before=before)),
-            _profiled(folder, arguments.profile),
+            _profiled(folder, arguments.profile) as profile,
         ):
             outcome = _train(
                 folder, spec, settings, checkpoint, interrupt, initial=initial, dashboard=arguments.dashboard
             )
+            if profile is not None and spec.gmi.template != "decoupled":  # there each process has its own
+                begun = 0 if checkpoint is None else int(checkpoint.counters["iteration"])
+                note_iterations(profile, outcome.position.iteration - begun)
     except BaseException as error:
         after_failure(folder, spec, error, before=before)
         raise
@@ -97,10 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[None]:
-    """Processes that Ray starts within it record that many iterations of theirs, after the first ones."""
+def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[Path | None]:
+    """Processes that Ray starts within it record that many iterations of theirs, after the first ones, into this folder."""
     if num_iterations is None:
-        yield
+        yield None
         return
     path, number = folder.path / "profile", 1
     while path.exists():  # of a session before this one was resumed
@@ -110,7 +113,7 @@ def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[None]:
     schedule = Schedule(skip=_SKIPPED_ITERATIONS, record=num_iterations)
     create_profile(path, sys.orig_argv, packages)
     with recording(path, packages, schedule):
-        yield
+        yield path
     summarize(path)
 
 

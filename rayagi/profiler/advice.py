@@ -8,17 +8,29 @@ from collections.abc import Iterator, Sequence
 from rayagi.profiler.critical_path import CriticalPath
 from rayagi.profiler.overlap import PYTHON, Breakdown
 from rayagi.profiler.summary import OUTSIDE, Wait, operation_times, seconds
+from rayagi.profiler.trace import Profile
 
 _WORTH = 0.05
 """Smallest share of the time that is worth a sentence."""
 _LARGE = 0.2
 """Share from which an operation is named."""
+_BUSY = 0.9
+"""Cores that a process uses at least, on average, which is not blocked for long."""
 
 
-def advice(found: Breakdown, causes: Sequence[Wait], path: CriticalPath | None) -> list[str]:
-    """Sentences, those about the critical path first; none where nothing stands out."""
+def advice(
+    profile: Profile, found: Breakdown, causes: Sequence[Wait], path: CriticalPath | None
+) -> list[str]:
+    """Sentences, those about the critical path first; none where nothing stands out.
+
+    Args:
+        profile: of which ``found`` has the times
+        found: its times
+        causes: its waits
+        path: its critical path, if it has one
+    """
     sentences = list(_of_path(path)) if path is not None else []
-    return [*sentences, *_of_waits(found, causes), *_of_python(found)]
+    return [*sentences, *_of_waits(found, causes), *_of_python(profile, found)]
 
 
 def _of_path(path: CriticalPath) -> Iterator[str]:
@@ -51,13 +63,25 @@ def _of_waits(found: Breakdown, causes: Sequence[Wait]) -> Iterator[str]:
             yield f"{each.process} waits for {each.cause} {each.mean_ns / lives[each.process]:.1%} of its time{threads}"
 
 
-def _of_python(found: Breakdown) -> Iterator[str]:
-    times = operation_times(found.merged)
+def _of_python(profile: Profile, found: Breakdown) -> Iterator[str]:
+    times, blocked = operation_times(found.merged), _blocked(profile)
     whole = sum(each.total_ns for each in times)
     for each in times:
         own = each.sets.get(frozenset([PYTHON]), 0)
         if each.name != OUTSIDE and own >= _WORTH * whole and own >= _LARGE * each.total_ns:
             yield (
                 f"{each.name} spends {own / each.total_ns:.0%} of its time in Python alone, {own / whole:.1%} of all: "
-                "larger batches, or fewer calls"
+                + (blocked or "larger batches, or fewer calls")
             )
+
+
+def _blocked(profile: Profile) -> str:
+    """What time in Python may be where processes used less than a core; empty where they used one or more.
+
+    A call that blocks, such as ``time.sleep`` or a read from a pipe, is no call that is recorded, and shows as Python.
+    """
+    wall, used = (sum(each.cores.get(key, 0) for each in profile.processes) for key in ("wall_ns", "cpu_ns"))
+    cores = used / wall if wall else 1.0
+    if cores >= _BUSY:
+        return ""
+    return f"on {cores:.2f} cores on average, so part of it is a call that blocks, such as sleep or input"

@@ -11,11 +11,13 @@ from importlib.resources import files
 import numpy as np
 
 from rayagi.profiler.critical_path import CriticalPath
+from rayagi.profiler.extrapolation import Extrapolation
 from rayagi.profiler.overlap import LABELS, PROFILER, Breakdown, resource
 from rayagi.profiler.summary import (
     ARRIVAL_HEAD,
     MOST_OPERATIONS,
     RESOURCES,
+    RUN_HEAD,
     OperationTime,
     Wait,
     arrival_rows,
@@ -30,6 +32,8 @@ from rayagi.profiler.summary import (
     path_rows,
     process_line,
     recorded,
+    run_line,
+    run_rows,
     seconds,
     set_name,
     silent_processes,
@@ -65,6 +69,7 @@ def report_page(
     lanes: Timeline,
     note: str = "",
     path: CriticalPath | None = None,
+    run: Extrapolation | None = None,
     advice: Sequence[str] = (),
 ) -> str:
     """The page, with a note on its times."""
@@ -93,7 +98,7 @@ def report_page(
     for each in recorded(found):
         times = operation_times(row for row in found.rows if row.cell.process == each.label)
         sections.append(f"<h3>{_escaped(each.label)}</h3>{_bars(times)}")
-    sections += [_transitions(found), _waits(waits), _critical_path(path), _timeline(lanes)]
+    sections += [_run(run), _transitions(found), _waits(waits), _critical_path(path), _timeline(lanes)]
     resources = files(__package__)
     style, script = (
         resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
@@ -192,6 +197,12 @@ def _waits(waits: Sequence[Wait]) -> str:
     ]
     head = ["process", "category", "cause", "count", "threads", "total", "longest"]
     return "<h2>Waits by cause</h2>" + _table(head, rows, left=3)
+
+
+def _run(run: Extrapolation | None) -> str:
+    if run is None:
+        return ""
+    return f"<h2>Whole run</h2><p>{run_line(run)}</p>" + _table(RUN_HEAD, run_rows(run), left=1)
 
 
 def _critical_path(path: CriticalPath | None) -> str:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -207,7 +207,9 @@ class RecordingSession:
     def _describe(self, **more: Any) -> None:
         """Write what is known of the process by now, and of what it recorded."""
         utilization = {} if self._gpu is None else self._gpu.nvml_utilization()
-        self._folder.describe(cores=self._cores, nvml_utilization=utilization, **more)
+        self._folder.describe(
+            cores=self._cores, nvml_utilization=utilization, iterations=self._num_iterations, **more
+        )
 
     def after_fork(self) -> None:
         """In the child: a folder of its own, no open scopes, iterations counted from 0."""
@@ -288,6 +290,18 @@ def create_profile(path: Path, command: list[str], packages: Mapping[str, Catego
     except OSError as error:
         raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error
     return path
+
+
+def note_iterations(path: Path, count: int) -> None:
+    """Write into a profile how many iterations the program made, where its processes could not: Ray kills its workers.
+
+    A full disk is no error: the profile is complete without it.
+    """
+    with suppress(OSError):
+        about = json.loads((path / PROFILE).read_bytes())
+        beside = path / f"{PROFILE}.tmp"
+        beside.write_text(json.dumps({**about, "iterations": count}), encoding="utf-8")
+        beside.replace(path / PROFILE)
 
 
 def start(

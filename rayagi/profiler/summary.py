@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayagi.profiler.critical_path import CriticalPath
+from rayagi.profiler.extrapolation import Extrapolation
 from rayagi.profiler.layout import MAX_NAME
 from rayagi.profiler.overlap import (
     BLOCK_EVENTS,
@@ -201,6 +202,7 @@ def report_text(
     causes: Sequence[Wait],
     note: str = "",
     path: CriticalPath | None = None,
+    run: Extrapolation | None = None,
     advice: Sequence[str] = (),
 ) -> str:
     """The whole report for a terminal, with a note on its times. Control characters of names are replaced."""
@@ -217,6 +219,7 @@ def report_text(
         lines += ["", "all processes, what several do in one operation at a time counted once"]
         lines += gpu_lines(profile, found, "")
         lines += _operation_lines(operation_times(found.merged))
+    lines += _run_lines(run)
     lines += _transition_lines(found)
     lines += _wait_lines(found, causes)
     lines += _path_lines(path)
@@ -331,6 +334,32 @@ def omitted_operations(times: Sequence[OperationTime]) -> str:
     """How many operations tables leave out, and their time; empty for none."""
     rest = times[MOST_OPERATIONS:]
     return f"{len(rest):,} more: {seconds(sum(each.total_ns for each in rest))}" if rest else ""
+
+
+def _run_lines(run: Extrapolation | None) -> list[str]:
+    return [] if run is None else ["", run_line(run), *aligned([RUN_HEAD, *run_rows(run)], left=1)]
+
+
+RUN_HEAD = ["operation", "per iteration", "in the run", "95 % within"]
+
+
+def run_line(run: Extrapolation) -> str:
+    """What the times of a run are."""
+    few = counted(run.recorded, "recorded iteration")
+    return f"the run's {counted(run.iterations, 'iteration')}, as estimated from {few}"
+
+
+def run_rows(run: Extrapolation) -> list[list[str]]:
+    """One row of RUN_HEAD for each operation."""
+    return [
+        [
+            operation_name(each.phase, each.operation),
+            seconds(each.iteration_ns),
+            seconds(each.run_ns),
+            "-" if each.error_ns is None else f"+-{seconds(each.error_ns)}",
+        ]
+        for each in run.operations[:MOST_OPERATIONS]
+    ]
 
 
 def _transition_lines(found: Breakdown) -> list[str]:

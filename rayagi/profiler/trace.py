@@ -138,6 +138,8 @@ class ProcessTrace:
     """While it was recorded, what ``core_times`` names; empty for a process that died meanwhile."""
     nvml_utilization: Mapping[str, float] = field(default_factory=dict)
     """What NVML calls utilisation while a GPU was recorded: percent by device, mean of samples."""
+    iterations: int = 0
+    """Begun while it was profiled, recorded or not; as far as it lived to write it."""
 
     def name_of(self, name: int) -> str:
         """The text of a name; a number where the process could not write it, as on a full disk."""
@@ -157,6 +159,8 @@ class Profile:
     """On which it was recorded: ``machine.this_machine()``; empty where an earlier version did not write it."""
     undescribed: int = 0
     """Processes that could not write who they are, as on a full disk, or died before: nothing of them can be read."""
+    iterations: int = 0
+    """Of the program, recorded or not, as far as it is known."""
 
 
 def read_profile(folder: Path | str) -> Profile:
@@ -178,14 +182,16 @@ def read_profile(folder: Path | str) -> Profile:
     try:
         folders = [each for each in sorted(path.iterdir()) if each.is_dir()]
         described = [each for each in folders if (each / PROCESS).is_file()]
+        processes = tuple(map(_read_process, described))
         return Profile(
             path=path,
             command=tuple(map(str, about["command"])),
             start_unix_ns=int(about["start_unix_ns"]),
             intercepted=dict(about["intercepted"]),
-            processes=tuple(map(_read_process, described)),
+            processes=processes,
             machine=dict(about.get("machine", {})),
             undescribed=len(folders) - len(described),
+            iterations=max([int(about.get("iterations", 0)), *(each.iterations for each in processes)]),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error
@@ -212,6 +218,7 @@ def _read_process(path: Path) -> ProcessTrace:
             nvml_utilization={
                 str(key): float(value) for key, value in about.get("nvml_utilization", {}).items()
             },
+            iterations=int(about.get("iterations", 0)),
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROCESS} is damaged: {_reason(error)}") from error

@@ -74,7 +74,7 @@ def test_the_path_of_two_processes_by_hand():
 def test_tables_and_page_show_it():
     given_profile = two_gmis()
     found, causes, path = breakdown(given_profile), waits(given_profile), critical_path(given_profile)
-    sentences = advice(found, causes, path)
+    sentences = advice(given_profile, found, causes, path)
     text = report_text(given_profile, found, causes, path=path, advice=sentences)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "critical path of 1 iteration with 2 collectives of 2 processes" in lines
@@ -99,7 +99,7 @@ def test_one_that_is_always_late_is_named_as_the_straggler():
     found = profile(slow, *fast)
     path = critical_path(found)
     assert path.arrivals[0] == Arrivals("slow", last=1, straggles=1, waited_ns=0, delayed_ns=60)
-    first, *_ = advice(breakdown(found), waits(found), path)
+    first, *_ = advice(found, breakdown(found), waits(found), path)
     assert first == (
         "slow is the straggler of 100% of iterations; each of the others waits for it 30 ns an iteration (32.6%): "
         "give it fewer environments, or more cores"
@@ -116,7 +116,7 @@ def test_waits_and_python_are_advice_without_a_path():
     )
     found = profile(alone)
     assert critical_path(found) is None
-    assert advice(breakdown(found), waits(found), None) == [
+    assert advice(found, breakdown(found), waits(found), None) == [
         "trainer waits for experience 31.0% of its time",
         "learn spends 100% of its time in Python alone, 69.0% of all: larger batches, or fewer calls",
     ]
@@ -213,3 +213,15 @@ def test_iterations_within_others_do_not_count():
     ]
     found = critical_path(profile(*members))
     assert (found.iterations, found.collectives, found.span_ns) == (1, 1, 50)
+
+
+def test_python_on_less_than_a_core_may_be_a_call_that_blocks():
+    given = (C.THREAD, 0, 100, "main", 0), operation("read", 0, 100)
+    for cpu_ns, reason in (
+        (45, "on 0.45 cores on average, so part of it is a call that blocks, such as sleep or input"),
+        (95, "larger batches, or fewer calls"),
+    ):
+        found = profile(process([list(given)], cores={"wall_ns": 100, "cpu_ns": cpu_ns}))
+        assert advice(found, breakdown(found), [], None) == [
+            f"read spends 100% of its time in Python alone, 100.0% of all: {reason}"
+        ]

@@ -121,7 +121,7 @@ def test_threads_that_wait_at_a_time_have_a_share_of_their_own_time():
     assert "trainer wait queue 3 2 10 ms 50.0 % 6 ms" in [
         " ".join(line.split()) for line in text.splitlines()
     ]
-    assert advice(rows, causes, None) == [
+    assert advice(found, rows, causes, None) == [
         "trainer waits for queue 50.0% of its time, on average of 2 threads"
     ]
 
