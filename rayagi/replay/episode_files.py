@@ -30,12 +30,17 @@ def write_minari(
     datasets folder, its path there is the dataset's name.
 
     Raises:
-        ExportError: the folder exists, Minari does not accept its name, or it is not installed; or there are no rewards.
+        ExportError: the folder exists, Minari does not accept its name, or it is not installed; there are no rewards; or
+            a column's name has a slash, and the format is HDF5.
         DiskError: it cannot be written; nothing of it is left.
     """
     minari, new_storage, episode_buffer = import_minari()
     if "reward" not in (column.name for column in source.schema.columns):
         raise ExportError(str(source.path), "has no rewards, which Minari needs: export it to lerobot")
+    slashed = [column.name for column in source.schema.columns if "/" in column.name]
+    if slashed and data_format == "hdf5":
+        reason = f"has the column {slashed[0]}, whose slash begins a group in HDF5: export it to minari"
+        raise ExportError(str(source.path), reason)
     obs, action = spaces_of_source(source)
     infos = [
         c.name

@@ -115,6 +115,37 @@ def test_observations_of_several_parts_in_tensors(tmp_path):
         export(open_source(tmp_path / "parts.pt"), tmp_path / "parts.h5", "d4rl")
 
 
+@pytest.mark.parametrize("kind", ["minari", "minari-hdf5"])
+def test_minari_reads_observations_of_several_parts_as_a_dict(tmp_path, kind):
+    needs(kind)
+    import minari
+
+    wanted = [of_parts(row) for row in trajectories(ends="tut")]
+    export(store_source(store_of(wanted), tmp_path), tmp_path / "parts-v0", kind)
+    with load(tmp_path / "parts-v0") as store:
+        assert_equal([{name: each[name] for name in wanted[0]} for each in content(store)], wanted)
+    for episode, row in zip(minari.MinariDataset(tmp_path / "parts-v0" / "data"), wanted, strict=True):
+        for part in ("cam", "state"):
+            np.testing.assert_array_equal(episode.observations[part], row[f"obs.{part}"])
+
+
+def test_a_slash_in_a_name_is_refused_where_it_would_begin_a_group(tmp_path):
+    needs("minari-hdf5")
+    wanted = [
+        {f"{name}/x" if name == "obs.cam" else name: values for name, values in of_parts(row).items()}
+        for row in trajectories(ends="tut")
+    ]
+    source = store_source(store_of(wanted), tmp_path)
+    with pytest.raises(
+        ExportError,
+        match=r"has the column obs.cam/x, whose slash begins a group in HDF5: export it to minari",
+    ):
+        export(source, tmp_path / "hdf5-v0", "minari-hdf5")
+    export(source, tmp_path / "arrow-v0", "minari")
+    with load(tmp_path / "arrow-v0") as store:
+        assert_equal([{name: each[name] for name in wanted[0]} for each in content(store)], wanted)
+
+
 def test_tensors_without_next_observations_of_parts(tmp_path):
     """A step that did not terminate is left out, and its observation is the one after the step before."""
     state, cam = torch.arange(5.0)[:, None], torch.arange(5, dtype=torch.uint8)
