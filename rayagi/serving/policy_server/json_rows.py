@@ -27,6 +27,8 @@ class JsonRows:
     row_dim: int
     piece_bytes: int
     """Most text that is parsed at once."""
+    piece_rows: int
+    """Most rows of a piece."""
 
     def pieces(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[np.float32], bool]]:
         """Rows (rows, row_dim), or one observation (row_dim,), each with whether they are the last.
@@ -46,20 +48,23 @@ class JsonRows:
         if not isinstance(given, dict) or [*given] != ["obs"]:
             raise ValueError(f"the body is not an object with the one key 'obs'; {self._expected()}")
         obs = given["obs"]
-        if self._is_list_of_rows(obs):
-            yield self._rows(obs, 0), True
-        else:
+        if not self._is_list_of_rows(obs):
             yield self._row(obs, "obs"), True
+            return
+        for begin in range(0, len(obs), self.piece_rows):
+            rows = obs[begin : begin + self.piece_rows]
+            yield self._rows(rows, begin), begin + len(rows) == len(obs)
 
     def _long(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[np.float32], bool]]:
         """A list of observations, each parsed alone: a window of the body holds one or more."""
         before, begin, num_rows, is_last = _HEAD, 0, 0, False
         while not is_last:
             rest = len(body) - begin
-            is_last = rest <= 2 * self.piece_bytes
-            window = _text(body[begin:] if is_last else body[begin : begin + self.piece_bytes])
-            rows, position, reason = _parsed_rows(window, before)
-            if not rows or (is_last and not _END.fullmatch(window, position)):
+            ends = rest <= 2 * self.piece_bytes
+            window = _text(body[begin:] if ends else body[begin : begin + self.piece_bytes])
+            rows, position, reason = _parsed_rows(window, before, self.piece_rows)
+            is_last = ends and _END.fullmatch(window, position) is not None
+            if not rows or (ends and not is_last and len(rows) < self.piece_rows):
                 raise ValueError(
                     f"after byte {begin + len(_bytes(window[:position]))} the body is not JSON ({reason}), or has more "
                     f"than {self.piece_bytes} bytes for an observation; {self._expected()}"
@@ -99,11 +104,12 @@ class JsonRows:
         )
 
 
-def _parsed_rows(window: str, before: re.Pattern[str]) -> tuple[list[Any], int, str]:
-    """Complete values in a window, the first one after ``before``; the end of the last one, and why it is the last."""
+def _parsed_rows(window: str, before: re.Pattern[str], most: int) -> tuple[list[Any], int, str]:
+    """At most so many complete values of a window, the first one after ``before``; the end of the last one, and why it is
+    the last."""
     rows: list[Any] = []
     position = 0
-    while opening := before.match(window, position):
+    while len(rows) < most and (opening := before.match(window, position)):
         try:
             row, position = _DECODER.raw_decode(window, opening.end())
         except RecursionError:

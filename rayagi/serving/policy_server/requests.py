@@ -17,6 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from placement.errors import counted
 from rayagi.serving.policy_server.json_rows import JsonRows
 from rayagi.serving.policy_server.obs_leaves import Leaf
 
@@ -94,11 +95,13 @@ class Expected:
     def shapes(self) -> str:
         """Expected shapes, for error messages."""
         recurrent = (
-            f", each of {self.obs_dim} numbers and a state of {self.state_dim}," if self.state_dim else ""
+            f", each of {counted(self.obs_dim, 'number')} and a state of {self.state_dim},"
+            if self.state_dim
+            else ""
         )
         return (
             f"expected float32 observations{recurrent} of shape ({self.row_dim},) or (rows, {self.row_dim}), at most "
-            f"{self.max_rows} rows"
+            f"{counted(self.max_rows, 'row')}"
         )
 
     def pieces(self, body: bytes | bytearray, body_format: BodyFormat) -> Iterator[Piece]:
@@ -116,7 +119,9 @@ class Expected:
                 raise RequestError(f"got observations of shape {values.shape}; {self.shapes()}")
             if num_rows + len(rows) > self.max_rows:
                 more = "" if is_last else "at least "
-                raise RequestError(f"got {more}{num_rows + len(rows)} rows; {self.shapes()}", status=413)
+                raise RequestError(
+                    f"got {more}{counted(num_rows + len(rows), 'row')}; {self.shapes()}", status=413
+                )
             for begin in range(0, len(rows), self.piece_rows):
                 end = begin + self.piece_rows
                 ends = is_last and end >= len(rows)
@@ -128,7 +133,12 @@ class Expected:
         texts of the same form: valid bodies have no other text with a ``]`` that a comma and a ``[`` follow."""
         piece_bytes = max(PIECE_BYTES, 4096 + self._json_row_bytes)
         if self.leaves:
-            rows = JsonRows(leaves=self._json_leaves, row_dim=self.row_dim, piece_bytes=piece_bytes)
+            rows = JsonRows(
+                leaves=self._json_leaves,
+                row_dim=self.row_dim,
+                piece_bytes=piece_bytes,
+                piece_rows=self.piece_rows,
+            )
             try:
                 yield from rows.pieces(body)
             except ValueError as error:
@@ -178,7 +188,7 @@ class Expected:
             ) from None
 
     def _json(self) -> str:
-        return f'expected JSON like {{"obs": [...]}} with {self.row_dim} numbers, or a list of such lists'
+        return f'expected JSON like {{"obs": [...]}} with {counted(self.row_dim, "number")}, or a list of such lists'
 
     def _from_npy(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
         wanted = f"expected a .npy file of {self.shapes().removeprefix('expected ')}"
@@ -215,7 +225,7 @@ class Expected:
         if not body or len(body) % row_bytes:
             raise RequestError(
                 f"got {len(body)} bytes; expected little-endian float32, {row_bytes} bytes for each observation of "
-                f"{self.row_dim} numbers"
+                f"{counted(self.row_dim, 'number')}"
             )
         yield np.frombuffer(body, dtype="<f4").reshape(-1, self.row_dim), True
 

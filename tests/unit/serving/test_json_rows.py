@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_obs_leaves import DICT, IMAGE, PAIR, TUPLE, leaves_of
 
 from rayagi.serving.policy_server import requests
-from rayagi.serving.policy_server.requests import Expected, RequestError
+from rayagi.serving.policy_server.requests import PIECE_ROWS, Expected, RequestError
 
 SPACES = {"dict": DICT, "tuple": TUPLE, "pair": PAIR, "image": IMAGE}
 
@@ -31,6 +31,7 @@ def plain(obs):
 def parsed(obs, expected):
     body = obs if isinstance(obs, bytes) else json.dumps({"obs": obs}).encode()
     pieces = list(expected.pieces(body, "json"))
+    assert all(1 <= len(piece.rows) <= PIECE_ROWS for piece in pieces)
     assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     return np.concatenate([piece.rows for piece in pieces]), pieces[0].is_single
 
@@ -178,6 +179,15 @@ def test_parts_of_tuples_and_images_are_named():
         RequestError, match=r"obs has a list of 3 in dimension 2; expected the shape \(2, 3, 4\)"
     ):
         parsed(image, expected_of(IMAGE))
+
+
+@pytest.mark.parametrize("count", [256, 12_800])
+def test_no_more_observations_than_a_piece_has_are_parsed_at_once(count):
+    body = json.dumps({"obs": [{"goal": 2, "pos": [0, 0]}] * (count - 1) + [{}]}).encode()
+    pieces = expected_of(PAIR, max_rows=count).pieces(body, "json")
+    assert [len(next(pieces).rows) for _ in range(count // PIECE_ROWS - 1)] == [PIECE_ROWS] * (
+        count // PIECE_ROWS - 1
+    )
 
 
 def test_too_many_observations_are_refused_whole_or_in_pieces():
