@@ -23,6 +23,7 @@ from actors.protocols import (
     VecEnv,
 )
 from actors.rollout import Rollout
+from placement.errors import counted
 
 
 class Agent:
@@ -42,7 +43,9 @@ class Agent:
             self._states = torch.zeros((num_envs, self.policy.state_dim))
         self._states = self._states.to(device)
         if len(self._states) != num_envs:
-            raise ValueError(f"the states are of {len(self._states)} environments, and {num_envs} act")
+            raise ValueError(
+                f"the states are of {counted(len(self._states), 'environment')}; expected those of {num_envs}"
+            )
         return self._states
 
     @torch.inference_mode()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import EnvInfo
+from placement.errors import counted
 
 
 class StepRow(NamedTuple):
@@ -250,8 +251,9 @@ def minibatch_orders(
     group = num_minibatches // math.gcd(num_steps // sequence_length, num_minibatches)
     if num_steps % sequence_length or num_envs % group or first_env_index % group:
         raise ValueError(
-            f"sequences of {sequence_length} of {num_steps} steps and {num_minibatches} minibatches need a multiple of "
-            f"{group} environments, not {num_envs} from {first_env_index}"
+            f"sequences of {sequence_length} of {counted(num_steps, 'step')} and "
+            f"{counted(num_minibatches, 'minibatch', 'minibatches')} need a multiple of "
+            f"{counted(group, 'environment')}, not {num_envs} from {first_env_index}"
         )
     per_env = num_steps // sequence_length
     groups = num_envs // group

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from collectives.errors import counted
 from collectives.layout import Layout
 from collectives.schedule import CollectiveSchedule, Primitive, Step
 
@@ -29,7 +30,7 @@ def scaled_s(cost_s: float, measured_members: int, members: int) -> float:
     """
     if measured_members < 2:
         raise ValueError(
-            f"a cost among {measured_members} members says nothing about {members}; measure at least two"
+            f"a cost among {counted(measured_members, 'member')} says nothing about {members}; measure at least two"
         )
     return cost_s * all_reduce_s(members, 1, 1) / all_reduce_s(measured_members, 1, 1)
 

@@ -8,6 +8,11 @@ if TYPE_CHECKING:  # rendezvous imports this module
     from collectives.rendezvous import Member
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """``1 thread``, ``2,000 threads``: a count for messages; ``several``: a plural without s."""
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+
+
 class CommunicatorError(RuntimeError):
     """A collective operation did not complete; the communicator that raised it is unusable from here on.
 

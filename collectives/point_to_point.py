@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from collectives.errors import CommunicatorError, RendezvousError
+from collectives.errors import CommunicatorError, RendezvousError, counted
 from collectives.queue import OperationQueue, QueuedOperation
 from collectives.transports.base import Transport
 
@@ -163,7 +163,9 @@ def _host_copy(tensor: Tensor) -> Tensor:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in MESSAGE_DTYPES)
         raise ValueError(f"a tensor of {tensor.dtype}: messages hold {known}")
     if tensor.dim() > MOST_DIMS:
-        raise ValueError(f"a tensor of {tensor.dim()} dimensions: messages have at most {MOST_DIMS}")
+        raise ValueError(
+            f"a tensor of {counted(tensor.dim(), 'dimension')}: messages have at most {MOST_DIMS}"
+        )
     return tensor.detach().cpu().contiguous()
 
 

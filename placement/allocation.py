@@ -28,8 +28,8 @@ def assign_allocated_nodes(
     """
     if len(bundle_node_ids) != plan.num_gmis:
         raise PlanError(
-            f"{plan.num_gmis} GMIs",
-            f"{len(bundle_node_ids)} bundles were given",
+            counted(plan.num_gmis, "GMI"),
+            f"got {counted(len(bundle_node_ids), 'bundle')}",
             "Give one node id per GMI, in GMI order",
         )
     nodes = [_node_of(plan.machine, node_id, bundle_node_ids) for node_id in bundle_node_ids]
@@ -162,7 +162,7 @@ class _FreeNode:
     def _take_cores(self, gmi_slice: Slice, index: int) -> tuple[int, ...]:
         if len(self._cores) < gmi_slice.num_threads:
             raise PlanError(
-                f"{gmi_slice.num_threads} cores for GMI {index} on node {self._node.name}",
+                f"{counted(gmi_slice.num_threads, 'core')} for GMI {index} on node {self._node.name}",
                 f"{len(self._cores)} of {core_ranges(self._node.usable_cores) or 'no cores'} are left",
                 "Ray placed more GMIs there than planned: set threads_per_gmi lower, or plan again",
             )
@@ -184,6 +184,6 @@ class _FreeNode:
                 return uuid
         raise PlanError(
             f"{gmi_slice.gpu_fraction:g} of a GPU for GMI {index} on node {self._node.name}",
-            f"its {len(self._gpus)} GPUs are taken",
+            f"it has {counted(len(self._gpus), 'GPU')}, all taken",
             "Ray placed more GMIs there than planned: plan again",
         )

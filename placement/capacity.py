@@ -67,7 +67,7 @@ def capacity_error(
     gone = [node_id for node_id in dict.fromkeys(planned_node_ids(plan) or ()) if node_id not in here]
     listed = [node.text() for node in nodes[:MAX_NODES_IN_TEXT]]
     if len(nodes) > MAX_NODES_IN_TEXT:
-        listed.append(f"{len(nodes) - MAX_NODES_IN_TEXT} more nodes")
+        listed.append(counted(len(nodes) - MAX_NODES_IN_TEXT, "more node"))
     listed += [f"planned node {node_id} is gone" for node_id in gone]
     hint = _would_fit(plan, nodes, only_free=waited_s > 0)
     if gone:

@@ -7,9 +7,9 @@ pickling in a Ray task.
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """``1 core``, ``3,000 cores``, ``no cores``: a count for messages."""
-    return f"{f'{number:,}' if number else 'no'} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str, several: str = "") -> str:
+    """``1 core``, ``3,000 cores``, ``no cores``: a count for messages; ``several``: a plural without s."""
+    return f"{f'{number:,}' if number else 'no'} {noun if number == 1 else several or f'{noun}s'}"
 
 
 class PlacementError(Exception):

@@ -212,7 +212,7 @@ def _raise_no_placement(
             if any(one.profile is profile for layout in possible for one in layout)
         ]
         limit = (
-            f"no legal placement on its {geometry.memory_slices} memory slices{taken}; "
+            f"no legal placement on its {counted(geometry.memory_slices, 'memory slice')}{taken}; "
             f"alone would fit any of {', '.join(alone)}"
         )
     raise PlanError(f"{_text(requests)} on {_name(gpu)}", limit, _hint(geometry, possible, requests, best))

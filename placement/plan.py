@@ -328,7 +328,7 @@ def _refuse_many_senders(kinds: Sequence[Roles]) -> None:
     collectors = sum("agent" in roles and "trainer" not in roles for roles in kinds)
     if any("trainer" in roles for roles in kinds) and collectors > MOST_SENDERS:
         raise PlanError(
-            f"{collectors} GMIs that collect experience for trainers in others",
+            f"{counted(collectors, 'GMI')} that collect experience for trainers in others",
             f"a trainer takes rollouts of at most {MOST_SENDERS}",
             "Use fewer GMIs with more environments each, or the template dp_only",
         )

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from placement.errors import counted
+
 BackendName = str
 """How a device is shared: a name in ``placement.backends.BACKENDS``."""
 
@@ -242,7 +244,7 @@ class Slice:
         if self.gpu_uuid is not None:
             gpu = f"GPU {self.gpu_uuid}" if self.gpu_uuid.isdigit() else self.gpu_uuid[:12]
             return f"{self.backend}[{gpu} x{self.gpu_fraction:.2f}]"
-        return f"{self.backend}[{core_ranges(self.cores) if self.cores else f'{self.num_threads} threads'}]"
+        return f"{self.backend}[{core_ranges(self.cores) if self.cores else counted(self.num_threads, 'thread')}]"
 
 
 def core_ranges(cores: Iterable[int]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from actors.gmi import GmiContext
 from actors.workload import GmiProgram
-from placement.errors import PlanError
+from placement.errors import PlanError, counted
 from placement.plan import PlacementPlan
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import ITERATION_TIMEOUT_S, Session, SessionClosedError
@@ -153,7 +153,9 @@ class GmiManager:
             )
         if self.config.num_gmis not in (None, count):
             raise PlanError(
-                f"num_gmis={self.config.num_gmis}", f"{count} GMIs were added", "Leave num_gmis out"
+                f"num_gmis={self.config.num_gmis}",
+                f"the program has {counted(count, 'GMI')}",
+                "Leave num_gmis out",
             )
         config = replace(self.config, template="program", num_envs=1, num_gmis=count)
         return replace(config, gmis_per_gpu=None, slices=self._shares(count)) if self._gpus else config

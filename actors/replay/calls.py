@@ -17,6 +17,7 @@ from actors.replay.rows import Keys
 from actors.replay.store import ReplayStore
 from actors.replay.subscriptions import Gatherer, Subscription
 from actors.replay.tree import Floats, Integers
+from placement.errors import counted
 
 Generations = NDArray[np.uint64]
 _PATIENCE_S = 0.5
@@ -66,8 +67,8 @@ def _descend(
 def _draw(store: ReplayStore, tree: int, n: int, *numbers: int) -> tuple[NDArray[Any] | None, ...]:
     if store.num_shards != 1 or not 1 <= n <= MOST_ROWS or len(numbers) != 4:
         raise ReplayError(
-            f"{n} rows of a table of {store.num_shards} shards by {len(numbers)} numbers were requested: give 1 to "
-            f"{MOST_ROWS}, four numbers, and ask the only shard of a table"
+            f"a draw of {counted(n, 'row')} by {counted(len(numbers), 'number')} from a table of "
+            f"{counted(store.num_shards, 'shard')}: give 1 to {MOST_ROWS}, four numbers, and ask the only shard of a table"
         )
     return store.draw(_known(store, tree), n, *numbers)
 

@@ -14,6 +14,7 @@ from actors.replay.errors import ReplayError
 from actors.replay.kernel import TreeStruct, WarmthStruct
 from actors.replay.rows import TreeSpec
 from actors.replay.schema import ReplaySchema
+from placement.errors import counted
 
 META_AT = 4096
 """Byte of the first file at which the table's description begins, as JSON."""
@@ -30,9 +31,11 @@ def check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: i
             f"max_times_sampled is {max_times_sampled}: use 0 for no limit, or a positive number"
         )
     if not 0 <= shard < num_shards:
-        raise ReplayError(f"shard {shard} of {num_shards} shards: use 0 to num_shards - 1")
+        raise ReplayError(f"shard {shard} of {counted(num_shards, 'shard')}: use 0 to num_shards - 1")
     if capacity * num_shards > MOST_ROWS:
-        raise ReplayError(f"{num_shards} shards of {capacity} rows: use at most {MOST_ROWS} rows together")
+        raise ReplayError(
+            f"{counted(num_shards, 'shard')} of {counted(capacity, 'row')}: use at most {MOST_ROWS} rows together"
+        )
     if not 0 <= incarnation < 2**20:
         raise ReplayError(f"incarnation is {incarnation}: use 0 to {2**20 - 1}")
 

@@ -22,6 +22,7 @@ from actors.replay.rows import Keys, Selection, non_negative
 from actors.replay.shards import ReplayShards
 from actors.replay.subscriptions import Subscription, gather
 from actors.replay.tree import Integers
+from placement.errors import counted
 
 _logger = logging.getLogger(__name__)
 _LEAST_READS = 1000
@@ -70,7 +71,8 @@ def place_offline(
     first = list(dict.fromkeys(input_shards))
     if len(values) > capacity * num_shards:
         raise ReplayError(
-            f"{len(values)} rows were given to a table of {num_shards} shards of {capacity}: give it more capacity"
+            f"{counted(len(values), 'row')} for a table of "
+            f"{counted(num_shards, 'shard')} of {capacity}: give it more capacity"
         )
     if not first or not all(0 <= shard < num_shards for shard in first):
         raise ReplayError(f"input_shards is {list(input_shards)}: give shards from 0 to {num_shards - 1}")
@@ -162,7 +164,7 @@ class PlacementController:
         chosen = self._highest(source, min(free[target], self._most_rows))
         moved = move_rows(self._shards, chosen, target)
         return Move(
-            source, target, moved, f"{moved} rows of shard {source} are moved to shard {target}: {why}"
+            source, target, moved, f"{counted(moved, 'row')} of shard {source} moved to shard {target}: {why}"
         )
 
     def _highest(self, shard: int, most: int) -> Keys:

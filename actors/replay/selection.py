@@ -31,6 +31,7 @@ from actors.replay.table import (
 )
 from actors.replay.table_limit import wait_to_sample
 from actors.replay.tree import Floats, Integers
+from placement.errors import counted
 
 _TARGETS, _STARTS = range(2)
 """Streams of random numbers; the third is of keys."""
@@ -251,7 +252,7 @@ def _by_candidates(table: Table, draw: _Draw, order: Order, everything: float | 
     found = table.candidates(order, draw.k, draw.numbers, draw.taken)
     if len(found.indices) < draw.k:
         raise ReplayError(
-            f"{draw.k + len(draw.taken)} different rows were requested where {int(found.available[0])} can be selected"
+            f"{counted(draw.k + len(draw.taken), 'different row')} requested where {int(found.available[0])} can be selected"
         )
     probabilities = np.ones(draw.k)
     if order.kind == "random":

@@ -19,6 +19,7 @@ from actors.replay.errors import ReplayError, ShardLostError
 from actors.replay.kernel import PartStruct, address
 from actors.replay.rows import Keys, Selection, checked
 from actors.replay.store import ReplayStore
+from placement.errors import counted
 
 if TYPE_CHECKING:
     from actors.replay.remote_shard import Request
@@ -183,7 +184,7 @@ class Gatherer:
         steps = np.ascontiguousarray(steps, np.int64)
         if len(indices) != self._n or steps.shape != indices.shape:
             raise ReplayError(
-                f"{len(indices)} rows and steps {list(steps.shape)} were given where {self._n} are expected"
+                f"got {counted(len(indices), 'row')} and steps {list(steps.shape)}; expected {self._n} of each"
             )
         valid = np.empty(self._n, np.uint8)
         if isinstance(self._store, ReplayStore):

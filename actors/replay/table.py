@@ -23,6 +23,7 @@ from actors.replay.kernel import TreeStruct, address
 from actors.replay.rows import Drawn, Keys, TreeSpec, checked
 from actors.replay.store import ReplayStore
 from actors.replay.tree import Edges, Floats, Integers, descend, merge, targets_of, total
+from placement.errors import counted
 
 Exchange = Callable[[Any], list[Any]]
 """Given this rank's value, returns the values of all shards in order: an all-gather."""
@@ -170,7 +171,7 @@ class LocalShards(ShardedTable):
         count = stores[0].num_shards if stores else 0
         if [store.base // store.capacity for store in stores] != list(range(count)):
             raise ReplayError(
-                f"{len(stores)} shards of {count} were given: give all in order, or one and exchange="
+                f"got {counted(len(stores), 'shard')} of {count}: give all in order, or one and exchange="
             )
         self._stores, self.capacity, self.num_shards = stores, stores[0].capacity, count
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from actors.replay import kernel
 from actors.replay.errors import RateLimitedError, ReplayTimeoutError
+from placement.errors import counted
 
 if TYPE_CHECKING:
     from actors.replay.table import ShardedTable
@@ -129,9 +130,12 @@ def shifts_of(errors: Mapping[int, ShardError]) -> dict[int, float]:
 def _explained(rows: int, waited_s: float, errors: Sequence[ShardError]) -> str:
     size, needed = sum(found.rows for found in errors), max(found.min_size for found in errors)
     error = sum(found.error for found in errors if found.is_judged)
-    why = f"{needed - size} more are needed" if size < needed else f"the sum of their errors is {error:g}"
+    why = (
+        f"its limits need {needed - size} more" if size < needed else f"the sum of their errors is {error:g}"
+    )
     return (
-        f"drawing {rows} rows has waited {waited_s:.3g} s for the rate limiters of {len(errors)} shards: {size} rows are "
-        f"there, and {why}; it goes on when rows are inserted by this or another process, or with another limit "
+        f"drawing {counted(rows, 'row')} has waited {waited_s:.3g} s for the rate limiters of "
+        f"{counted(len(errors), 'shard')}: the table has {counted(size, 'row')}, and {why}; it "
+        "goes on when rows are inserted by this or another process, or with another limit "
         "(limiter.set)"
     )

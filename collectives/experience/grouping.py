@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from collectives.errors import counted
+
 MAX_TYPES = 10
 """Types per connected component: Bell(10) = 115,975 partitions. The paper's limit."""
 
@@ -111,7 +113,8 @@ def _best_partitions(component: Group, may_share: MayShare) -> list[tuple[Group,
     """
     if len(component) > MAX_TYPES:
         raise ValueError(
-            f"{len(component)} types may share channels with one another ({', '.join(p.name for p in component)}): "
+            f"{counted(len(component), 'type')} may share channels with "
+            f"one another ({', '.join(p.name for p in component)}): "
             f"at most {MAX_TYPES} can be grouped exactly; merge small fields into one, or let fewer share"
         )
     types = sorted(component, key=lambda package: -package.size)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from collectives.errors import counted
 from collectives.experience.errors import SchemaError
 from collectives.experience.grouping import Package, group_packages
 from collectives.experience.schema import ExperienceSchema, Field
@@ -55,7 +56,7 @@ class ChannelPlan:
             f"{', '.join(map(str, group.fields))} ({group.row_bytes} B a row)"
             for group in self.groups
         )
-        return f"{len(self.groups)} channels: {channels}\n{self.reason}"
+        return f"{counted(len(self.groups), 'channel')}: {channels}\n{self.reason}"
 
 
 def pack(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from collectives import futex
 from collectives.closing import ClosesOnExit
+from collectives.errors import counted
 from collectives.experience import file_layout
 from collectives.experience.errors import ChannelClosedError, ChannelError, ChannelTimeoutError, SchemaError
 from collectives.experience.file_layout import RingLayout, SharedFile
@@ -188,7 +189,7 @@ class ProducerRing(ClosesOnExit):
         if not 0 <= count <= self.rows:
             raise SchemaError(
                 self.schema.name,
-                f"a batch of {count} rows: this ring's slots hold {self.rows}; make it with rows={count}",
+                f"a batch of {counted(count, 'row')}: this ring's slots hold {self.rows}; make it with rows={count}",
             )
         self._check_open()
         self._update()
@@ -418,7 +419,7 @@ class ProducerRing(ClosesOnExit):
         states += [f"{len(self._waiting)} wait for a consumer"] if self._waiting else []
         states += [f"{filled} are being filled"] if filled else []
         attached = "" if self._queues else "no consumer is attached; "
-        return f"of {self.slots} slots of producer {self.producer}, {attached}{', '.join(states)}"
+        return f"of {counted(self.slots, 'slot')} of producer {self.producer}, {attached}{', '.join(states)}"
 
     def _unreleased_count(self) -> int:
         return len(self._waiting) + sum(len(queue.posted) for queue in self._queues.values())

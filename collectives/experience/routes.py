@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from collectives.errors import counted
 from collectives.experience.errors import SchemaError
 from collectives.experience.producer_ring import ProducerRing
 
@@ -46,7 +47,8 @@ class SharedMemoryRoute(Route):
         if len(rings) != len(endpoints):
             raise SchemaError(
                 rings[0].schema.name,
-                f"the consumer has {len(endpoints)} endpoints where {len(rings)} channels are planned: give both one plan",
+                f"the consumer has {counted(len(endpoints), 'endpoint')} where "
+                f"{counted(len(rings), 'channel')} are planned: give both one plan",
             )
         self._queues = [
             (ring, ring.attach(endpoint), endpoint) for ring, endpoint in zip(rings, endpoints, strict=True)

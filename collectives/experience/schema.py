@@ -11,6 +11,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from collectives.errors import counted
 from collectives.experience.errors import SchemaError
 
 _ARROW: dict[torch.dtype, Any] = {
@@ -141,7 +142,7 @@ class ExperienceSchema:
         if len(self.fields) != len(other.fields):
             raise SchemaError(
                 self.name,
-                f"{whose} has {len(other.fields)} fields where {len(self.fields)} are expected: "
+                f"{whose} has {counted(len(other.fields), 'field')}; expected {len(self.fields)}: "
                 f"{', '.join(map(str, other.fields))}",
             )
 
@@ -161,7 +162,7 @@ class ExperienceSchema:
         for field in self.fields:
             tensor = rows[field.name]
             if tensor.dtype != field.dtype or tuple(tensor.shape) != (count, *field.shape):
-                expected = f"{count} rows" if count >= 0 else "rows"
+                expected = counted(count, "row") if count >= 0 else "rows"
                 actual = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
                 raise SchemaError(
                     self.name, f"{field.name} is {actual} where {expected} of {field} are expected"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from placement.errors import PartitionError, SliceError
+from placement.errors import PartitionError, SliceError, counted
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice, core_ranges
 
@@ -197,10 +197,10 @@ def pin_to_cores(cores: tuple[int, ...]) -> None:
     if got != set(cores):
         os.sched_setaffinity(0, before)
         raise SliceError(
-            f"{len(cores)} cores ({core_ranges(cores)})",
+            f"{counted(len(cores), 'core')} ({core_ranges(cores)})",
             f"{len(before)} ({core_ranges(before)}) in process {os.getpid()}",
             "The plan was made for another machine, or Ray was started with more CPUs than there are cores: "
-            f"plan on this machine with at most {len(before)} GMIs",
+            f"plan on this machine with at most {counted(len(before), 'GMI')}",
         )
 
 

@@ -14,6 +14,10 @@ def describe(machine: Machine) -> str:
     return "\n\n".join("\n".join(_node_lines(node)) for node in machine.nodes)
 
 
+def _granted(amount: float, noun: str) -> str:
+    return f"{amount:g} {noun}{'' if amount == 1 else 's'}"
+
+
 def _node_lines(node: Node) -> list[str]:
     pinned = core_ranges(node.cores) if node.pinnable else "counted, not pinned to"
     lines = [
@@ -21,7 +25,7 @@ def _node_lines(node: Node) -> list[str]:
         f"{counted(len(node.gpus), 'GPU')}"
     ]
     if node.ray_cpus is not None:
-        lines.append(f"Ray grants {node.ray_cpus:g} CPUs and {node.ray_gpus or 0:g} GPUs")
+        lines.append(f"Ray grants {_granted(node.ray_cpus, 'CPU')} and {_granted(node.ray_gpus or 0, 'GPU')}")
     lines += [
         f"NUMA node {one.index}: cores {core_ranges(one.cores) or 'none'}, {_gib(one.memory_bytes)}"
         for one in node.numa_nodes

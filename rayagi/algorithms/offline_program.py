@@ -13,6 +13,7 @@ from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import evaluate_in_new_envs
 from collectives.statistics import Moments
+from placement.errors import counted
 from rayagi import profiler
 from rayagi.algorithms.offline_data import OfflineData, scan, source_of
 from rayagi.algorithms.offline_learner import OfflineLearner
@@ -135,7 +136,7 @@ class OfflineProgram:
         if before != now:
             raise DatasetError(
                 str(self.source.path),
-                f"has {now['episodes']:,} episodes of {now['steps']:,} steps where this run began with "
+                f"has {counted(now['episodes'], 'episode')} of {counted(now['steps'], 'step')} where this run began with "
                 f"{before['episodes']:,} of {before['steps']:,}: restore it, or start a new run",
             )
         self.iteration = int(state["shared"]["iteration"])

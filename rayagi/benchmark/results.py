@@ -13,6 +13,7 @@ from collectives.costs import project
 from collectives.errors import ProfileError
 from collectives.profile import CostProfile
 from collectives.schedule import CollectiveSchedule
+from placement.errors import counted
 from placement.text import aligned
 from rayagi.benchmark.measure import BenchmarkCase, CompositionTiming, LayoutMeasurement
 
@@ -141,9 +142,10 @@ def where(case: BenchmarkCase, cores: int) -> str:
     """Description of the layout's devices on this machine."""
     size = case.layout.world_size
     if case.gpus:
-        return f"{size} processes on {len(case.gpus)} GPUs; milliseconds"
+        return f"{counted(size, 'process', 'processes')} on {counted(len(case.gpus), 'GPU')}; milliseconds"
     return (
-        f"{size} processes on {cores} cores, without GPUs: devices and nodes are nominal, Gloo replaces rings over devices, "
+        f"{counted(size, 'process', 'processes')} on {counted(cores, 'core')}, without "
+        "GPUs: devices and nodes are nominal, Gloo replaces rings over devices, "
         "and shared memory replaces reductions on a device; milliseconds"
     )
 

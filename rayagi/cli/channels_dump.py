@@ -7,6 +7,7 @@ import argparse
 import pyarrow as pa
 
 from collectives.experience.inspection import newest_batch
+from placement.errors import counted
 from rayagi.cli.output import say
 from rayagi.run.atomic import replace_bytes
 from rayagi.run.quantities import bytes_text
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     content = sink.getvalue().to_pybytes()
     replace_bytes(arguments.out, content)
     say(
-        f"Batch {dump.sequence} of producer {dump.producer}, version {dump.version}: {dump.batch.num_rows:,} rows, "
+        f"Batch {dump.sequence} of producer {dump.producer}, version {dump.version}: {counted(dump.batch.num_rows, 'row')}, "
         f"{bytes_text(len(content))}, written to {arguments.out}\n"
         f"Next:\n  python -c 'import pyarrow as pa; print(pa.ipc.open_file(\"{arguments.out}\").read_all())'"
     )

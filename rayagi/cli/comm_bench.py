@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from collectives.compositions import KNOWN_NAMES, is_composition_name
 from collectives.errors import CompositionError
 from collectives.layout import Layout
+from placement.errors import counted
 from placement.inventory import local_machine
 from placement.types import Machine
 from rayagi.benchmark.bench import (
@@ -118,14 +119,16 @@ def _refuse(case: BenchmarkCase, machine: Machine, nbytes: int, elsewhere: bool)
     most = MOST_PER_CORE * machine.num_cores
     if size > most and not case.gpus:
         raise UsageError(
-            f"layout {layout}: {size} processes on {machine.num_cores} cores would measure mostly the scheduler; use at "
+            f"layout {layout}: {counted(size, 'process', 'processes')} on "
+            f"{counted(machine.num_cores, 'core')} would measure mostly the scheduler; use at "
             f"most {most} here. `rayagi comm plan --layout {layout}` projects the cost without starting any"
         )
     needed = size * nbytes * (len(case.compositions) + 1)
     available = sum(node.memory_total_bytes for node in machine.nodes) // 2
     if needed > available:
         raise UsageError(
-            f"layout {layout} with {bytes_text(nbytes)}: {size} processes with {len(case.compositions)} compositions "
+            f"layout {layout} with {bytes_text(nbytes)}: {counted(size, 'process', 'processes')} with "
+            f"{counted(len(case.compositions), 'composition')} "
             f"need {bytes_text(needed)} of buffers, more than half of this machine's memory; "
             "measure smaller --sizes or fewer --compositions"
         )
@@ -177,7 +180,7 @@ def _plain(write: Callable[[str], object], clock: Callable[[], float] = time.mon
 
 def _report(found: Sequence[LayoutMeasurement], folder: Path, profile_at: Path, machine: Machine) -> None:
     """Print the table; write results.json, the profile and cost_model.png."""
-    profile = profile_of(found, f"{cpu_model()}, {machine.num_cores} cores")
+    profile = profile_of(found, f"{cpu_model()}, {counted(machine.num_cores, 'core')}")
     model = fitted(profile)
     rows = rows_of(found, model)
     say(f"\n{table(found, rows, machine.num_cores)}")

@@ -47,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)
     lengths = torch.tensor(result.episode_lengths, dtype=torch.float64)
-    say(f"{spec.env.id}, {saved.checkpoint} ({saved.env_steps:,} environment steps), seed {arguments.seed}")
+    say(
+        f"{spec.env.id}, {saved.checkpoint} ({counted(saved.env_steps, 'environment step')}), seed {arguments.seed}"
+    )
     spread = f"least {float(returns.min()):,.1f}, most {float(returns.max()):,.1f}"
     mean = f"{return_text(result.mean_return())} +- {float(returns.std(correction=0)):,.1f}"
     say(
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.video is not None:
         num_frames, film_return = film(spec, agent, arguments.video, seed=arguments.seed)
-        say(f"{arguments.video}: {num_frames} frames of an episode with return {film_return:,.1f}")
+        say(f"{arguments.video}: {counted(num_frames, 'frame')} of an episode with return {film_return:,.1f}")
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from placement.errors import counted
 from placement.inventory import load_machine
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
@@ -58,7 +59,8 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         cluster_forecast.refuse_gpu_engine(spec.env.id, spec.env.factory().engine)
     costs = cached_unit_costs(spec, machine, log=complain)
     say(
-        f"Measured here, {costs.num_steps} steps of {spec.env.id} with {costs.num_envs[0]} and {costs.num_envs[1]} "
+        f"Measured here, {counted(costs.num_steps, 'step')} of "
+        f"{spec.env.id} with {costs.num_envs[0]} and {costs.num_envs[1]} "
         f"environments: a message takes {1e6 * costs.message_s:.0f} us, copies {costs.bandwidth / 1e9:.1f} GB/s, a "
         f"reduction {1e3 * costs.reduce_s:.2f} ms, model {bytes_text(costs.model_bytes)}."
     )
@@ -75,9 +77,10 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         sms = machine.nodes[0].usable_gpus[0].sm_count if on_gpu else None
         found_sizes = cluster_forecast.forecasts(costs, cluster, costs.num_envs[0], measured_sms=sms)
         say(
-            f"\nNominal: {cluster.gpus_per_node} x {cluster.gpu.name} and {cluster.cores_per_node} cores a node, links "
+            f"\nNominal: {cluster.gpus_per_node} x {cluster.gpu.name} and "
+            f"{counted(cluster.cores_per_node, 'core')} a node, links "
             f"{cluster.gpu.link_bytes_per_s / 1e9:.0f} GB/s, network {cluster.gpu.network_bytes_per_s / 1e9:.0f} GB/s. "
-            f"{costs.num_envs[0]} environments in each GMI."
+            f"{counted(costs.num_envs[0], 'environment')} in each GMI."
         )
         if sms is None:
             say("No GPU was measured: from networks as slow as on these cores to networks that cost nothing.")

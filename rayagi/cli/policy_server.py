@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from pathlib import Path
 
+from placement.errors import counted
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
 from rayagi.run.versions import usable_cores
@@ -20,14 +21,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("where should it listen? Give --port P, --unix PATH, or both")
     if arguments.threads > usable_cores():
         raise UsageError(
-            f"--threads {arguments.threads}: this process may use {usable_cores()} cores; give fewer"
+            f"--threads {arguments.threads}: this process may use {counted(usable_cores(), 'core')}; give fewer"
         )
     given = None if arguments.token_file is None else _read_token(arguments.token_file)
     policy = ServedPolicy(arguments.run, arguments.checkpoint, trust_modules=arguments.trust_modules)
     for reason in policy.saved.damaged:
         say(f"{reason}; using {policy.saved.checkpoint}.")
     info = policy.info()
-    what = f"{info['obs_dim']} observations, {policy.saved.info.action.dim} actions"
+    what = f"{counted(info['obs_dim'], 'observation')}, {counted(policy.saved.info.action.dim, 'action')}"
     say(f"{info['task']}, {info['checkpoint']} ({policy.saved.env_steps:,} environment steps): {what}")
     settings = ServerSettings(
         host=arguments.host,
@@ -47,7 +48,8 @@ async def _serve(policy: ServedPolicy, settings: ServerSettings) -> None:
     await server.run()
     done = server.statistics
     say(
-        f"{done.requests:,} requests ({done.rows:,} observations) in {done.batches:,} batches, {done.refused:,} refused"
+        f"{counted(done.requests, 'request')} ({counted(done.rows, 'observation')}) "
+        f"in {counted(done.batches, 'batch', 'batches')}, {done.refused:,} refused"
     )
     say(f"latency in the server: {done.latency.text()}")
 

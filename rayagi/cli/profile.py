@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from types import FrameType
 
+from placement.errors import counted
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
 from rayagi.profiler.errors import ProfilerError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from placement.errors import counted
 from rayagi.cli.failures import UsageError
 from rayagi.profiler.chrome_trace import read_chrome_trace
 from rayagi.profiler.perfetto import write_perfetto
@@ -33,5 +34,5 @@ def run(arguments: argparse.Namespace) -> int:
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
-    print(f"{path}: {count:,} events; open it at https://ui.perfetto.dev")
+    print(f"{path}: {counted(count, 'event')}; open it at https://ui.perfetto.dev")
     return 0

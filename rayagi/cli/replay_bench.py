@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from actors.replay import Column, Gatherer, ReplaySchema, ReplayStore, Subscription, SubSequences, select
+from placement.errors import counted
 from rayagi.cli.failures import UsageError
 from rayagi.cli.replay_progress import loaded
 
@@ -72,7 +73,9 @@ def _measured(store: ReplayStore, selector: SubSequences, arguments: argparse.Na
     """Rates by turns, so that what else the machine does strikes both alike."""
     longest = int(store.status()["length"].max())
     if arguments.length > longest:
-        raise UsageError(f"--length {arguments.length}: the longest trajectory has {longest} steps")
+        raise UsageError(
+            f"--length {arguments.length}: the longest trajectory has {counted(longest, 'step')}"
+        )
     windows = [
         Subscription(column=column.name, length=arguments.length + column.extra)
         for column in store.schema.columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from placement.errors import counted
 from rayagi.cli.output import say
 from rayagi.cli.replay_progress import shown_progress
 from rayagi.replay.exports import export
@@ -21,5 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_source(arguments.path, columns=arguments.columns)
     with shown_progress(f"writing {arguments.out}") as progress:
         count = export(source, arguments.out, arguments.to, progress)
-    say(f"{arguments.out}: {count:,} trajectories of {source.num_steps:,} steps as {arguments.to}")
+    say(
+        f"{arguments.out}: {counted(count, 'trajectory', 'trajectories')} "
+        f"of {counted(source.num_steps, 'step')} as {arguments.to}"
+    )
     return 0

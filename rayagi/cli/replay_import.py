@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from shlex import quote
 
+from placement.errors import counted
 from rayagi.cli.output import say
 from rayagi.cli.replay_progress import loaded
 from rayagi.replay.saved import save
@@ -25,6 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
     with loaded(arguments, max_length=arguments.max_length) as store:
         size = save(store, arguments.out)
         steps = int(store.status()["length"].sum())
-        say(f"{arguments.out}: {len(store):,} rows of {steps:,} steps, {bytes_text(size)}")
+        say(f"{arguments.out}: {counted(len(store), 'row')} of {counted(steps, 'step')}, {bytes_text(size)}")
     say(f"\nNext:\n  rayagi replay sample {quote(str(arguments.out))}")
     return 0

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from placement.errors import counted
 from placement.text import aligned
 from rayagi.cli.replay_progress import shown_progress
 from rayagi.replay.loading import open_source
@@ -40,7 +41,8 @@ def _described(found: dict[str, Any]) -> list[str]:
         for column in found["columns"]
     ]
     lines = [
-        f"{found['path']}: {found['format']}, {found['trajectories']:,} trajectories, {found['steps']:,} steps; {ends}",
+        f"{found['path']}: {found['format']}, {counted(found['trajectories'], 'trajectory', 'trajectories')}, "
+        f"{counted(found['steps'], 'step')}; {ends}",
         f"  lengths  {_spread(found['lengths'])}",
         f"  returns  {_spread(found['returns'])}",
         f"  values   {bytes_text(found['bytes'])}; {bytes_text(found['store_bytes'])} as a replay of rows of the longest",

@@ -22,6 +22,7 @@ from actors.replay import (
     gather,
     select,
 )
+from placement.errors import counted
 from placement.text import aligned
 from rayagi.cli.failures import UsageError
 from rayagi.cli.replay_progress import loaded
@@ -63,7 +64,9 @@ def _sampled(store: ReplayStore, selector: Any, arguments: argparse.Namespace) -
         )
     longest = int(store.status()["length"].max())
     if arguments.select in ("sequences", "prioritized") and arguments.length > longest:
-        raise UsageError(f"--length {arguments.length}: the longest trajectory has {longest} steps")
+        raise UsageError(
+            f"--length {arguments.length}: the longest trajectory has {counted(longest, 'step')}"
+        )
     chosen = select(store, selector, arguments.batch, seed=arguments.seed, draw=0)
     windows = [
         Subscription(column=column.name, length=arguments.length + column.extra)

@@ -102,7 +102,7 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     return "\n".join(
         [
             *lines,
-            f"\nBest by {result.settings.objective}: {found}, {best.num_envs} environments each, "
+            f"\nBest by {result.settings.objective}: {found}, {counted(best.num_envs, 'environment')} each, "
             f"{best.system_steps_per_s or 0:,.0f} steps/s, found in {duration_text(result.duration_s)}."
             f"{because}{ended}{unsure}{noise}",
             f"Figures: {', '.join(str(path) for path in plots)}",

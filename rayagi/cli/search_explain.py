@@ -151,7 +151,7 @@ def explanation_text(explained: list[Explained]) -> str:
         rows = differences(
             best.found, other.found, (best.env_steps / _UNIT_STEPS, other.env_steps / _UNIT_STEPS)
         )
-        lines += ["", difference_text(rows, most=_ROWS, unit=f"{_UNIT_STEPS:,} environment steps")]
+        lines += ["", difference_text(rows, most=_ROWS, unit=counted(_UNIT_STEPS, "environment step"))]
     if best.sentences:
         lines += ["", "What would help the best", *(f"  - {each}" for each in best.sentences)]
     lines += ["", f"All of it: rayagi profile report {best.folder}"]

@@ -13,7 +13,7 @@ from ray._private.worker import get_dashboard_url
 from rich.console import Console
 
 from actors.protocols import StateDict
-from placement.errors import PlanError
+from placement.errors import PlanError, counted
 from placement.plan import PlacementPlan
 from rayagi.cli.endings import Resumed, after_failure, conclude
 from rayagi.cli.failures import UsageError
@@ -320,7 +320,7 @@ def _keep_experience(folder: RunFolder, session: DecoupledSession) -> None:
 def _show_plan(folder: RunFolder, spec: RunSpec, plan: PlacementPlan, num_gmis: int | None) -> None:
     if num_gmis not in (None, plan.num_gmis):
         raise PlanError(
-            f"resuming a run of {num_gmis} GMIs",
+            f"resuming a run of {counted(num_gmis, 'GMI')}",
             f"its settings give {plan.num_gmis} here, hence another batch",
             "Resume it on a machine like the first one",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
+from placement.errors import counted
 from rayagi.config.errors import NO_VALUE, ConfigError
 
 
@@ -63,7 +64,7 @@ def _rollout_length(given: GivenSizes, num_envs: int, num_gmis: int | None) -> i
         total = num_gmis * num_envs
         lengths.append((name, _per_environment(name, given.train_batch_size, total, "num_gmis * num_envs")))
     if len({length for _, length in lengths}) > 1:
-        texts = [f"{name} means {length} steps of each environment" for name, length in lengths]
+        texts = [f"{name} means {counted(length, 'step')} of each environment" for name, length in lengths]
         raise ConfigError(
             "training()", NO_VALUE, "gives sizes that disagree: " + ", ".join(texts), "give one of them"
         )
@@ -102,7 +103,7 @@ def _minibatches(given: GivenSizes, num_envs: int, length: int) -> int | None:
         raise ConfigError(
             "training(minibatch_size=)",
             size,
-            f"means {minibatches} minibatches, but num_minibatches is {given.num_minibatches}",
+            f"means {counted(minibatches, 'minibatch', 'minibatches')}, but num_minibatches is {given.num_minibatches}",
             "give one of them",
         )
     return minibatches

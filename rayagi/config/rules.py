@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from actors.protocols import ActionSpec, EnvInfo
 from collectives.compositions import KNOWN_NAMES, is_composition_name
+from placement.errors import counted
 from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import ConfigError
@@ -108,7 +109,7 @@ def refuse_unfit_head(network: NetworkSpec, info: EnvInfo) -> None:
 
 def _space_text(action: ActionSpec) -> str:
     if action.kind == "continuous":
-        return f"a box of {action.dim} reals"
+        return f"a box of {counted(action.dim, 'real')}"
     options = action.choices or (action.num_choices,)
     return f"choices of {', '.join(map(str, options))} options"
 
@@ -295,7 +296,10 @@ def _slices(gmi: GmiSpec, slices: tuple[float, ...]) -> Iterator[ConfigError]:
         value = getattr(gmi, name)
         if value not in (None, agreeing):
             yield ConfigError(
-                f"gmi.{name}", value, f"contradicts gmi.slices, which are {len(slices)} GMIs", "leave it out"
+                f"gmi.{name}",
+                value,
+                f"contradicts gmi.slices, which are {counted(len(slices), 'GMI')}",
+                "leave it out",
             )
     if gmi.num_envs == "auto":
         yield ConfigError(

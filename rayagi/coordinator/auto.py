@@ -89,7 +89,9 @@ def _with_numbers(
     if not found["complete"]:
         log(f"The search is not complete. {found['rest']} `rayagi search {spec.env.id}` completes it.")
     gmis, num_envs = int(found["gmis"]), int(found["num_envs"])
-    log(f"auto: {counted(gmis, 'GMI')}{' per GPU' if on_gpus else ''} of {num_envs} environments, by search.")
+    log(
+        f"auto: {counted(gmis, 'GMI')}{' per GPU' if on_gpus else ''} of {counted(num_envs, 'environment')}, by search."
+    )
     in_all = on_gpus and isinstance(gmi.num_gmis, int)
     found_gmi = spec.with_gmi(
         num_gmis=gmi.num_gmis if in_all else None if on_gpus else gmis,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collectives.costs import all_reduce_s
-from placement.errors import PlanError
+from placement.errors import PlanError, counted
 from placement.text import aligned
 from rayagi.coordinator.throughput_model import (
     ModelledPlan,
@@ -126,7 +126,7 @@ def cluster_of(nodes: int, gpus_per_node: int, gpu: str, cores_per_node: int | N
         raise PlanError(f"--gpu {gpu}", f"the GPUs known here are {', '.join(GPUS)}", "Use one of them")
     if nodes * gpus_per_node > MAX_GPUS:
         raise PlanError(
-            f"{nodes} nodes of {gpus_per_node} GPUs",
+            f"{counted(nodes, 'node')} of {counted(gpus_per_node, 'GPU')}",
             f"at most {MAX_GPUS} GPUs are forecast",
             "Use fewer nodes",
         )
@@ -213,7 +213,7 @@ def most_gmis_per_gpu(costs: UnitCosts, cluster: Cluster, num_envs: int, *, meas
     fits = int(cluster.gpu.memory_bytes // need)
     if fits < 1:
         raise PlanError(
-            f"{num_envs} environments on a {cluster.gpu.name}",
+            f"{counted(num_envs, 'environment')} on a {cluster.gpu.name}",
             f"they need {bytes_text(need)}, and it has {bytes_text(cluster.gpu.memory_bytes)}",
             "Use fewer environments",
         )

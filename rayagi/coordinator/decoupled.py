@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import IterationResult, StateDict
 from collectives.errors import CommunicatorError
+from placement.errors import counted
 from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.config.learning import AsynchronousSpec
 from rayagi.config.spec import RunSpec
@@ -102,7 +103,7 @@ class DecoupledSession(Session):
         count = self._pending[0][0]
         deadline = time.monotonic() + (timeout_s or ITERATION_TIMEOUT_S * count)
         while min(map(len, self._updates.values())) < count:
-            with self._closing_on_error(f"{count} updates"):
+            with self._closing_on_error(counted(count, "update")):
                 self._step(deadline, count)
         self._pending.popleft()
         return self._merged(count)
@@ -158,7 +159,7 @@ class DecoupledSession(Session):
             self._handle_completed(completed)
         if self._pending_calls.idle_s() > self._spec.gmi.collective_timeout_s or time.monotonic() > deadline:
             done = min(map(len, self._updates.values()))
-            asked = f"{count} updates, of which {done} are done; every GMI responds, but waits for others"
+            asked = f"{counted(count, 'update')}, of which {done} are done; every GMI responds, but waits for others"
             raise GmiSilentError("the run", asked, self._pending_calls.idle_s())
 
     def _ask_idle(self) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from placement.errors import PlanError
+from placement.errors import PlanError, counted
 from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.config.presets import preset
@@ -85,7 +85,7 @@ def with_default_layout(
             if plan.backend == "direct" and candidate.gmis_per_gpu > 1 and candidate.source != _HERE:
                 continue  # without MPS and MIG, GMIs take turns on a GPU: neither source measured that
             log(
-                f"Default layout: {candidate.gmis_per_gpu} GMIs per GPU of {num_envs} environments, "
+                f"Default layout: {counted(candidate.gmis_per_gpu, 'GMI')} per GPU of {counted(num_envs, 'environment')}, "
                 f"{_origin(spec, candidate)}."
             )
             return found

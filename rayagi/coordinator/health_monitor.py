@@ -117,7 +117,7 @@ class RunHealthMonitor:
         self._session.load_state_dict(_without_env_states(state))
         self._begin(self._session)
         self._log(
-            f"Continuing with {counted(self._session.plan.num_gmis, 'GMI')} and {after} environments in total"
+            f"Continuing with {counted(self._session.plan.num_gmis, 'GMI')} and {counted(after, 'environment')} in total"
             + (
                 f" instead of {before}: the batch is {after / before:.3g} times as large"
                 if after != before

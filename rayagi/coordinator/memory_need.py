@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import floor
 
 from actors.protocols import EnvInfo
-from placement.errors import PlanError
+from placement.errors import PlanError, counted
 from placement.plan import PlacementPlan
 from placement.search import TrialMeasurement
 from rayagi.config.off_policy import OffPolicySpec
@@ -118,7 +118,7 @@ def _reject_large_replay(spec: RunSpec, info: EnvInfo, plan: PlacementPlan) -> N
         if need > node.memory_total_bytes:
             fitting = spec.learning.capacity * node.memory_total_bytes // need
             raise PlanError(
-                f"the replay of {spec.learning.capacity} transitions on {node.name}",
+                f"the replay of {counted(spec.learning.capacity, 'transition')} on {node.name}",
                 f"it needs {bytes_text(need)}, and the host has {bytes_text(node.memory_total_bytes)}",
                 f"Set {spec.learning_section}.capacity to less than {fitting}",
             )
@@ -171,7 +171,7 @@ def rollout_memory(spec: RunSpec, info: EnvInfo, *, on_gpu: bool) -> MemoryModel
     return MemoryModel(
         fixed_bytes=0.0,
         bytes_per_env=float(rollout_length * row + last + _REAL * states),
-        source=f"its rollouts of {rollout_length} steps alone hold that",
+        source=f"its rollouts of {counted(rollout_length, 'step')} alone hold that",
     )
 
 
@@ -212,7 +212,7 @@ def _too_small(plan: PlacementPlan, index: int, need: MemoryModel, limit: float)
     most = need.max_envs(limit) * plan.num_envs // num_envs
     larger = "give it a larger share" if plan.sizes else "use fewer GMIs"
     return PlanError(
-        f"{num_envs} environments in GMI {index} {plan.slices[index].label()}",
+        f"{counted(num_envs, 'environment')} in GMI {index} {plan.slices[index].label()}",
         f"they need {bytes_text(need.bytes_at(num_envs))} ({need.source}), and its share has {bytes_text(limit)}",
         f"Set num_envs to {most} or less, or {larger}" if most else f"Not even one fits: {larger}",
     )

@@ -11,6 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from placement.errors import counted
 from placement.search import (
     GMIS_PER_GPU,
     NUM_ENVS,
@@ -172,7 +173,7 @@ class CachedProbe:
             raise BudgetSpentError
         self._open_ray()
         again = f" again (round {round_})" if round_ > 0 else " again, to compare" if round_ else ""
-        self._on_start(f"{gmis_per_gpu} x {num_envs} environments{again}")
+        self._on_start(f"{gmis_per_gpu} x {counted(num_envs, 'environment')}{again}")
         outcome = self._probe.measure(gmis_per_gpu, num_envs, VALIDATION if round_ > 0 else SCREENING)
         self._store.save_outcome(gmis_per_gpu, num_envs, outcome, round_)
         return outcome

@@ -204,7 +204,7 @@ class Session:
         seeds = {index: seed + sum(list(counts.values())[:place]) for place, index in enumerate(counts)}
         parts: list[EvaluationResult] = self._ask(
             lambda index, gmi: gmi.evaluate.remote(counts[index], seeds[index]),
-            f"evaluation of {num_episodes} episodes",
+            f"evaluation of {counted(num_episodes, 'episode')}",
             tuple(counts),
         )
         return EvaluationResult(
@@ -341,7 +341,9 @@ class Session:
 
     def _raise_if_pending(self) -> None:
         if self._pending:
-            raise RuntimeError(f"{len(self._pending)} submitted requests wait to be collected; use collect()")
+            raise RuntimeError(
+                f"collect {counted(len(self._pending), 'submitted request')} first; use collect()"
+            )
 
     def _limit_s(self) -> float:
         """Time limit of a request that queues behind the pending iterations."""

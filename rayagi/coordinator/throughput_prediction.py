@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from placement.errors import counted
 from placement.plan import PlacementPlan
 from placement.search import TrialMeasurement
 from placement.validation import half_width
@@ -27,7 +28,7 @@ def predict_throughput(spec: RunSpec, plan: PlacementPlan) -> Prediction | None:
     if any(devices.count(device) != per_device for device in devices):
         return None
     store = SearchStore(spec, plan.machine)
-    candidate = f"{per_device} x {plan.num_envs} environments"
+    candidate = f"{per_device} x {counted(plan.num_envs, 'environment')}"
     rounds = store.rounds(per_device, plan.num_envs)
     trial = store.outcome(per_device, plan.num_envs)
     measured = rounds or ((trial,) if isinstance(trial, TrialMeasurement) else ())
@@ -39,7 +40,9 @@ def predict_throughput(spec: RunSpec, plan: PlacementPlan) -> Prediction | None:
         predicted_steps_per_s=fmean(speeds) * plan.num_gmis,
         own_work_steps_per_s=fmean(_own_work_steps_per_s(outcome, steps) for outcome in measured),
         half_width=half_width(speeds) if rounds else None,
-        source=f"{len(rounds)} measurements of {candidate}" if rounds else f"a short trial of {candidate}",
+        source=f"{counted(len(rounds), 'measurement')} of {candidate}"
+        if rounds
+        else f"a short trial of {candidate}",
     )
 
 

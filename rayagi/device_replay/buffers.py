@@ -15,6 +15,7 @@ from actors.replay import Gatherer, ReplayError, ReplaySchema, ReplayStore, Sele
 from actors.replay.shards import ReplayShards
 from actors.replay.store import checked
 from actors.replay.subscriptions import Gathered, refuse_outside
+from placement.errors import counted
 
 _ALIGNMENT = 16
 """Bytes: of every tensor in a buffer."""
@@ -199,7 +200,7 @@ def locate(store: ReplayStore, selection: Selection, n: int) -> Located:
         ReplayError: another number of rows, a row of another shard, or a timestep that its trajectory does not have.
     """
     if len(selection) != n:
-        raise ReplayError(f"{len(selection)} rows were given where {n} are expected")
+        raise ReplayError(f"got {counted(len(selection), 'row')}; expected {n}")
     valid = store.examine(selection.keys, selection.steps)
     refuse_outside(valid, selection)
     indices, generations = checked(selection.keys)

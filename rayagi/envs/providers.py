@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from actors.protocols import EnvInfo, VecEnv
+from placement.errors import counted
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, failure_text
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def check_kind(env_id: str, name: str, value: object, default: object) -> None:
         fits, kind = isinstance(value, str), "text"
     elif isinstance(default, tuple):
         fits = isinstance(value, list | tuple) and len(value) == len(default) and all(map(_is_number, value))
-        kind = f"a list of {len(default)} numbers"
+        kind = f"a list of {counted(len(default), 'number')}"
     else:
         return
     if not fits:
@@ -187,7 +188,7 @@ def check_num_envs(env_id: str, saved: int, num_envs: int) -> None:
     if saved != num_envs:
         raise EnvironmentOptionError(
             env_id,
-            f"the saved state holds {saved} environments, not {num_envs}; resume with num_envs={saved} per GMI",
+            f"the saved state holds {counted(saved, 'environment')}, not {num_envs}; resume with num_envs={saved} per GMI",
         )
 
 

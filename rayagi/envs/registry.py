@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from actors.protocols import ActionSpec, EnvInfo, VecEnv
+from placement.errors import counted
 from rayagi.envs.creators import NAMESPACE
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError
 from rayagi.envs.providers import ProviderDefinition, VecEnvArgs, unsupported_reason
@@ -156,7 +157,7 @@ def _listing(definition: ProviderDefinition, env_id: str) -> EnvListing:
 def _text_of(action: ActionSpec) -> str:
     if action.kind == "multi_discrete":
         return " x ".join(map(str, action.choices)) + " choices"
-    return f"{action.num_choices} choices" if action.kind == "discrete" else f"{action.dim} reals"
+    return counted(action.num_choices, "choice") if action.kind == "discrete" else counted(action.dim, "real")
 
 
 def default_hidden(env_id: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from actors.protocols import EnvInfo, ObsPart
+from placement.errors import counted
 from rayagi.config.errors import ConfigError
 
 _RANGE = re.compile(r"(\d*):(\d*)")
@@ -34,7 +35,7 @@ def policy_view(info: EnvInfo, critic_only: tuple[str, ...]) -> tuple[EnvInfo, t
             parts.append(part if part.is_image else ObsPart(size=kept, shape=(kept,)))
         begin += part.size
     if not parts:
-        reason = f"leaves nothing of {info.env_id}'s {info.obs_dim} columns for the policy"
+        reason = f"leaves nothing of {info.env_id}'s {counted(info.obs_dim, 'column')} for the policy"
         raise ConfigError("network.critic_only", critic_only, reason, "name fewer")
     columns = tuple(column for column in range(info.obs_dim) if column not in hidden)
     encoded = tuple(parts) if any(part.is_image for part in parts) else ()
@@ -63,5 +64,6 @@ def _columns(info: EnvInfo, name: str, critic_only: tuple[str, ...]) -> range:
         "network.critic_only",
         critic_only,
         f"names {name!r}, which {info.env_id} does not have: {has}",
-        f"use {'one of them, or ' if keys else ''}a range of its {info.obs_dim} columns, such as 0:{min(3, info.obs_dim)}",
+        f"use {'one of them, or ' if keys else ''}a range of its "
+        f"{counted(info.obs_dim, 'column')}, such as 0:{min(3, info.obs_dim)}",
     )

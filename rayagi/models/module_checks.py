@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from placement.errors import counted
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import NetworkSpec
 
@@ -96,7 +97,9 @@ def _called(
             f"return {_listed(wanted)}",
         ) from error
     if not isinstance(found, tuple | list) or len(found) != len(wanted):
-        what = f"{len(found)} results" if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+        what = (
+            counted(len(found), "result") if isinstance(found, tuple | list) else f"a {type(found).__name__}"
+        )
         raise module_error(
             spec, f"returns {what} from forward for shape {shapes}", f"return {_listed(wanted)}"
         )

@@ -8,6 +8,7 @@ from math import sqrt
 from statistics import mean, stdev
 from typing import Protocol
 
+from collectives.errors import counted
 from rayagi.profiler.calibration import (
     FEWEST_ROUNDS,
     LARGEST_SPREAD,
@@ -22,7 +23,6 @@ from rayagi.profiler.calibration import (
 from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS
 from rayagi.profiler.program_runs import Run, Variant
 from rayagi.profiler.schedule import SKIPPED_TURNS
-from rayagi.profiler.summary import counted
 
 MOST_ROUNDS = 12
 LARGEST_COSTS_NS = {CALL: 1_000.0, ANNOTATION: 5_000.0, ACTIVITY: 5_000.0}

@@ -10,6 +10,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from collectives.errors import counted
 from rayagi.profiler.critical_path import CriticalPath
 from rayagi.profiler.extrapolation import Extrapolation
 from rayagi.profiler.overlap import LABELS, PROFILER, Breakdown, resource
@@ -244,7 +245,7 @@ def _timeline(lanes: Timeline) -> str:
     }
     # In a script element only "<" could end the element or open a comment.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    omitted = f"<p>{lanes.omitted} threads are left out.</p>" if lanes.omitted else ""
+    omitted = f"<p>Left out: {counted(lanes.omitted, 'thread')}.</p>" if lanes.omitted else ""
     return (
         "<h2>Time-line</h2><p>Wheel: zoom; drag: move; double click: everything. Lower part of a lane: categories; upper: "
         f'operations.</p>{omitted}<canvas id="timeline"></canvas><pre id="hover"> </pre>'
@@ -258,7 +259,7 @@ def _lane(lane: Lane) -> dict[str, object]:
     index = {name: number for number, name in enumerate(names)}
     name = printable(f"{lane.process}, {lane.name}")
     return {
-        "name": name + (f" ({lane.omitted:,} short operations left out)" if lane.omitted else ""),
+        "name": name + (f" ({counted(lane.omitted, 'short operation')} left out)" if lane.omitted else ""),
         "shares": {label: _bytes(255 * shares) for label, shares in lane.shares.items()},
         "names": [printable(each) for each in names],
         "slices": [[each.start, each.end, each.depth, index[each.name]] for each in lane.slices],

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from collectives.errors import counted
 from rayagi.profiler import process_tree
 from rayagi.profiler.calibration import CalibrationError, count_hooks, kinds_of
 from rayagi.profiler.injection import VARIABLE, injected
@@ -122,7 +123,7 @@ class ProgramRunner:
         lost = sum(each.lost + sum(thread.dropped for thread in each.threads) for each in profile.processes)
         if lost:
             raise CalibrationError(
-                f"{lost:,} events were dropped, so what they cost is unknown: give more disk space with --limit-mb, "
+                f"dropped {counted(lost, 'event')}, so what they cost is unknown: give more disk space with --limit-mb, "
                 "or a shorter program"
             )
         return profile

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from collectives.errors import counted
 from rayagi.profiler.critical_path import CriticalPath
 from rayagi.profiler.extrapolation import Extrapolation
 from rayagi.profiler.layout import MAX_NAME
@@ -183,11 +184,6 @@ def waits(profile: Profile) -> list[Wait]:
     return sorted(rows, key=lambda each: (-each.total_ns, each.process, each.cause))
 
 
-def counted(number: int, noun: str, several: str = "") -> str:
-    """``1 thread``, ``2,000 threads``; ``several``: the plural, where it is not ``noun`` with an s."""
-    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
-
-
 def seconds(ns: float) -> str:
     """``1.234 s``, ``12.3 ms``, ``450 us``, ``80 ns``."""
     for limit, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")):
@@ -262,7 +258,7 @@ def process_line(found: Breakdown, label: str) -> str:
             f"; not recorded: {seconds(each.unaccounted_ns)} ({_share(each.unaccounted_ns, each.life_ns)})"
         )
     if each.dropped:
-        text += f"; {each.dropped:,} events were dropped: times and counts are too low"
+        text += f"; dropped {counted(each.dropped, 'event')}: times and counts are too low"
     return text
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from placement.errors import counted
+
 
 def shape_in(field: pa.Field) -> tuple[int, ...] | None:
     """Shape that a tensor extension type's metadata has; None without. Ray need not be imported to register the type."""
@@ -43,7 +45,7 @@ def as_array(column: pa.Array, shape: tuple[int, ...] | None = None) -> NDArray[
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if column.null_count:
-        raise ValueError(f"{column.null_count} rows are null")
+        raise ValueError(f"null in {counted(column.null_count, 'row')}")
     rows, sizes = len(column), []
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return np.stack([unpacked(text) for text in column.to_pylist()])
@@ -53,7 +55,7 @@ def as_array(column: pa.Array, shape: tuple[int, ...] | None = None) -> NDArray[
         if len(inner) != sizes[-1] * len(column) or not _has_equal_lists(column):
             raise ValueError("its lists have different lengths")
         if inner.null_count:
-            raise ValueError(f"{inner.null_count} of its lists' values are null")
+            raise ValueError(f"null in {counted(inner.null_count, 'value')} of its lists")
         column = inner
     if not (
         pa.types.is_integer(column.type)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from actors.replay import Keys, ReplayError, ReplayStore, Selection, Subscription, gather, kernel
+from placement.errors import counted
 
 
 class ShuffledWindows(IterableDataset[dict[str, Tensor]]):
@@ -62,7 +63,7 @@ class ShuffledWindows(IterableDataset[dict[str, Tensor]]):
         self._ends = np.cumsum((rows["length"] - length) // stride + 1)
         """Windows of each row and of all before it."""
         if not len(rows):
-            raise ReplayError(f"no trajectory of the store has {length} steps")
+            raise ReplayError(f"no trajectory of the store has {counted(length, 'step')}")
 
     def __len__(self) -> int:
         """Batches of an epoch."""

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow.dataset
 from numpy.typing import NDArray
 
+from placement.errors import counted
 from rayagi.replay.arrow import unpacked
 from rayagi.replay.tables import RLLIB_NAMES, by_numbers, parquet_files
 from rayagi.replay.trajectories import (
@@ -218,7 +219,7 @@ def _column(batch: Mapping[str, Any], name: str) -> NDArray[Any]:
         raise ValueError(f"{name} is not of numbers")
     if found.shape[:1] != (len(batch["eps_id"]),):
         raise ValueError(
-            f"{name} has shape {list(found.shape)} where {len(batch['eps_id'])} steps are expected"
+            f"{name} has shape {list(found.shape)}; expected {counted(len(batch['eps_id']), 'step')}"
         )
     return found
 

@@ -19,6 +19,7 @@ import pyarrow.dataset
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from placement.errors import counted
 from rayagi.replay.arrow import as_array, shape_in
 from rayagi.replay.trajectories import (
     FLAGS,
@@ -99,7 +100,7 @@ def open_lerobot(path: Path, columns: Sequence[str]) -> Source:
     files = parquet_files(path / "data")
     frames = sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)
     if frames != (announced := info.get("total_frames", frames)):
-        reason = f"has {frames:,} frames where info.json says {announced:,}: is a file missing?"
+        reason = f"has {counted(frames, 'frame')} where info.json says {announced:,}: is a file missing?"
         raise DatasetError(str(path), reason)
     return _row_source(path, "lerobot", files, "episode_index", names | others, columns, shapes, images)
 

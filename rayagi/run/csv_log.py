@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from placement.errors import counted
 from rayagi.run.atomic import replace_text
 from rayagi.run.errors import RunFolderError, disk_errors
 
@@ -42,7 +43,8 @@ def read_rows(path: Path) -> list[Row]:
 def _row(columns: Sequence[str], cells: Sequence[str], where: str) -> Row:
     if len(cells) != len(columns):
         raise RunFolderError(
-            where, f"there are {len(cells)} cells and {len(columns)} columns; correct the line, or delete it"
+            where,
+            f"got {counted(len(cells), 'cell')}; expected {len(columns)}; correct the line, or delete it",
         )
     row = {}
     for column, cell in zip(columns, cells, strict=True):

@@ -74,7 +74,7 @@ def added(*gmi_ids, config=None):
     [
         (added(), "count from 0"),
         (added(0, 2), "count from 0"),
-        (added(0, config=GmiConfig(num_gmis=2)), "num_gmis=2: 1 GMIs were added"),
+        (added(0, config=GmiConfig(num_gmis=2)), "num_gmis=2: the program has 1 GMI"),
     ],
 )
 def test_gmis_that_do_not_add_up_are_refused_before_anything_starts(manager, message):

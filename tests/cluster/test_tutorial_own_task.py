@@ -17,7 +17,7 @@ def test_the_tutorial_leads_from_a_model_to_a_policy_and_its_video(tmp_path):
     (task,) = [block.text for block in blocks(PAGE) if block.title == "bead.py"]
     assert len(task.splitlines()) <= 44  # as the text says
     output = run_page(PAGE, tmp_path)
-    assert re.search(r"bead:Bead +mujoco_cpu, mujoco_warp +5 +1 reals +250", output)
+    assert re.search(r"bead:Bead +mujoco_cpu, mujoco_warp +5 +1 real +250", output)
     assert "cannot be compiled" not in output
     video = tmp_path / "bead.mp4"
     if video.exists():  # without OpenGL there is none

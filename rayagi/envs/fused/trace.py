@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from placement.errors import counted
 from rayagi.envs.errors import SimulatorError
 from rayagi.envs.fused.expressions import Expr, ExprNode, Graph, Kind
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator, action_dim, named
@@ -174,7 +175,9 @@ def _sized(simulator: Simulator, function: str, what: str, given: Any, size: int
     if size is None and not given:
         raise SimulatorError(place, f"its {what} is empty")
     if size is not None and len(given) != size:
-        raise SimulatorError(place, f"it returns {len(given)} values for its {what}, which has {size}")
+        raise SimulatorError(
+            place, f"it returns {counted(len(given), 'value')} for its {what}, which has {size}"
+        )
     return given
 
 

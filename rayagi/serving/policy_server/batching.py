@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from placement.errors import counted
 from rayagi.serving.latency import Latencies
 from rayagi.serving.policy_server.requests import (
     PIECE_BYTES,
@@ -227,7 +228,9 @@ class FairBatcher:
             rows = np.concatenate([piece.rows for _, piece in batch])
             actions = policy.act(rows)
             if len(actions) != len(rows):
-                raise ValueError(f"it has {len(actions)} actions for {len(rows)} observations")
+                raise ValueError(
+                    f"it has {counted(len(actions), 'action')} for {counted(len(rows), 'observation')}"
+                )
         except Exception as error:
             if len(batch) == 1:
                 self._end(batch[0][0], RequestError(f"the policy failed: {error}", status=500))

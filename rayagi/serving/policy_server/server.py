@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
+from placement.errors import counted
 from rayagi.serving.errors import ListenError
 from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
 from rayagi.serving.policy_server.http_frontend import LOGGER, HttpFrontend
@@ -122,7 +123,7 @@ class PolicyServer:
                 reason = str(error) or type(error).__name__
                 self._log(f"kept {self._policy.saved.checkpoint}: {reason}")
             else:
-                self._log(f"now {saved.checkpoint} ({saved.env_steps:,} environment steps)")
+                self._log(f"now {saved.checkpoint} ({counted(saved.env_steps, 'environment step')})")
 
     async def _follow(self) -> None:
         """Reload when the run names another checkpoint, or writes the same one anew."""

@@ -139,7 +139,7 @@ def test_a_sample_of_a_store_without_actions(dataset, capsys):
     assert main(["replay", "sample", "own"]) == 0
     assert "x " in capsys.readouterr().out
     assert main(["replay", "info", "own"]) == 0
-    assert "1 trajectories, 2 steps; 1 cut" in capsys.readouterr().out
+    assert "1 trajectory, 2 steps; 1 cut" in capsys.readouterr().out
 
 
 def test_a_damaged_saved_replay(dataset, capsys):

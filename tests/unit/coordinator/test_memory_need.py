@@ -73,7 +73,7 @@ def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path
     assert spec.learning.rollout_length == 64
     with pytest.raises(PlanError) as caught:
         reject_insufficient_memory(spec, plan)
-    assert caught.value.asked.startswith("200000 environments in GMI 0 mps[")
+    assert caught.value.asked.startswith("200,000 environments in GMI 0 mps[")
     assert caught.value.limit == (
         "they need 5.77 GiB (its rollouts of 64 steps alone hold that), and its share has 4.00 GiB"
     )
@@ -94,7 +94,7 @@ def test_a_replay_that_its_host_cannot_hold_is_refused(tmp_path):
     spec = replace(spec, learning=replace(spec.learning, capacity=10**9), gmi=replace(spec.gmi, num_gmis=2))
     plan = plan_of(spec, load_machine(CORES))
     with pytest.raises(
-        PlanError, match=r"the replay of 1000000000 transitions on .*: it needs 879\.17 GiB.*sac\.capacity"
+        PlanError, match=r"the replay of 1,000,000,000 transitions on .*: it needs 879\.17 GiB.*sac\.capacity"
     ):
         reject_insufficient_memory(spec, plan)
     reject_insufficient_memory(replace(spec, total_env_steps=10**6), plan)

@@ -72,7 +72,7 @@ def test_the_list_shows_a_user_s_own_where_it_is_named(example, capsys):
     assert main(["envs", "lander:Lander"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
     assert re.split(r"\s{2,}", line) == [
-        "lander:Lander", "fused, fused_torch", "3", "1 reals", "300", "a rocket lands gently"
+        "lander:Lander", "fused, fused_torch", "3", "1 real", "300", "a rocket lands gently"
     ]  # fmt: skip
 
 
@@ -249,5 +249,5 @@ def test_a_saved_state_of_another_number_of_environments_is_refused():
     make = envs.make_env_factory("fused/CartPole-v1", engine="fused_torch")
     three, one = (make(num_envs=n, first_env_index=0, seed=0, num_threads=1) for n in (3, 1))
     one.reset()
-    with pytest.raises(EnvironmentOptionError, match="holds 1 environments, not 3; resume with num_envs=1"):
+    with pytest.raises(EnvironmentOptionError, match="holds 1 environment, not 3; resume with num_envs=1"):
         three.load_state_dict(one.state_dict())

@@ -102,7 +102,7 @@ def test_it_is_made_from_any_folder_with_its_options(folder, monkeypatch, tmp_pa
 def test_the_list_shows_it(folder, capsys):
     assert main(["envs", "cart_task:Cart"]) == 0
     assert re.split(r"\s{2,}", capsys.readouterr().out.splitlines()[-1]) == [
-        "cart_task:Cart", "mujoco_cpu, mujoco_warp", "2", "1 reals", "20", "a cart goes to a place"
+        "cart_task:Cart", "mujoco_cpu, mujoco_warp", "2", "1 real", "20", "a cart goes to a place"
     ]  # fmt: skip
 
 

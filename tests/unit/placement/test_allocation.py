@@ -53,7 +53,7 @@ def test_more_gmis_on_a_node_than_its_cores_hold_are_refused():
 
 def test_more_gmis_on_a_node_than_its_gpus_hold_are_refused():
     plan = make_plan(TWO_NODES, num_envs=1, threads_per_gmi=1)
-    with pytest.raises(PlanError, match="1 of a GPU for GMI 1 on node a: its 1 GPUs are taken"):
+    with pytest.raises(PlanError, match="1 of a GPU for GMI 1 on node a: it has 1 GPU, all taken"):
         assign_allocated_nodes(plan, ["ida", "ida"])
 
 
@@ -121,5 +121,5 @@ def test_a_machine_read_without_ray_cannot_be_two_nodes():
 
 
 def test_every_gmi_needs_a_node():
-    with pytest.raises(PlanError, match="2 GMIs: 1 bundles were given"):
+    with pytest.raises(PlanError, match="2 GMIs: got 1 bundle"):
         assign_allocated_nodes(make_plan(TWO_NODES, num_envs=1), ["ida"])

@@ -48,7 +48,7 @@ def test_a_process_that_enters_a_cpu_slice_has_its_cores_and_threads():
 
 def test_a_core_that_does_not_exist_is_refused_and_the_affinity_stays():
     before = os.sched_getaffinity(0)
-    with pytest.raises(SliceError, match=rf"1 cores \({MISSING_CORE}\).*at most {len(before)}"):
+    with pytest.raises(SliceError, match=rf"1 core \({MISSING_CORE}\).*at most {len(before)}"):
         pin_to_cores((MISSING_CORE,))
     assert os.sched_getaffinity(0) == before
 

@@ -182,7 +182,7 @@ def test_the_command(tmp_path, capsys):
     events = [(C.THREAD, 0, 9, "m", 0), (C.BACKEND, 1, 2, "x", 0)]
     folder = write(tmp_path / "p", profile(process([events])))
     assert main(["profile", "export", str(folder), str(tmp_path / "t")]) == 0
-    assert "1 events" in capsys.readouterr().out
+    assert "1 event;" in capsys.readouterr().out
     assert len(decode((tmp_path / "t").read_bytes())[1]) == 2
     assert main(["profile", "export", str(folder), str(tmp_path / "missing" / "t")]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -253,7 +253,7 @@ def test_selections_that_are_wrong_are_explained(way):
     gatherer = WAYS[way](store, WANTED, 2, CPU)
     with pytest.raises(ReplayError, match="row 2 has no timestep 3: its trajectory is shorter"):
         gatherer(selection_of(keys, [3, 0]))
-    with pytest.raises(ReplayError, match="where 2 are expected"):
+    with pytest.raises(ReplayError, match="expected 2"):
         gatherer(selection_of(Keys(keys.indices[:1], keys.generations[:1]), [0]))
     with pytest.raises(ReplayError, match="an index is not of this shard, which has 2 to 3"):
         gatherer(selection_of(Keys(keys.indices - 1, keys.generations), [0, 0]))

@@ -60,7 +60,7 @@ def test_offline_rows_of_the_highest_priorities_are_placed_beside_the_readers(ca
     [
         ({"input_shards": []}, "give shards from 0 to 1"),
         ({"input_shards": [2]}, "give shards from 0 to 1"),
-        ({"input_shards": [0], "capacity": 2}, "5 rows were given to a table of 2 shards of 2"),
+        ({"input_shards": [0], "capacity": 2}, "5 rows for a table of 2 shards of 2"),
     ],
 )
 def test_placements_that_cannot_be_are_refused(options, message):

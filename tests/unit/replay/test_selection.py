@@ -256,13 +256,13 @@ def test_mixtures_keep_their_shares():
         (lambda s: select(s, Uniform(), 0, seed=0, draw=0), "0 rows were requested"),
         (
             lambda s: select(s, TopK(), 31, seed=0, draw=0),
-            "31 different rows were requested where 30 can be selected",
+            "31 different rows requested where 30 can be selected",
         ),
         (lambda s: Prioritized(-1), "exponent -1"),
         (lambda s: SubSequences(0), "length 0 and stride 1"),
         (lambda s: mixture_counts([0.0, 0.0], 4, 0), "one of them positive"),
         (lambda s: mixture_counts([1.0, -1.0], 4, 0), "at least 0"),
-        (lambda s: select(table(3)[:2], Uniform(), 1, seed=0, draw=0), "2 shards of 3 were given"),
+        (lambda s: select(table(3)[:2], Uniform(), 1, seed=0, draw=0), "got 2 shards of 3"),
     ],
 )
 def test_bad_requests_are_explained(request_, message):
@@ -305,7 +305,7 @@ def test_draws_without_replacement_know_powers_that_are_zero_or_infinite(num_sha
     chosen = select(mixed, selectors[1], 2, seed=0, draw=0)
     assert sorted(chosen.keys.indices.tolist()) == [1, 3]
     assert sorted(chosen.probabilities.tolist()) == [1 / 1025, 1024 / 1025]
-    with pytest.raises(ReplayError, match="3 different rows were requested where 2 can be selected"):
+    with pytest.raises(ReplayError, match="3 different rows requested where 2 can be selected"):
         select(mixed, selectors[1], 3, seed=0, draw=0)
 
 

@@ -51,7 +51,8 @@ def test_the_rule_by_hand(choose):
     """Two shards with two samples per insert, two rows first, error buffer 1: that of the table is 2."""
     stores = stores_of(2, samples_per_insert=2.0, min_size=2, error_buffer=1.0, timeout_s=AT_ONCE_S)
     with pytest.raises(
-        ReplayTimeoutError, match=r"drawing 1 rows .* of 2 shards: 0 rows .* 2 more are needed"
+        ReplayTimeoutError,
+        match=r"drawing 1 row .* of 2 shards: the table has no rows, and its limits need 2 more",
     ):
         choose(stores, Uniform(), 1, seed=0, draw=0)
     insert(stores[0], 3)  # one more than min_size: error 2, and the next insertion would wait
@@ -164,7 +165,7 @@ def test_a_reader_waits_for_shards_of_other_hosts_and_gives_up():
         shards = [stack.enter_context(ReplayShard(store, host_id="away")) for store in stores]
         table = stack.enter_context(ReplayShards([shard.address for shard in shards], host_id="here"))
         assert table.is_limited
-        with pytest.raises(ReplayTimeoutError, match="1 more are needed"):
+        with pytest.raises(ReplayTimeoutError, match="its limits need 1 more"):
             select(table, Uniform(), 1, seed=0, draw=0)
         table.insert(content([1, 2]), shard=0)
         select(table, Uniform(), 1, seed=0, draw=0)
@@ -190,7 +191,7 @@ def test_a_reader_waits_for_an_empty_shard_of_this_host_whose_limit_came_later()
     with ReplayShard(store) as shard, ReplayShards([shard.address]) as table:
         assert table.local == [0]
         store.limiter.set(RateLimit(timeout_s=AT_ONCE_S))
-        with pytest.raises(ReplayTimeoutError, match="1 more are needed"):
+        with pytest.raises(ReplayTimeoutError, match="its limits need 1 more"):
             select(table, Uniform(), 1, seed=0, draw=0)
 
 

@@ -76,8 +76,8 @@ def test_a_full_disk_names_the_file(tmp_path):
         ("2,48OO,1,3", "line 3, column env_steps_total: '48OO' is not a finite number"),
         ("2,4800,1,nan", "line 3, column return: 'nan' is not a finite number"),
         (",4800,1,3", "line 3, column iteration: '' is not a finite number"),
-        ("2,4800,1", "line 3: there are 3 cells and 4 columns; correct the line, or delete it"),
-        ("", "line 3: there are 1 cells and 4 columns"),
+        ("2,4800,1", "line 3: got 3 cells; expected 4; correct the line, or delete it"),
+        ("", "line 3: got 1 cell; expected 4"),
     ],
 )
 def test_a_bad_cell_is_named_with_file_line_and_column(tmp_path, line, complaint):

@@ -270,7 +270,7 @@ def test_a_policy_with_a_wrong_number_of_answers_does_not_end_the_thread():
 
     async def main():
         async with batching(Short()) as batcher:
-            with pytest.raises(RequestError, match="0 actions for 1 observations"):
+            with pytest.raises(RequestError, match="no actions for 1 observation"):
                 await asked(batcher, 1, rows(1))
             return await asked(batcher, 1, rows(2))
 

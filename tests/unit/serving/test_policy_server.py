@@ -618,7 +618,7 @@ def test_the_command_creates_a_token_for_other_hosts_reloads_on_sighup_and_drain
         assert process.stdout.readline() == "now iteration_000009 (9,000 environment steps)\n"
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
-        assert "1 requests (5 observations) in 1 batches, 1 refused" in output
+        assert "1 request (5 observations) in 1 batch, 1 refused" in output
         assert "latency in the server: p50" in output
         assert process.returncode == 0
     finally:

@@ -66,7 +66,7 @@ def test_a_slot_is_not_reserved_again_before_its_release():
     ring, consumer_endpoint = pair(slots=1)
     ring.put(random_rows(SCHEMA, 1, 0), version=0)
     batch = consumer_endpoint.take(LIMIT_S)
-    with pytest.raises(ChannelTimeoutError, match=r"of 1 slots of producer 0, process \d+ holds 1"):
+    with pytest.raises(ChannelTimeoutError, match=r"of 1 slot of producer 0, process \d+ holds 1"):
         ring.reserve(timeout_s=0.0)
     batch.release()
     ring.reserve(timeout_s=0.0).cancel()

@@ -110,7 +110,7 @@ OTHERS = (
     ((("obs", torch.float64, (3, 5)),), r"has obs: float64"),
     (
         (("obs", torch.float32, (3, 5)),),
-        "has 1 fields where 3 are expected|has 3 fields where 1 are expected",
+        "has 1 field; expected 3:|has 3 fields; expected 1:",
     ),
 )
 

@@ -256,7 +256,7 @@ def test_another_plan_at_the_consumer_is_refused():
     with (
         Batcher(plan, rows=1) as batcher,
         Dispenser(plan_of(), rows=1, producer=0) as dispenser,
-        pytest.raises(SchemaError, match="1 endpoints where 3 channels"),
+        pytest.raises(SchemaError, match="1 endpoint where 3 channels"),
     ):
         dispenser.attach(0, batcher.endpoints)
 
