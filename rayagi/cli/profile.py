@@ -22,7 +22,7 @@ from rayagi.profiler.interception import packages_with
 from rayagi.profiler.layout import PROFILE
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
-from rayagi.profiler.summary import counted, missing_processes
+from rayagi.profiler.summary import missing_processes
 from rayagi.profiler.trace import TraceError, read_profile
 
 

@@ -63,17 +63,16 @@ def extrapolate(rows: Iterable[Row], iterations: int) -> Extrapolation | None:
     recorded = len({number for values in sums.values() for number in values})
     if not 0 < recorded < iterations:
         return None
-    found = [
-        RunEstimate(*key, *_estimate(list(values.values()), recorded, iterations))
-        for key, values in sums.items()
-    ]
+    found = [_estimate(*key, list(values.values()), recorded, iterations) for key, values in sums.items()]
     return Extrapolation(
         recorded, iterations, sorted(found, key=lambda each: (-each.run_ns, each.phase, each.operation))
     )
 
 
-def _estimate(values: Sequence[int], recorded: int, iterations: int) -> tuple[float, float, float | None]:
-    """Mean, sum and error of an operation, from its times in the iterations that have it."""
+def _estimate(
+    phase: str, operation: str, values: Sequence[int], recorded: int, iterations: int
+) -> RunEstimate:
+    """From an operation's times in the iterations that have it."""
     times = np.zeros(recorded)
     times[: len(values)] = values
     mean, error = float(times.mean()), None
@@ -82,4 +81,4 @@ def _estimate(values: Sequence[int], recorded: int, iterations: int) -> tuple[fl
         # (N - n) s^2 of themselves: N (N - n) s^2 / n together.
         spread = float(times.std(ddof=1)) * sqrt(iterations * (iterations - recorded) / recorded)
         error = float(stdtrit(recorded - 1, (1 + _LEVEL) / 2)) * spread
-    return mean, mean * iterations, error
+    return RunEstimate(phase, operation, mean, mean * iterations, error)
