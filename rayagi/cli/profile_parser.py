@@ -81,8 +81,10 @@ _EXPORT_EXAMPLES = """\
 examples:
   rayagi profile export profiles/ant ant.perfetto-trace     open it at ui.perfetto.dev, which keeps it in the browser
   rayagi profile export profiles/ant all.perfetto-trace --merge kineto.json --merge ray.json
+  rayagi profile export profiles/ant ant.parquet            a table for pandas, Polars or DuckDB; or ant.arrow
 
-All events: about 60 bytes each, of which gzip leaves 10. The viewer reads compressed files too.
+All events. In a Perfetto trace about 60 bytes each, of which gzip leaves 10; the viewer reads compressed files too. In a
+table a row each: process, thread, category, name, start_ns, end_ns, depth, iteration.
 """
 
 
@@ -128,9 +130,16 @@ def add_profile(commands: Any) -> None:
     diff = _command(more, "diff", "compare two profiles", _DIFF_EXAMPLES)
     diff.add_argument("first", type=Path, metavar="A", help="profile")
     diff.add_argument("second", type=Path, metavar="B", help="profile to compare with it")
-    export = _command(more, "export", "write a profile as a Perfetto trace", _EXPORT_EXAMPLES)
+    export = _command(
+        more,
+        "export",
+        "write a profile as a Perfetto trace or a table",
+        _EXPORT_EXAMPLES,
+    )
     export.add_argument("profile", type=Path, metavar="DIR", help="profile")
-    export.add_argument("out", type=Path, metavar="FILE", help="file to write")
+    export.add_argument(
+        "out", type=Path, metavar="FILE", help="file to write; .arrow and .parquet are tables"
+    )
     export.add_argument(
         "--merge",
         type=Path,

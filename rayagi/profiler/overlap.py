@@ -218,6 +218,12 @@ def process_events(profile: Profile) -> tuple[list[ProcessEvents], CellNumbers]:
     return processes, cells
 
 
+def unix_minus_monotonic(profile: Profile) -> int:
+    """Unix time of moment 0 of the first process's clock, on which all times are, in ns; 0 without a process."""
+    clocks = [each.clock.unix_ns - each.clock.monotonic_ns for each in profile.processes[:1]]
+    return clocks[0] if clocks else 0
+
+
 def _ahead(
     function: Callable[[_In], _Out], items: Iterable[_In], threads: int | None = None
 ) -> Iterator[_Out]:
@@ -364,20 +370,28 @@ class ThreadEvents:
 
     def natives(self, start: int, end: int) -> Events:
         """Events of categories other than annotations that are active in a window of time, or of length 0 in it."""
-        found = []
         near = (np.array(self.low, np.int64) < end) & (np.array(self.high, np.int64) >= start)
-        for number in np.flatnonzero(near).tolist():
-            first = number * BLOCK_EVENTS
-            block = self.trace.read(first, min(first + BLOCK_EVENTS, self.trace.num_events))
-            native = block["category"] >= _FIRST_NATIVE
-            found.append(block if native.all() else select(block, native))
+        found = [self._native_block(number) for number in np.flatnonzero(near).tolist()]
         events = join(found)
+        inside = (events["start"] < end) & ((events["end"] > start) | (events["start"] >= start))
+        return events if inside.all() else select(events, inside)
+
+    def blocks(self) -> Iterator[Events]:
+        """All events: annotations, then the others, a block of the file at a time."""
+        yield self.scopes
+        yield from map(self._native_block, range(len(self.low)))
+
+    def _native_block(self, number: int) -> Events:
+        """What is no annotation in a block of the file, on the profile's clock."""
+        first = number * BLOCK_EVENTS
+        block = self.trace.read(first, min(first + BLOCK_EVENTS, self.trace.num_events))
+        native = block["category"] >= _FIRST_NATIVE
+        events = block if native.all() else select(block, native)
         if self.offset:
             events["start"] += self.offset
             events["end"] += self.offset
         np.maximum(events["end"], events["start"], out=events["end"])
-        inside = (events["start"] < end) & ((events["end"] > start) | (events["start"] >= start))
-        return events if inside.all() else select(events, inside)
+        return events
 
 
 class ProcessEvents:

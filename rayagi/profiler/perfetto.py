@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from rayagi.profiler.chrome_trace import ForeignProcess
 from rayagi.profiler.intervals import Ints
-from rayagi.profiler.overlap import (
-    process_events,
-)
+from rayagi.profiler.overlap import process_events, unix_minus_monotonic
 from rayagi.profiler.trace import Category, Clock, Events, Profile, join, select
 
 # Trace and TracePacket
@@ -65,13 +63,7 @@ def write_perfetto(profile: Profile, file: BinaryIO, others: Iterable[ForeignPro
             count += len(events)
             tracks.write(parent, thread.trace.thread_id, select(events, ~on_gpu), trace.name_of)
         tracks.write(parent, None, join(gpu), trace.name_of)
-    return count + sum(tracks.add_foreign(each, _unix_minus_monotonic(profile)) for each in others)
-
-
-def _unix_minus_monotonic(profile: Profile) -> int:
-    """Of the first process, on whose clock all times are."""
-    clocks = [each.clock.unix_ns - each.clock.monotonic_ns for each in profile.processes[:1]]
-    return clocks[0] if clocks else 0
+    return count + sum(tracks.add_foreign(each, unix_minus_monotonic(profile)) for each in others)
 
 
 class _Tracks:
