@@ -73,6 +73,10 @@ def _draw(store: ReplayStore, tree: int, n: int, *numbers: int) -> tuple[NDArray
     return store.draw(_known(store, tree), n, *numbers)
 
 
+def _draws_left(store: ReplayStore, tree: int, most: int) -> int:
+    return store.draws_left(_known(store, tree), most)
+
+
 def _leaves(store: ReplayStore, tree: int) -> tuple[NDArray[np.uint8], Floats]:
     rows, leaves = store.leaves(_known(store, tree))
     return rows.view(np.uint8), leaves
@@ -102,6 +106,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "edges": _edges,
     "descend": _descend,
     "draw": _draw,
+    "draws_left": _draws_left,
     "candidates": _candidates,
     "leaves": _leaves,
     "mark": lambda store, indices, generations: store.mark(Keys(indices, generations)),

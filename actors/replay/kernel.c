@@ -1363,6 +1363,19 @@ int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t s
     return unlock(s, mark(s, n, d->indices, d->generations, d->accepted));
 }
 
+/* How often the rows of a tree can still be drawn together before max_sampled removes them all; counting ends at ``most``.
+   Without the lock, so it may be a moment old. */
+int64_t replay_draws_left(const Store *s, int64_t tree, int64_t most) {
+    const Header *h = s->header;
+    const Tree *t = &s->trees[tree];
+    int64_t left = h->max_sampled ? 0 : most;
+    for (int64_t i = 0; i < s->capacity && left < most; i++) {
+        const int64_t sampled = (int64_t)__atomic_load_n(&s->rows[i].sampled, __ATOMIC_RELAXED);
+        if (*node(t, 0, s->base + i) > 0.0 && sampled < h->max_sampled) left += h->max_sampled - sampled;
+    }
+    return left < most ? left : most;
+}
+
 /* Count selections. accepted: as of mark(). */
 int64_t replay_mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
     const int64_t failed = lock_for(s, n, indices);

@@ -24,7 +24,7 @@ MOST_ROWS = kernel.FANOUT ** (kernel.MAX_LEVELS - 1)
 
 def check_sizes(capacity: int, max_times_sampled: int, shard: int, num_shards: int, incarnation: int) -> None:
     """Raise ReplayError if one of ``ReplayStore.create``'s numbers is outside its range."""
-    if not 0 < capacity < 2**31:
+    if not (0 < capacity < 2**31 and capacity == int(capacity)):
         raise ReplayError(f"capacity is {capacity}: use 1 to {2**31 - 1} rows")
     if max_times_sampled < 0:
         raise ReplayError(

@@ -9,7 +9,7 @@ import ctypes
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 from actors.replay import kernel
@@ -392,6 +392,6 @@ class Waits:
         return (
             f"{what} {counted(self._rows, 'row')} has waited {waited_s:.3g} s for the rate limiter: the store has "
             f"{counted(size, 'row')}, and {why} "
-            f"under {replace(limit, timeout_s=math.inf)}; it goes on when rows are {other} by this or another process, or "
+            f"under {limit}; it goes on when rows are {other} by this or another process, or "
             "with another limit (limiter.set)"
         )

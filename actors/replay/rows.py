@@ -221,7 +221,7 @@ def non_negative(name: str, values: ArrayLike, count: int) -> Floats:
         found = np.ascontiguousarray(values, np.float64)
         if found.shape != (count,):
             found = np.ascontiguousarray(np.broadcast_to(np.asarray(values, np.float64), (count,)))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ReplayError(f"{name} are {brief(values)}: give one, or {count}") from error
     if count and not (found.min() >= 0 and np.isfinite(found.max())):
         raise ReplayError(

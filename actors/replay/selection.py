@@ -186,7 +186,14 @@ def _starts(lengths: Integers, length: int, stride: int, draw: _Draw) -> Integer
 def _by_targets(table: Table, spec: TreeSpec, draw: _Draw) -> tuple[Drawn, Floats]:
     """Draw by a tree of sums. Returns the rows, and the probability of each."""
     seed, number, round_ = draw.numbers
-    drawn = table.draw(table.tree(spec), draw.k, seed % 2**64, _TARGETS, round_, number % 2**64)
+    tree = table.tree(spec)
+    # Before the draw: rows that it used up before it failed would be lost.
+    if table.max_times_sampled and 0 < (left := table.draws_left(tree, draw.k)) < draw.k:
+        raise ReplayError(
+            f"{draw.k} rows were requested where those that are there can be selected {left} times "
+            f"(max_times_sampled is {table.max_times_sampled})"
+        )
+    drawn = table.draw(tree, draw.k, seed % 2**64, _TARGETS, round_, number % 2**64)
     return drawn, drawn.weights / drawn.total
 
 
@@ -235,6 +242,10 @@ class WithoutReplacement:
     """
 
     exponent: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exponent < np.inf:
+            raise ReplayError(f"exponent {self.exponent}: use a finite number that is at least 0")
 
     @property
     def spec(self) -> TreeSpec | None:

@@ -36,7 +36,7 @@ Discover = Callable[[], Sequence[str]]
 _TIMEOUT_S = 30.0
 _JOIN_S = 0.5
 """Between two searches for missing shards."""
-_SAME = ("schema", "capacity", "num_shards", "trees")
+_SAME = ("schema", "capacity", "num_shards", "max_times_sampled", "trees")
 """What the descriptions of all shards of a table have in common."""
 
 
@@ -300,6 +300,11 @@ class ReplayShards(ShardedTable, ClosesOnExit):
                 f"this table cannot select by {spec}: name the selector in selectors= when its shards are created"
             )
         return self._specs.index(spec)
+
+    @property
+    def max_times_sampled(self) -> int:
+        """As of ``ReplayStore.max_times_sampled``."""
+        return int(self._meta["max_times_sampled"])
 
     @property
     def is_limited(self) -> bool:

@@ -206,6 +206,7 @@ class ReplayStore(ClosesOnExit):
             "num_shards": num_shards,
             "incarnation": incarnation,
             "removal": name,
+            "max_times_sampled": max_times_sampled,
             "trees": tree_specs(selectors, name),
             "spills": False,
             "on_disk": folder is not None and memory_bytes is None,
@@ -223,7 +224,7 @@ class ReplayStore(ClosesOnExit):
             for descriptor in descriptors:
                 os.close(descriptor)
             raise
-        store._initialise(max_times_sampled, seed)
+        store._initialise(seed)
         if limit is not None:
             store.limiter.set(limit)
         return store
@@ -486,6 +487,15 @@ class ReplayStore(ClosesOnExit):
         accepted = self._call(self._library.replay_draw, tree, n, *numbers, ctypes.addressof(struct))
         return drawn if accepted < n else drawn._replace(accepted=None)
 
+    @property
+    def max_times_sampled(self) -> int:
+        """A row is deleted when it has been selected so often; 0: never."""
+        return int(self._header.max_sampled)
+
+    def draws_left(self, tree: int, most: int) -> int:
+        """How often rows of a tree can be drawn before ``max_times_sampled`` removes the last, counted up to ``most``."""
+        return self._call(self._library.replay_draws_left, tree, most)
+
     def edges(self, tree: int) -> Edges:
         """The part of a tree that other shards need for a common draw."""
         found = self._tree_structs[tree]
@@ -693,13 +703,13 @@ class ReplayStore(ClosesOnExit):
             )
         return views
 
-    def _initialise(self, max_times_sampled: int, seed: int) -> None:
+    def _initialise(self, seed: int) -> None:
         text = json.dumps(self._meta).encode()
         self._control[META_AT : META_AT + len(text)] = text
         self._control[_META_BYTES_AT : _META_BYTES_AT + 8] = len(text).to_bytes(8, "little")
         header = self._header
         header.removal = kernel.REMOVALS.index(self._meta["removal"])
-        header.max_sampled, header.random = max_times_sampled, 2 * seed % 2**64 + 1
+        header.max_sampled, header.random = self._meta["max_times_sampled"], 2 * seed % 2**64 + 1
         self._rows["tag"] = self._meta["incarnation"] << _INCARNATION_BITS + 2
         self._check(self._library.replay_create(self.native))
         header.magic = MAGIC  # last: who attaches before that is refused
@@ -730,7 +740,7 @@ class ReplayStore(ClosesOnExit):
         )
         result = insert(*request)
         if result < 0:
-            result = self._allocating(lambda: insert(*request), count, keep_waiting)
+            result = self._completed(result, lambda: insert(*request), count, keep_waiting)
         return keys if result else None
 
     def _arrays(self, rows: Mapping[str, Any]) -> tuple[list[NDArray[Any]], tuple[int, int]]:
@@ -797,7 +807,12 @@ class ReplayStore(ClosesOnExit):
     ) -> int:
         """Make a request that allocates rows, and again if the rate limiter or the user's removal must act first."""
         self.check_open()
-        result = request()
+        return self._completed(request(), request, count, keep_waiting)
+
+    def _completed(
+        self, result: int, request: Callable[[], int], count: int, keep_waiting: Callable[[], bool]
+    ) -> int:
+        """``_allocating`` after the first attempt, which had this result."""
         if result == kernel.LIMITED or result == kernel.NEED_VICTIM:
             with Waits(self.limiter, kernel.INSERT, count) as waits:
                 while True:
@@ -871,7 +886,8 @@ def _described(descriptors: Sequence[int]) -> Mapping[str, Any] | None:
     length = int.from_bytes(head[_META_BYTES_AT : _META_BYTES_AT + 8], "little")
     try:
         meta: dict[str, Any] = json.loads(os.pread(descriptors[0], min(length, sizes[0]), META_AT))
-        check_sizes(meta["capacity"], 0, meta["shard"], meta["num_shards"], meta["incarnation"])
+        numbers = ("capacity", "max_times_sampled", "shard", "num_shards", "incarnation")
+        check_sizes(*(meta[name] for name in numbers))
         expected = file_sizes(meta, ReplaySchema.from_json(meta["schema"]))
     except (ReplayError, ValueError, TypeError, KeyError):
         return None

@@ -55,6 +55,15 @@ class ShardedTable(ABC):
         """As of ``ReplayStore.tree``."""
 
     @property
+    @abstractmethod
+    def max_times_sampled(self) -> int:
+        """As of ``ReplayStore.max_times_sampled``."""
+
+    def draws_left(self, tree: int, most: int) -> int:
+        """As of ``ReplayStore.draws_left``, of all shards together."""
+        return min(most, sum(self.ask("draws_left", self._everywhere(tree, most)).values()))
+
+    @property
     def is_limited(self) -> bool:
         """Whether a shard has a rate limiter by which readers of this table wait, as far as this process knows."""
         return False
@@ -185,6 +194,11 @@ class LocalShards(ShardedTable):
         return self._stores[0].tree(spec)
 
     @property
+    def max_times_sampled(self) -> int:
+        """As of ``ReplayStore.max_times_sampled``."""
+        return self._stores[0].max_times_sampled
+
+    @property
     def is_limited(self) -> bool:
         """As of ``ShardedTable``."""
         return any(store.is_limited for store in self._stores)
@@ -215,6 +229,11 @@ class ExchangedShards(ShardedTable):
         """As of ``ReplayStore.tree``."""
         return self._store.tree(spec)
 
+    @property
+    def max_times_sampled(self) -> int:
+        """As of ``ReplayStore.max_times_sampled``."""
+        return self._store.max_times_sampled
+
     def ask(self, call: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """As of ``ShardedTable``. Every rank exchanges, also one of which nothing is asked."""
         own = arguments.get(self._store.base // self.capacity)
@@ -232,6 +251,15 @@ class GatheredTable:
     def tree(self, spec: TreeSpec) -> int:
         """As of ``ReplayStore.tree``."""
         return self._shards.tree(spec)
+
+    @property
+    def max_times_sampled(self) -> int:
+        """As of ``ReplayStore.max_times_sampled``."""
+        return self._shards.max_times_sampled
+
+    def draws_left(self, tree: int, most: int) -> int:
+        """As of ``ReplayStore.draws_left``."""
+        return self._shards.draws_left(tree, most)
 
     def _status(self, tree: int) -> tuple[NDArray[Any], Floats]:
         """Status and leaves of the whole table, (size,) each; zeros where a shard is lost."""

@@ -223,6 +223,28 @@ def test_a_row_is_selected_at_most_as_often_as_allowed(selector, num_shards):
         select(shards, selector, 1, seed=1, draw=9)
 
 
+@pytest.mark.parametrize("choose", [select, select_centralised])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_selection_that_is_too_large_uses_no_row_up(num_shards, choose):
+    """Rows would be deleted without being in anybody's batch."""
+    selector = Prioritized(1.0)
+    shards = []
+    for shard in range(num_shards):
+        rules = {"shard": shard, "num_shards": num_shards, "max_times_sampled": 2}
+        store = ReplayStore.create(SCHEMA, 8 // num_shards, selectors=(selector,), **rules)
+        store.insert(content(range(8 // num_shards)), priorities=np.arange(8 // num_shards) > 1)
+        shards.append(store)
+    count = 8 - 2 * num_shards  # rows of weight 0 cannot be selected
+    chosen = [choose(shards, selector, 3, seed=0, draw=0)]
+    with pytest.raises(ReplayError, match=rf"can be selected {2 * count - 3} times"):
+        choose(shards, selector, 2 * count - 2, seed=0, draw=1)
+    chosen.append(choose(shards, selector, 2 * count - 3, seed=0, draw=2))
+    drawn = np.concatenate([each.keys.indices for each in chosen])
+    assert np.unique(drawn, return_counts=True)[1].tolist() == [2] * count
+    with pytest.raises(ReplayError, match="nothing can be selected"):
+        choose(shards, selector, 1, seed=0, draw=3)
+
+
 @pytest.mark.parametrize("num_shards", [1, 2])
 @pytest.mark.parametrize("choose", [select, select_centralised])
 def test_a_row_of_weight_0_is_not_selected_beside_the_smallest_weight(num_shards, choose):

@@ -23,6 +23,7 @@ from actors.replay import (
     ReplayStore,
     Subscription,
     SubSequences,
+    WithoutReplacement,
     gather,
     kernel,
     memory,
@@ -476,6 +477,10 @@ def changed(**columns):
         (lambda s: s.commit(0, 1, 1.0, None), "only the process that allocated a row commits"),
         (lambda s: s.allocate()["reward"], "this store has no column 'reward'"),
         (lambda s: ReplayStore.create(SCHEMA, 0), "capacity is 0"),
+        (lambda s: ReplayStore.create(SCHEMA, 2.5), "capacity is 2.5"),
+        (lambda s: s.update_priorities(s.insert(content([0])), 10**400), "priorities are"),
+        (lambda s: WithoutReplacement(-1.0), "exponent -1.0: use a finite number"),
+        (lambda s: WithoutReplacement(float("nan")), "exponent nan: use a finite number"),
         (lambda s: ReplayStore.create(SCHEMA, 4, shard=2, num_shards=2), "shard 2 of 2"),
         (lambda s: ReplayStore.create(SCHEMA, 4, num_shards=2**38), "use at most 549755813888 rows together"),
         (
@@ -505,6 +510,16 @@ def test_bad_input_is_explained_in_one_sentence(act, message):
     with pytest.raises(ReplayError, match=message) as raised:
         act(store)
     assert "\n" not in str(raised.value)
+
+
+def test_a_lock_that_another_process_holds_is_awaited_once(monkeypatch):
+    """Rows of single timesteps are inserted by a faster call, which the general one followed after its 10 s."""
+    store = ReplayStore.create(ReplaySchema((Column(name="x", dtype="float32"),)), 2)
+    calls = []
+    monkeypatch.setattr(store, "_insert_arrays", lambda *given: calls.append(given) or kernel.LOCK_TIMEOUT)
+    with pytest.raises(ReplayBusyError, match="has held the store's lock"):
+        store.insert({"x": np.zeros(1, "float32")})
+    assert len(calls) == 1
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
