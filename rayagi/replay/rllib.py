@@ -32,6 +32,7 @@ from rayagi.replay.trajectories import (
     make_schema,
 )
 from rayagi.serving.errors import DatasetError
+from rayagi.serving.row_batches import row_batches
 
 _OURS = {"action_logp": "log_prob"}
 _ITEMS = 16
@@ -59,9 +60,7 @@ def open_episodes(path: Path, columns: Sequence[str]) -> Source:
 
 
 def _unpacked(rows: pyarrow.dataset.Dataset) -> Iterator[Trajectory]:
-    for batch in rows.to_batches(
-        columns=["item"], batch_size=_ITEMS, batch_readahead=1, fragment_readahead=1
-    ):
+    for batch in row_batches(rows, ["item"], _ITEMS):
         for item in batch.column("item"):
             yield _trajectory(msgpack.unpackb(item.as_py(), object_hook=_decoded, strict_map_key=False))
 

@@ -14,6 +14,7 @@ import pyarrow.dataset
 
 from rayagi.replay.trajectories import Source, Trajectory, chosen_columns, make_schema
 from rayagi.serving.dataset import Dataset, Episode, open_dataset
+from rayagi.serving.row_batches import row_batches
 
 _COLUMNS = ("obs", "action", "reward", "terminated", "truncated", "log_prob", "policy_version")
 
@@ -67,7 +68,7 @@ def _lengths(dataset: Dataset) -> Iterator[int]:
         running: dict[int, int] = defaultdict(int)
         for file in files:
             rows = pyarrow.dataset.dataset(str(file.path), format=kind, schema=schema)
-            for batch in rows.to_batches(columns=["episode", "final_obs"]):
+            for batch in row_batches(rows, ["episode", "final_obs"]):
                 for number, steps, is_last in _runs(batch):
                     running[number] += steps
                     if is_last:

@@ -31,6 +31,7 @@ from rayagi.replay.trajectories import (
     make_schema,
 )
 from rayagi.serving.errors import DatasetError
+from rayagi.serving.row_batches import row_batches
 
 LEROBOT_NAMES = {
     "obs": "observation.state",
@@ -53,7 +54,6 @@ RLLIB_NAMES = {
     "log_prob": "action_logp",
 }
 """RLlib's name of each of our columns."""
-_BATCH_ROWS = 8192
 
 
 def parquet_files(path: Path) -> list[Path]:
@@ -151,12 +151,13 @@ def _row_source(
     read_names = {name: names[name] for name in (*ours, "next_obs") if name in names}
     flags = {name: names[name] for name in FLAGS if name in names}
     lengths = _lengths(rows, key, flags, "next_obs" in names)
-    first = rows.head(1, columns=list(read_names.values()))
-    if not first.num_rows:
+    batches = row_batches(rows, list(read_names.values()), most_rows=1)
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
         raise DatasetError(str(path), "is empty: it has no rows")
     kinds: dict[str, tuple[Any, tuple[int, ...]]] = dict.fromkeys(FLAGS, (bool, ()))
     for name in (name for name in ours if name not in FLAGS):
-        values = as_array(first[names[name]].combine_chunks(), shapes.get(names[name]))
+        values = as_array(first.column(names[name]), shapes.get(names[name]))
         kinds[name] = (values.dtype, values.shape[1:])
 
     def episodes() -> Iterator[Trajectory]:
@@ -204,7 +205,7 @@ def _runs(
     last_key: Any = None
     is_open = False
     empty: Trajectory | None = None
-    for batch in rows.to_batches(columns=columns, batch_size=_BATCH_ROWS):
+    for batch in row_batches(rows, columns):
         if not batch.num_rows:
             continue
         found = {name: as_array(batch.column(theirs), shapes.get(theirs)) for name, theirs in names.items()}

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.manifest import CompleteFile, DatasetFolder
+from rayagi.serving.row_batches import row_batches
 from rayagi.serving.statistics import FileStatistics
 
 _COLUMNS = (
@@ -114,7 +115,7 @@ class Dataset:
         schema = self.folder.description.layout.arrow({})
         for path in paths:
             file = pyarrow.dataset.dataset(str(path), format=kind, schema=schema)
-            for batch in file.to_batches(columns=list(_COLUMNS)):
+            for batch in row_batches(file, _COLUMNS):
                 for part in _runs_of(batch):
                     own = running.setdefault(part.number, _Running())
                     own.parts.append(part)

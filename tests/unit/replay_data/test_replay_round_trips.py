@@ -4,6 +4,7 @@ import signal
 from itertools import pairwise
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from trajectories_by_hand import assert_equal, content, trajectories
@@ -339,3 +340,23 @@ def test_transitions_without_flags(tmp_path, kind):
         found = content(store)
     assert not any(each["terminated"].any() for each in found)
     assert_equal([{name: each[name] for name in wanted[0]} for each in found], wanted)
+
+
+def test_a_dataset_is_read_in_parts(tmp_path):
+    """pyarrow's own settings hold the whole file, and batches that are made of it ahead: here 85 MB."""
+    rng, steps = np.random.default_rng(0), 2000
+    ends = np.arange(steps) == steps - 1
+    columns = {
+        "obs": rng.random((steps + 1, 64), np.float32),
+        "action": rng.random((steps, 8), np.float32),
+        "reward": rng.random(steps, np.float32),
+        "terminated": ends,
+        "truncated": np.zeros(steps, bool),
+    }
+    store = store_of([columns] * 40)
+    export(store_source(store, tmp_path), tmp_path / "out", "lerobot")
+    before = pyarrow.total_allocated_bytes()
+    source = open_source(tmp_path / "out")
+    held = [pyarrow.total_allocated_bytes() - before for _ in source.read()]
+    assert len(held) == 40
+    assert max(held) < 40e6
