@@ -65,9 +65,7 @@ class Category(IntEnum):
     COMMUNICATION = 18
     WAIT = 19
     KERNEL_ACT = 20
-    KERNEL_PHYSICS = 21
     KERNEL_UPDATE = 22
-    KERNEL_REDUCE = 23
     OTHER_NATIVE = 24
     GPU_RUNTIME = 32
     GPU_KERNEL = 33
