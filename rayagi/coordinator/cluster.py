@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -200,9 +201,23 @@ def without_unused_processes() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _in_groups_of_their_own() -> Iterator[None]:
+    """Processes that Ray starts within the block get no signal that is sent to this one's group, as `timeout` sends SIGTERM.
+
+    This process then ends the run, and Ray after it. If this one is killed, Linux kills them all the same.
+    """
+    started = services.ConsolePopen
+    services.ConsolePopen = partial(started, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = started
+
+
 def _start_local(machine: Machine, *, dashboard: bool) -> None:
     try:
-        with without_unused_processes():
+        with without_unused_processes(), _in_groups_of_their_own():
             ray.init(
                 address="local",
                 num_cpus=machine.num_cores,

@@ -207,9 +207,9 @@ def test_more_gmis_than_cores_are_refused_before_anything_starts(tmp_path, envir
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, number):
-    # As a terminal does: the signal goes to the whole group, Ray's processes included, and nobody reads any more.
+    # As a terminal and `timeout` do: the signal goes to the whole group, and nobody reads any more.
     process = start(tmp_path, environment, "train", TASK, *SMALL, "--time", "10m", "--name", "a", group=True)
     for line in process.stdout:
         if line.startswith("iteration"):
