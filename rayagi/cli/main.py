@@ -134,7 +134,8 @@ def run_process() -> NoReturn:
     """
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files have what its encoding may not have
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # it flushes; a full disk is reported at the end, if a command prints
+            sys.stdout.reconfigure(errors="backslashreplace")
     with when_local_ray_is_lost(_end_at_once):
         code = main()
     atexit._run_exitfuncs()
