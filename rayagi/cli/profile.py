@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("give the program after two dashes: rayagi profile -- python train.py")
     if arguments.skip and arguments.iterations is None:
         raise UsageError("--skip needs --iterations, the number to record after them")
-    packages = packages_with(arguments.simulator)
+    packages = packages_with(arguments.simulator, arguments.native)
     schedule = None
     if arguments.iterations is not None:
         schedule = Schedule(skip=arguments.skip, record=arguments.iterations)

@@ -27,7 +27,8 @@ def runner(arguments: argparse.Namespace) -> ProgramRunner:
     if not arguments.program:
         name = arguments.command
         raise UsageError(f"give the program after two dashes: rayagi {name} -- python train.py --steps 20000")
-    return ProgramRunner(arguments.program, packages_with(arguments.simulator), arguments.limit_mb)
+    packages = packages_with(arguments.simulator, arguments.native)
+    return ProgramRunner(arguments.program, packages, arguments.limit_mb)
 
 
 @contextmanager

@@ -185,6 +185,13 @@ def _add_recording(parser: Any) -> None:
         help="a top-level module whose native functions count as a simulator's; may be repeated",
     )
     parser.add_argument(
+        "--native",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="one whose native functions count as other native code, such as numpy, not as Python; may be repeated",
+    )
+    parser.add_argument(
         "--limit-mb",
         type=count_argument,
         default=DEFAULT_LIMIT_MB,

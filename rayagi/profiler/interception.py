@@ -67,18 +67,19 @@ Function = tuple[str, Any, Category]
 """Name in the profile, function object, category."""
 
 
-def packages_with(simulators: Sequence[str]) -> dict[str, Category]:
-    """PACKAGES and a user's own simulators.
+def packages_with(simulators: Sequence[str], natives: Sequence[str] = ()) -> dict[str, Category]:
+    """PACKAGES, a user's own simulators, and modules that count as other native code.
 
     Raises:
         ProfilerError: there is no such module, or it is a module within a package.
     """
-    for name in simulators:
+    for name in (*simulators, *natives):
         if "." in name or not name.isidentifier():
             raise ProfilerError(f"{name!r} is not the name of a top-level module; name its package")
         if name not in sys.modules and importlib.util.find_spec(name) is None:
             raise ProfilerError(f"there is no module {name!r} to intercept; is its folder on PYTHONPATH?")
-    return {**PACKAGES, **dict.fromkeys(simulators, Category.SIMULATOR)}
+    others = dict.fromkeys(natives, Category.OTHER_NATIVE)
+    return {**PACKAGES, **others, **dict.fromkeys(simulators, Category.SIMULATOR)}
 
 
 class Interception:

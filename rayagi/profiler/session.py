@@ -239,6 +239,7 @@ def profile(
     schedule: Schedule | None = None,
     limit_mb: int = DEFAULT_LIMIT_MB,
     simulators: Sequence[str] = (),
+    natives: Sequence[str] = (),
     intercept: bool = True,
     gpu: bool = False,
 ) -> Iterator[RecordingSession]:
@@ -251,6 +252,7 @@ def profile(
         schedule: which iterations; default everything
         limit_mb: disk space for each process's events; what does not fit is dropped and counted
         simulators: top-level modules whose native functions count as a simulator's, besides MuJoCo's and EnvPool's
+        natives: top-level modules whose native functions count as other native code, such as numpy
         intercept: whether calls of native functions are recorded, or annotations only
         gpu: whether calls of CUDA, kernels and copies are, through torch.profiler (``gpu.GpuRecorder``)
 
@@ -258,7 +260,7 @@ def profile(
         ProfilerError: this process is being profiled already; the folder is not empty or cannot be made; a limit below 1 MB;
             metadata that is not of JSON; a module that does not exist.
     """
-    packages = packages_with(simulators) if intercept else {}
+    packages = packages_with(simulators, natives) if intercept else {}
     _check_start(limit_mb, metadata)
     path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)), packages)
     session = start(path, packages, name, metadata, schedule, limit_mb, gpu=gpu)
