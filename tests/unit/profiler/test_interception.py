@@ -286,7 +286,7 @@ def test_a_module_of_the_user_is_other_native_code(tmp_path):
     with profiler.profile(tmp_path / "p", natives=["_functools"]):
         reduce(max, [1, 2])
     assert calls(tmp_path / "p", of=("OTHER_NATIVE",)) == [("OTHER_NATIVE", "_functools.reduce", 0)]
-    with pytest.raises(profiler.ProfilerError, match="there is no module .nothing. to intercept"):
+    with pytest.raises(profiler.ProfilerError, match="there is no module 'nothing' to intercept"):
         packages_with([], ["nothing"])
 
 
