@@ -13,7 +13,7 @@ make_env() { # NAME PACKAGE...: torch first and pinned, as the Makefile does: an
     "$env/bin/pip" -q install "$@"
 }
 
-make_env base "gymnasium[mujoco]==1.4.0" envpool==1.2.5 stable-baselines3==2.9.2 py-spy==0.4.3
+make_env base "gymnasium[mujoco]==1.4.0" envpool==1.2.5 stable-baselines3==2.9.2 skrl==2.1.1 py-spy==0.4.3
 make_env sf sample-factory==2.1.1
 make_env sf "gymnasium[mujoco]==1.4.0" envpool==1.2.5 # pip complains: run_sample_factory.py makes them work together
 

@@ -25,7 +25,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.origin import origin
-from experiments.profiler.stages import STEPS
+from experiments.profiler.stages import SKRL_STEPS, STEPS
 from rayagi.profiler.overlap import NO_ITERATION, Breakdown, breakdown
 from rayagi.profiler.summary import num_iterations
 from rayagi.profiler.trace import read_profile
@@ -74,6 +74,8 @@ class Case:
 CASES = (
     *(Case((4,), library, "sac", WALKER, count) for library, count in (("cleanrl", 10), ("rllib", 5))),
     Case((4,), "rllib", "ppo", WALKER, 4),
+    *(Case((4,), "skrl", algorithm, WALKER, count) for algorithm, count in (("sac", 10), ("ppo", 4))),
+    Case((4,), "sample-factory", "appo", WALKER, 5),
     *(
         Case((4, 5), "rayagi", algorithm, WALKER, count)
         for algorithm, count in (("sac", 30), ("td3", 30), ("ppo", 20))
@@ -92,6 +94,8 @@ CASES = (
 )
 _OWN = {"simulate": "simulation", "act": "inference", "learn": "backpropagation", "reduce": "backpropagation"}
 """rayagi's operations within a collection that goes step by step, and its others."""
+OWN_ENVIRONMENT = {"sample-factory": "sf"}
+"""Folders of experiments/peers/setup.sh; the other peers are in base."""
 WARM_UP = 2
 """Iterations before the recorded ones, and one that is recorded and dropped."""
 
@@ -114,7 +118,11 @@ def command(case: Case, peers: Path, runs: Path) -> list[str]:
         if case.algorithm in OFF_POLICY:  # else most iterations would be before learning
             options += ["--set", f"{case.algorithm}.learning_starts=64"]
         return [sys.executable, "-m", "rayagi", "train", case.task, *options]
-    python = sys.executable if case.library == "rllib" else str(peers / "base" / "bin" / "python")
+    python = (
+        sys.executable
+        if case.library == "rllib"
+        else str(peers / OWN_ENVIRONMENT.get(case.library, "base") / "bin" / "python")
+    )
     program = [python, "-m", "experiments.profiler.stages", case.library, case.algorithm, case.task]
     return [*program, "--iterations", str(count)]
 
@@ -149,7 +157,9 @@ def env_steps(case: Case, runs: Path) -> float | None:
         (progress,) = runs.glob("**/progress.csv")
         head, *rows = progress.read_text().splitlines()
         return float(rows[-1].split(",")[head.split(",").index("env_steps")])
-    return float(STEPS[case.algorithm]) if case.library != "rllib" else None
+    if case.library == "rllib":
+        return None
+    return float((SKRL_STEPS if case.library == "skrl" else STEPS)[case.algorithm])
 
 
 def times(found: Breakdown, steps: float | None) -> dict[str, Any]:

@@ -182,6 +182,22 @@ def test_stages_of_a_collection_that_goes_step_by_step():
     assert stages == {"inference": 0.25, "simulation": 0.4, "backpropagation": 0.35, "other": 0.0}
 
 
+def test_every_library_of_the_survey_runs_in_its_own_environment():
+    peers = Path("/peers")
+    cases = {(case.library, case.algorithm): case for case in survey.CASES if 4 in case.figures}
+    pythons = {library: survey.command(case, peers, peers)[0] for (library, _), case in cases.items()}
+    assert pythons == {
+        "rayagi": sys.executable, "rllib": sys.executable, "sample-factory": "/peers/sf/bin/python",
+        "sb3": "/peers/base/bin/python", "cleanrl": "/peers/base/bin/python", "skrl": "/peers/base/bin/python",
+    }  # fmt: skip
+    # skrl's example of PPO has four environments of 1,024 steps, Sample Factory's of APPO 64 of 64.
+    steps = {key: survey.env_steps(case, peers) for key, case in cases.items() if key[0] != "rayagi"}
+    assert steps["sb3", "ppo"] == 2048
+    assert steps["skrl", "ppo"] == steps["sample-factory", "appo"] == 4096
+    assert steps["skrl", "sac"] == 100
+    assert steps["rllib", "ppo"] is None
+
+
 def test_a_figure_that_a_paper_does_not_have_is_one_sentence():
     with pytest.raises(SystemExit, match=r"gear has no figure 12 with results; it has 5, 6, 7, 8, 4\.4"):
         chosen("gear", ["12"])
