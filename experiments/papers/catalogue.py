@@ -469,7 +469,7 @@ RL_SCOPE = (
         for number, quantity, theirs, ours, differs in (
             (4, "time by framework, stage and level of the stack",
              "at most 14 % on the GPU; TensorFlow eager 4.8 times as long as graphs", rl_scope.frameworks,
-             "no GPU; SAC and PPO of four libraries, all on torch, instead of TD3 and DDPG on two backends"),
+             "no GPU; SAC and PPO of six libraries, all on torch, instead of TD3 and DDPG on two backends"),
             (5, "time by algorithm", "on-policy at least 3.5 times as simulation-bound as off-policy", rl_scope.algorithms,
              "no GPU; Stable-Baselines3, the successor of the paper's; one thread"),
             (7, "time by simulator", "simulation takes at least 38.1 %", rl_scope.simulators,

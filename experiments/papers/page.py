@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments.papers.catalogue import EXHIBITS, PAPERS, Exhibit
 from experiments.papers.findings import CLAIMS
-from experiments.papers.rows import load, origin_of
+from experiments.papers.rows import load, origins_of
 
 AXES = {"same": "same axes", "partly": "other axes in part", "none": "-"}
 HEAD = """# The papers, figure by figure
 
 Each table and figure of the five papers that has results: the paper's headline, what was measured here, and what differs.
 Written by `python -m experiments.papers all --draw` from committed rows; a test compares the page with them. Figures are
-medians over repeats, and ratios are taken within a repeat. Where a GPU is needed nothing is extrapolated.
+medians over repeats, and ratios are taken within a repeat. Where a GPU is needed nothing is extrapolated. Rows of several
+runs have the dates of the first and the last run, and the last run's machine and commit.
 
     python -m experiments.papers gear --quick               # few points: minutes
     python -m experiments.papers gear --full --peers PEERS  # what is committed; goes on where it was stopped
@@ -45,7 +46,7 @@ def line(exhibit: Exhibit, rows: Mapping[Exhibit, Path], pictures: Path, page: P
         exhibit.ours(content),
         AXES[exhibit.axes],
         exhibit.differs,
-        f"[{where(origin_of(content))}]({_link(path, page)})",
+        f"[{where(origins_of(content))}]({_link(path, page)})",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -72,12 +73,15 @@ def _link(path: Path, page: Path) -> str:
     return os.path.relpath(path, page.parent)
 
 
-def where(origin: Mapping[str, Any]) -> str:
-    """Machine, date and commit; a GPU before the processor."""
+def where(origins: Sequence[Mapping[str, Any]]) -> str:
+    """Machine, date and commit of a file's last run, and the date of its first; a GPU before the processor."""
+    origin = origins[-1]
+    first, last = (str(each["date"])[:10] for each in (origins[0], origin))
+    dates = last if first == last else f"{first} to {last}"
     commit = str(origin["git_commit"])
     changed = "+" if "+" in commit else ""
     gpu = f"{origin['gpu']}, " if "gpu" in origin else ""
-    return f"{gpu}{origin['cpu_model']}, {origin['cores']} cores, {str(origin['date'])[:10]}, {commit[:8]}{changed}"
+    return f"{gpu}{origin['cpu_model']}, {origin['cores']} cores, {dates}, {commit[:8]}{changed}"
 
 
 def text(

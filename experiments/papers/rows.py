@@ -14,8 +14,8 @@ def load(path: Path) -> Any:
     return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
 
 
-def origin_of(rows: Any) -> Mapping[str, Any]:
-    """Machine, versions, commit and date of a file; of the last of its runs, if it was written by several.
+def origins_of(rows: Any) -> list[Mapping[str, Any]]:
+    """Machine, versions, commit and date of each run that wrote a file, the oldest first.
 
     Raises:
         ValueError: it has none.
@@ -27,7 +27,16 @@ def origin_of(rows: Any) -> Mapping[str, Any]:
             found.append(origin)
     if not found:
         raise ValueError("the rows do not say where they are from")
-    return max(found, key=lambda origin: str(origin["date"]))
+    return sorted(found, key=lambda origin: str(origin["date"]))
+
+
+def origin_of(rows: Any) -> Mapping[str, Any]:
+    """That of a file's last run.
+
+    Raises:
+        ValueError: it has none.
+    """
+    return origins_of(rows)[-1]
 
 
 def newest(folder: Path, pattern: str, accepts: Callable[[Any], bool] = lambda rows: True) -> Path | None:

@@ -1,6 +1,6 @@
 """RL-Scope's surveys on this machine: where the time of a training loop goes, by framework, algorithm and simulator.
 
-    python -m experiments.profiler.survey --peers PEERS            # figures 4, 5 and 7: about 12 minutes
+    python -m experiments.profiler.survey --peers PEERS            # figures 4, 5 and 7: about 15 minutes
     python -m experiments.profiler.survey --peers PEERS --figures 5
     python -m experiments.profiler.survey --draw                   # from results/survey.json
 

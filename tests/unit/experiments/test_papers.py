@@ -12,8 +12,8 @@ from experiments.papers import readings, rl_scope
 from experiments.papers.__main__ import PAGE, PICTURES, Runs, chosen, found_rows, main
 from experiments.papers.catalogue import EXHIBITS, PAPERS
 from experiments.papers.findings import CLAIMS
-from experiments.papers.page import text
-from experiments.papers.rows import load, newest, origin_of
+from experiments.papers.page import text, where
+from experiments.papers.rows import load, newest, origin_of, origins_of
 from experiments.profiler import survey
 
 MEASURED = found_rows(EXHIBITS, None)
@@ -68,6 +68,14 @@ def test_the_newest_rows_by_their_own_date(tmp_path):
     assert newest(tmp_path, "*.csv") is None
     with pytest.raises(ValueError, match="do not say where they are from"):
         origin_of({"rows": [{"x": 1}]})
+
+
+def test_rows_of_several_runs_have_the_dates_of_the_first_and_the_last():
+    old = ORIGIN | {"date": "2026-10-30T10:00:00+00:00", "git_commit": "old"}
+    assert where(origins_of({"rows": [{"origin": ORIGIN}]})) == "CPU, 2 cores, 2026-11-01, abc"
+    assert where(origins_of({"rows": [{"origin": ORIGIN}, {"origin": old}]})) == (
+        "CPU, 2 cores, 2026-10-30 to 2026-11-01, abc"
+    )
 
 
 def grid(task, envs, steps_per_s, mib):
