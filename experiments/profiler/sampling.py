@@ -37,7 +37,11 @@ LOOP = "learn (stable_baselines3/common/on_policy_algorithm.py:"
 
 
 def sampled(stacks: str) -> dict[str, float]:
-    """Share of each stage in py-spy's raw format: lines of frames, from the outermost, and the number of samples."""
+    """Share of each stage in py-spy's raw format: lines of frames, from the outermost, and the number of samples.
+
+    Raises:
+        ValueError: none is of the loop.
+    """
     counts: Counter[str] = Counter()
     for line in stacks.splitlines():
         stack, _, number = line.rpartition(" ")
@@ -46,6 +50,8 @@ def sampled(stacks: str) -> dict[str, float]:
                 (name for name, those in FUNCTIONS.items() if any(each in stack for each in those)), OTHER
             )
             counts[stage] += int(number)
+    if not counts:
+        raise ValueError(f"no sample is within {LOOP}: another version of the library?")
     return {name: count / counts.total() for name, count in counts.items()}
 
 
