@@ -84,4 +84,7 @@ def _blocked(profile: Profile) -> str:
     cores = used / wall if wall else 1.0
     if cores >= _BUSY:
         return ""
-    return f"on {cores:.2f} cores on average, so part of it is a call that blocks, such as sleep or input"
+    return (
+        f"on {cores:.2f} cores on average, so part of it is a call that blocks, such as sleep or input "
+        "(rayagi profile --native time --native select shows some)"
+    )

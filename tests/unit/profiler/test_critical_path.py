@@ -216,12 +216,13 @@ def test_iterations_within_others_do_not_count():
 
 
 def test_python_on_less_than_a_core_may_be_a_call_that_blocks():
-    given = (C.THREAD, 0, 100, "main", 0), operation("read", 0, 100)
-    for cpu_ns, reason in (
-        (45, "on 0.45 cores on average, so part of it is a call that blocks, such as sleep or input"),
-        (95, "larger batches, or fewer calls"),
-    ):
-        found = profile(process([list(given)], cores={"wall_ns": 100, "cpu_ns": cpu_ns}))
+    blocks = (
+        "on 0.45 cores on average, so part of it is a call that blocks, such as sleep or input "
+        "(rayagi profile --native time --native select shows some)"
+    )
+    events = [(C.THREAD, 0, 100, "main", 0), operation("read", 0, 100)]
+    for cpu_ns, reason in ((45, blocks), (95, "larger batches, or fewer calls")):
+        found = profile(process([events], cores={"wall_ns": 100, "cpu_ns": cpu_ns}))
         assert advice(found, breakdown(found), [], None) == [
             f"read spends 100% of its time in Python alone, 100.0% of all: {reason}"
         ]
