@@ -25,6 +25,7 @@ from placement.types import Machine, Node
 from rayagi.cli import main
 from rayagi.envs import SimulationError
 from rayagi.monitoring import report
+from rayagi.profiler.trace import read_profile
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
 from rayagi.run.folder import open_run
@@ -631,6 +632,8 @@ def test_a_run_can_be_profiled(fake, monkeypatch):
     assert "RAYAGI_PROFILE" not in os.environ
     assert main(["train", "--resume", str(run), "--iterations", "4", "--profile", "5"]) == 0
     assert {each.name for each in run.glob("profile*")} == {"profile", "profile-2"}
+    # What a report's estimate for the whole run is of: each session's own iterations.
+    assert [read_profile(run / name).iterations for name in ("profile", "profile-2")] == [2, 2]
 
 
 def test_only_the_workers_of_a_local_ray_can_be_profiled(fake, monkeypatch, capsys):
