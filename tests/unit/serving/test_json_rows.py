@@ -143,7 +143,7 @@ def test_a_recurrent_policy_takes_pairs_of_observation_and_state():
             r"obs\['pos'\] holds a number that is not finite",
         ),
         (b'{"obs": ' + b"[" * 20_000, "the body is nested too deeply; expected JSON"),
-        (b'{"obs": ' + b'{"a":' * 5_000, "the body is nested too deeply; expected JSON"),
+        (b'{"obs": ' + b'{"a":' * 5_000, "nested too deeply|is not JSON"),  # Python 3.13 goes deeper
         (b'{"obs": ' + b"[" * 500 + b"]" * 500 + b"}", r"obs\[0\] is a list of 1; expected a dict"),
         (b'{"obs": [' + b"[" * 200_000, "is nested too deeply"),
         (b'{"obs": {' + b'"a": 1, ' * 20_000, "is not JSON"),
