@@ -1368,10 +1368,16 @@ int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t s
 int64_t replay_draws_left(const Store *s, int64_t tree, int64_t most) {
     const Header *h = s->header;
     const Tree *t = &s->trees[tree];
-    int64_t left = h->max_sampled ? 0 : most;
-    for (int64_t i = 0; i < s->capacity && left < most; i++) {
-        const int64_t sampled = (int64_t)__atomic_load_n(&s->rows[i].sampled, __ATOMIC_RELAXED);
-        if (*node(t, 0, s->base + i) > 0.0 && sampled < h->max_sampled) left += h->max_sampled - sampled;
+    const int64_t end = s->base + s->capacity;
+    int64_t left = h->max_sampled ? 0 : most, next;
+    for (int64_t i = s->base; i < end && left < most; i = next) {
+        /* Past the largest group that has i and no weight: rows that are gone cost nothing, however many there are. */
+        int64_t l = 0;
+        while (l < t->levels && !(*node(t, l, i >> 3 * l) > 0.0)) l++;
+        next = l ? ((i >> 3 * (l - 1)) + 1) << 3 * (l - 1) : i + 1;
+        if (l) continue;
+        const int64_t sampled = (int64_t)__atomic_load_n(&s->rows[i - s->base].sampled, __ATOMIC_RELAXED);
+        if (sampled < h->max_sampled) left += h->max_sampled - sampled;
     }
     return left < most ? left : most;
 }

@@ -6,6 +6,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from replay_tables import SCHEMA, SELECTORS, content, shards_of
 from scipy.stats import chisquare
 
@@ -221,6 +223,22 @@ def test_a_row_is_selected_at_most_as_often_as_allowed(selector, num_shards):
     assert sum(map(len, shards)) == 0
     with pytest.raises(ReplayError, match=r"nothing can be selected|where 0 can be"):
         select(shards, selector, 1, seed=1, draw=9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_draws_that_are_left_are_those_of_the_rows_with_weight(data):
+    """Whatever groups of the tree are empty, and wherever a shard's indices begin."""
+    capacity = data.draw(st.integers(1, 700))
+    alive = sorted(data.draw(st.sets(st.integers(0, capacity - 1), max_size=12)))
+    rules = {"shard": data.draw(st.integers(0, 2)), "num_shards": 3, "max_times_sampled": 3}
+    with ReplayStore.create(SCHEMA, capacity, selectors=(Prioritized(1.0),), **rules) as store:
+        weights = np.zeros(capacity)
+        weights[alive] = 1e-40
+        store.insert(content(range(capacity)), priorities=weights)
+        most = data.draw(st.integers(1, 50))
+        tree = store.tree(Prioritized(1.0).spec)
+        assert store.draws_left(tree, most) == min(most, 3 * len(alive))
 
 
 @pytest.mark.parametrize("choose", [select, select_centralised])
