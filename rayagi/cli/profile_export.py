@@ -12,6 +12,7 @@ from rayagi.cli.failures import UsageError
 from rayagi.profiler.chrome_trace import ForeignProcess, read_chrome_trace
 from rayagi.profiler.perfetto import write_perfetto
 from rayagi.profiler.trace import Profile, read_profile
+from rayagi.run.atomic import is_special
 from rayagi.run.errors import disk_errors
 
 _TABLES = (".arrow", ".parquet")
@@ -21,13 +22,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the file, which appears when it is complete; returns the exit code.
 
     Raises:
-        UsageError: the file is a folder; traces to merge into a table.
+        UsageError: the file is a folder, a pipe or a device; traces to merge into a table.
         TraceError: the folder is no profile, a file of it is damaged, or one to merge is no trace.
         DiskError: the file cannot be written.
     """
     path = arguments.out
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name the file to write")
+    if is_special(path):
+        raise UsageError(f"{path} is a pipe or a device, which would be replaced; name a file")
     is_table = path.suffix in _TABLES
     if is_table and arguments.merge:
         raise UsageError(

@@ -23,6 +23,11 @@ def write_bytes(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
+def is_special(path: Path) -> bool:
+    """Whether it is a pipe, a device or a socket."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
 def sync_folder(folder: Path) -> None:
     """Fsync a folder, so that a rename survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -35,9 +40,15 @@ def sync_folder(folder: Path) -> None:
 def replace_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically: readers and crashes see either the old content or the new.
 
+    A pipe or a device, such as /dev/stdout, is written to: root would replace it by a file.
+
     Raises:
         DiskError: the disk is full or read-only; the old content stays.
     """
+    if is_special(path):
+        with disk_errors(path), path.open("wb") as file:
+            file.write(content)
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:

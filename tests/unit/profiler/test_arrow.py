@@ -1,6 +1,7 @@
 """A profile's events as a table, read back by pyarrow."""
 
 import io
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -62,6 +63,14 @@ def test_the_suffix_of_the_file_chooses(tmp_path, capsys):
     assert pq.read_table(tmp_path / "a.parquet").num_rows == 5
     assert main(["profile", "export", str(folder), str(tmp_path / "a.arrow")]) == 0
     assert pa.ipc.open_file(tmp_path / "a.arrow").read_all().num_rows == 5
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path, capsys):
+    folder, pipe = write(tmp_path / "profile", two()), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert main(["profile", "export", str(folder), str(pipe)]) == 2
+    assert "is a pipe or a device" in capsys.readouterr().err
+    assert pipe.is_fifo()
 
 
 def test_other_traces_are_not_merged_into_a_table(tmp_path, capsys):

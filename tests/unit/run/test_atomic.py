@@ -65,3 +65,14 @@ def test_a_failed_replacement_names_the_file_and_not_the_temporary_one(tmp_path)
     path = tmp_path / "folder" / "run.json"
     with pytest.raises(DiskError, match=re.escape(f"cannot write {path}: Not a directory")):
         atomic.replace_text(path, "{}")
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    atomic.replace_text(pipe, "text")
+    assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()
+    assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
