@@ -1,4 +1,4 @@
-/* Records calls of native functions: PyMethodDef.ml_meth is swapped for a trampoline, and swapped back.
+/* Records calls of native functions: the address that a call jumps to is swapped for a trampoline's, and swapped back.
  *
  * The function objects stay the same, so identity, pickle, and tables that are keyed by functions keep working. Every calling
  * convention of CPython passes at most five pointers, in registers on x86-64 and aarch64: one form of trampoline forwards any.
@@ -8,8 +8,10 @@ enum { MAX_CALLS = 4096 };
 
 typedef struct {
     Native original;
-    PyMethodDef *definition;
-    PyObject *owner; /* keeps the definition alive */
+    Native *slot;              /* where the address is */
+    PyTypeObject *type;        /* NULL, or the slot is this type's, and calls of its instances jump there */
+    unsigned long vectorcall;  /* the type's flag for calls that bypass the slot: taken away while it is swapped */
+    PyObject *owner;           /* keeps the slot alive */
     uint32_t name;
     uint8_t category;
     int is_swapped;
@@ -73,40 +75,68 @@ static PyMethodDef *definition_of(PyObject *function) {
     return NULL;
 }
 
-/* Tables of definitions may lie in data that is read-only after relocation. */
+static int is_nanobind_function(PyObject *function) {
+    PyTypeObject *type = Py_TYPE(function);
+    int has_name = !strcmp(type->tp_name, "nanobind.nb_func") || !strcmp(type->tp_name, "nanobind.nb_method");
+    return has_name && PyType_HasFeature(type, Py_TPFLAGS_HAVE_VECTORCALL);
+}
+
+/* Where the address is that a call jumps to: in the function's definition, in the object itself as nanobind's functions have
+ * it, or, for a type, in the slot for calls of its instances. NULL: nowhere, or in a definition of `__new__`, which all types
+ * share. */
+static Native *slot_of(PyObject *function) {
+    PyMethodDef *definition = definition_of(function);
+    if (definition && definition->ml_name && strcmp(definition->ml_name, "__new__") == 0) return NULL;
+    if (definition) return (Native *)(void *)&definition->ml_meth;
+    if (is_nanobind_function(function)) return (Native *)(void *)((char *)function + Py_TYPE(function)->tp_vectorcall_offset);
+    if (PyType_Check(function)) return (Native *)(void *)&((PyTypeObject *)function)->tp_call;
+    return NULL;
+}
+
+/* Slots may lie in data that is read-only after relocation. */
 static int make_writable(void *address, size_t bytes) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)address / page * page;
     return mprotect((void *)begin, (uintptr_t)address + bytes - begin, PROT_READ | PROT_WRITE) == 0;
 }
 
-static Call *call_of(const PyMethodDef *definition) {
+static Call *call_of(const Native *slot) {
     for (int i = 0; i < num_calls; i++)
-        if (calls[i].definition == definition) return &calls[i];
+        if (calls[i].slot == slot) return &calls[i];
     return NULL;
 }
 
-/* swap(function, name, category): 1 if its calls are recorded from now on; 0 if they were already, or cannot be: it is no
- * native function, or one of `__new__`, which has one definition for all types; -1 if there are MAX_CALLS others. */
+/* Put the trampoline in or out, unless another tool has put its own function there since. */
+static void point(Call *call, int to_trampoline) {
+    Native trampoline = trampolines[call - calls];
+    if (*call->slot != (to_trampoline ? call->original : trampoline)) return;
+    *call->slot = to_trampoline ? trampoline : call->original;
+    if (!call->type) return;
+    if (to_trampoline) call->type->tp_flags &= ~call->vectorcall;
+    else call->type->tp_flags |= call->vectorcall;
+}
+
+/* swap(function, name, category): 1 if its calls are recorded from now on, or for a type its instances'; 0 if they were
+ * already, or cannot be; -1 if there are MAX_CALLS others. */
 static PyObject *py_swap(PyObject *module, PyObject *arguments) {
     PyObject *function;
     unsigned name;
     int category;
     if (!PyArg_ParseTuple(arguments, "OIi", &function, &name, &category)) return NULL;
-    PyMethodDef *definition = definition_of(function);
-    if (!definition || !definition->ml_meth || (definition->ml_name && strcmp(definition->ml_name, "__new__") == 0))
-        return PyLong_FromLong(0);
-    Call *call = call_of(definition);
+    Native *slot = slot_of(function);
+    if (!slot || !*slot) return PyLong_FromLong(0);
+    Call *call = call_of(slot);
     if (!call) {
         if (num_calls == MAX_CALLS) return PyLong_FromLong(-1);
         call = &calls[num_calls];
-        *call = (Call){(Native)(void *)definition->ml_meth, definition, Py_NewRef(function)};
+        PyTypeObject *type = PyType_Check(function) ? (PyTypeObject *)function : NULL;
+        *call = (Call){*slot, slot, type, type ? type->tp_flags & Py_TPFLAGS_HAVE_VECTORCALL : 0, Py_NewRef(function)};
         num_calls++;
     }
     /* Another tool's function there may call the trampoline: to swap it again would be a recursion without end. */
-    if (call->is_swapped || definition->ml_meth != (PyCFunction)(void *)call->original) return PyLong_FromLong(0);
-    if (!make_writable(definition, sizeof *definition)) return PyLong_FromLong(0);
+    if (call->is_swapped || *slot != call->original) return PyLong_FromLong(0);
+    if (!make_writable(slot, sizeof *slot)) return PyLong_FromLong(0);
     call->name = name, call->category = (uint8_t)category, call->is_swapped = 1;
-    definition->ml_meth = (PyCFunction)(void *)trampolines[call - calls];
+    point(call, 1);
     return PyLong_FromLong(1);
 }
 
@@ -163,27 +193,91 @@ static PyObject *py_restore_items(PyObject *module, PyObject *type) {
     Py_RETURN_NONE;
 }
 
-/* restore(): swap all definitions back, unless somebody else has changed one since. */
+/* ctypes: the call slot of its function types. Every library's functions go through it, so whose call it is depends on the
+ * module that calls. */
+static ternaryfunc ctypes_call;
+static PyObject *caller_categories, *symbol_names, *module_name;
+
+/* mapping[key] as a number; -1 on any error. */
+static long number_for(PyObject *mapping, PyObject *key) {
+    PyObject *found = key ? PyObject_GetItem(mapping, key) : NULL;
+    long number = found ? PyLong_AsLong(found) : -1;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return number;
+}
+
+/* The number of a function's symbol; functions at an address have none, and have types of another name. */
+static long symbol_of(PyObject *function) {
+    PyObject *symbol = NULL;
+    if (strcmp(Py_TYPE(function)->tp_name, "_FuncPtr") == 0) symbol = PyObject_GetAttrString(function, "__name__");
+    long name = number_for(symbol_names, symbol ? symbol : Py_None);
+    Py_XDECREF(symbol);
+    return name;
+}
+
+static PyObject *recorded_ctypes_call(PyObject *function, PyObject *arguments, PyObject *keywords) {
+    Thread *t = &self;
+    uint64_t window;
+    uint32_t depth;
+    PyObject *globals = is_off() ? NULL : PyEval_GetGlobals();
+    long category = globals ? number_for(caller_categories, PyDict_GetItemWithError(globals, module_name)) : -1;
+    long name = category < 0 ? -1 : symbol_of(function);
+    Lane *lane = name < 0 ? NULL : enter_native(t, &window, &depth);
+    if (!lane) return ctypes_call(function, arguments, keywords);
+    int64_t start = now_ns();
+    PyObject *result = ctypes_call(function, arguments, keywords);
+    leave_native(t, lane, window, depth, start, (uint32_t)name, (uint8_t)category);
+    return result;
+}
+
+/* Subclasses to come take the slot from the base's wrapper of it. */
+static void point_ctypes(PyTypeObject *type, ternaryfunc from, ternaryfunc to) {
+    PyObject *wrapper = PyDict_GetItemString(type->tp_dict, "__call__");
+    if (wrapper && Py_IS_TYPE(wrapper, &PyWrapperDescr_Type)) {
+        PyWrapperDescrObject *of_slot = (PyWrapperDescrObject *)wrapper;
+        if (of_slot->d_wrapped == (void *)from) of_slot->d_wrapped = (void *)to;
+    }
+    if (type->tp_call == from) type->tp_call = to;
+}
+
+/* swap_ctypes(type, categories, names): for the base of all function types, then its subclasses. categories maps the name of a
+ * calling module to a category, or -1 if its calls are not recorded; names maps symbols, and None, to numbers of names. */
+static PyObject *py_swap_ctypes(PyObject *module, PyObject *arguments) {
+    PyTypeObject *type;
+    PyObject *categories, *names;
+    if (!PyArg_ParseTuple(arguments, "O!OO", &PyType_Type, &type, &categories, &names)) return NULL;
+    if (!module_name && !(module_name = PyUnicode_InternFromString("__name__"))) return NULL;
+    Py_XSETREF(caller_categories, Py_NewRef(categories));
+    Py_XSETREF(symbol_names, Py_NewRef(names));
+    if (!ctypes_call) ctypes_call = type->tp_call;
+    point_ctypes(type, ctypes_call, recorded_ctypes_call);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_restore_ctypes(PyObject *module, PyObject *type) {
+    if (PyType_Check(type)) point_ctypes((PyTypeObject *)type, recorded_ctypes_call, ctypes_call);
+    Py_RETURN_NONE;
+}
+
+/* restore(): swap all back, unless somebody else has changed one since. */
 static PyObject *py_restore(PyObject *module, PyObject *ignored) {
     for (int i = 0; i < num_calls; i++) {
-        if (calls[i].is_swapped && calls[i].definition->ml_meth == (PyCFunction)(void *)trampolines[i])
-            calls[i].definition->ml_meth = (PyCFunction)(void *)calls[i].original;
+        if (calls[i].is_swapped) point(&calls[i], 0);
         calls[i].is_swapped = 0;
     }
     Py_RETURN_NONE;
 }
 
-/* switch_calls(on): put the trampolines of all swapped definitions in or out, without forgetting them. */
+/* switch_calls(on): put the trampolines of all that is swapped in or out, without forgetting them. */
 static PyObject *py_switch_calls(PyObject *module, PyObject *flag) {
     int on = PyObject_IsTrue(flag);
-    for (int i = 0; i < num_calls; i++) {
-        PyCFunction original = (PyCFunction)(void *)calls[i].original, trampoline = (PyCFunction)(void *)trampolines[i];
-        if (calls[i].is_swapped && calls[i].definition->ml_meth == (on ? original : trampoline))
-            calls[i].definition->ml_meth = on ? trampoline : original;
-    }
+    for (int i = 0; i < num_calls; i++)
+        if (calls[i].is_swapped) point(&calls[i], on);
     Py_RETURN_NONE;
 }
 
 #define INTERCEPTION_METHODS                                                                                      \
     {"swap", py_swap, METH_VARARGS, NULL}, {"swap_items", py_swap_items, METH_VARARGS, NULL},                     \
+    {"swap_ctypes", py_swap_ctypes, METH_VARARGS, NULL}, {"restore_ctypes", py_restore_ctypes, METH_O, NULL},     \
     {"switch_calls", py_switch_calls, METH_O, NULL}, {"restore", py_restore, METH_NOARGS, NULL}, {"restore_items", py_restore_items, METH_O, NULL}

@@ -7,6 +7,7 @@ import re
 import sys
 import threading
 import time
+from _ctypes import CFuncPtr
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -16,6 +17,7 @@ from types import (
     ClassMethodDescriptorType,
     MethodDescriptorType,
     ModuleType,
+    WrapperDescriptorType,
 )
 from typing import Any
 
@@ -26,8 +28,13 @@ from rayagi.profiler.native import EventRecorder
 PACKAGES: Mapping[str, Category] = {
     "mujoco": Category.SIMULATOR,
     "envpool": Category.SIMULATOR,
+    "warp": Category.SIMULATOR,
+    "isaacgym": Category.SIMULATOR,
+    "ale_py": Category.SIMULATOR,
+    "Box2D": Category.SIMULATOR,
     "torch": Category.BACKEND,
     "ray": Category.COMMUNICATION,
+    "jaxlib": Category.OTHER_NATIVE,
 }
 """Packages whose native functions are recorded. Time in all others counts as their caller's: as Python, mostly."""
 
@@ -46,13 +53,32 @@ _TORCH = (
 )
 """Owners of torch's operators, how they are named in a profile, and as what they count. Torch's other native functions are
 not recorded: they describe tensors or build graphs."""
-_TORCH_METADATA = re.compile(
-    r"_has_torch_function|is_|_is_|get_|_get_|_log_api|_disabled_torch|__torch|__dlpack|_version$|"
-    r"(stride|size|dim|ndimension|numel|nelement|data_ptr|storage_offset|element_size|requires_grad_?|has_names)$"
+_JAX = (
+    ("jaxlib._jax", "jaxlib", None),
+    ("jaxlib._jax.PjitFunction", "PjitFunction", None),
+    ("jaxlib._jax.ArrayImpl", "ArrayImpl", None),
+    ("jaxlib._jax.LoadedExecutable", "LoadedExecutable", None),
+    ("jaxlib._jax.ExecuteResults", "ExecuteResults", None),
+    ("jaxlib._jax.Client", "Client", None),
 )
-_RAY = ("ray._raylet.CoreWorker", "CoreWorker", Category.COMMUNICATION)
-_RAY_MAIN_LOOP = "run_task_loop"
-"""A worker's whole life: what it calls would count as communication."""
+"""Of JAX: what `jax.jit` returns, arrays, compilation, execution. Its thousands of others build graphs. They count
+as the package does, since JAX is the simulator of some."""
+_LEFT_OUT: Mapping[str, re.Pattern[str]] = {
+    "torch": re.compile(
+        r"_has_torch_function|is_|_is_|get_|_get_|_log_api|_disabled_torch|__torch|__dlpack|_version$|"
+        r"(stride|size|dim|ndimension|numel|nelement|data_ptr|storage_offset|element_size|requires_grad_?|has_names)$"
+    ),
+    "ray": re.compile("run_task_loop$"),
+    "jaxlib": re.compile(
+        r"_*(is|get|set)_|__(init|getstate|setstate|getattr|str|repr|len|eq|hash)__$|(id|index|count)$"
+    ),
+}
+"""What only describes an object; of Ray a worker's whole life: what it calls would count as communication."""
+_OWNERS: Mapping[str, tuple[tuple[str, str, Category | None], ...]] = {
+    "torch": _TORCH,
+    "ray": (("ray._raylet.CoreWorker", "CoreWorker", Category.COMMUNICATION),),
+    "jaxlib": _JAX,
+}
 _PROPERTIES = {"mujoco": ("MjData", "MjModel")}
 """Classes whose properties are recorded, for packages that have more than there are trampolines."""
 _WRAPPED = {
@@ -62,6 +88,9 @@ _WRAPPED = {
     )
 }
 """The simulator's few calls that are wrapped where there is no compiler."""
+
+_NATIVE_KINDS = ("instancemethod", "cython_function_or_method", "nb_func", "nb_method")
+"""Types of functions of pybind11, Cython and nanobind."""
 
 Function = tuple[str, Any, Category]
 """Name in the profile, function object, category."""
@@ -104,6 +133,7 @@ class Interception:
         self.counts: dict[str, dict[str, int]] = {}
         self._recorder, self._intern_all, self._packages = recorder, intern_all, packages
         self._wrapped: list[tuple[ModuleType, str, Any, Any]] = []
+        self._callers, self._symbols = _Callers(packages), _Symbols(intern_all)
         self._finder = _Finder(packages, self._intercept)
 
     def install(self) -> None:
@@ -112,6 +142,8 @@ class Interception:
         for package in self._packages:
             if package in sys.modules:
                 self._intercept(package)
+        if hasattr(self._recorder, "swap"):
+            self._switch_families(self.keeps)
 
     def remove(self) -> None:
         """Undo it. Copies of a wrapper that the program has made go on, but record nothing."""
@@ -120,7 +152,7 @@ class Interception:
         native: Any = self._recorder
         if hasattr(native, "restore"):
             native.restore()
-            self._switch_items(False)
+            self._switch_families(False)
         for module, name, original, wrapper in self._wrapped:
             if vars(module).get(name) is wrapper:
                 setattr(module, name, original)
@@ -132,21 +164,26 @@ class Interception:
         native: Any = self._recorder
         if hasattr(native, "switch_calls"):
             native.switch_calls(keeps)
-            self._switch_items(keeps)
+            self._switch_families(keeps)
         for module, name, original, wrapper in self._wrapped:
             if vars(module).get(name) is (original if keeps else wrapper):
                 setattr(module, name, wrapper if keeps else original)
 
-    def _switch_items(self, keeps: bool) -> None:
-        """Indexing of tensors; of types that are subclasses by now, too."""
+    def _switch_families(self, keeps: bool) -> None:
+        """Indexing of tensors and calls of ctypes: of types that are subclasses by now, too."""
         native: Any = self._recorder
         if not keeps:
-            for each in _tensor_types():
+            for each in _types_below(_resolve("torch._C.TensorBase")):
                 native.restore_items(each)
-        elif "torch" in self.counts:
+            for each in _types_below(CFuncPtr):
+                native.restore_ctypes(each)
+            return
+        if "torch" in self.counts:
             get_name, set_name = self._intern_all(["Tensor.__getitem__", "Tensor.__setitem__"])
-            for each in _tensor_types():
+            for each in _types_below(_resolve("torch._C.TensorBase")):
                 native.swap_items(each, get_name, set_name, Category.BACKEND)
+        for each in _types_below(CFuncPtr):
+            native.swap_ctypes(each, self._callers, self._symbols)
 
     def _intercept(self, package: str) -> None:
         """A package that has been imported, or has imported another extension module."""
@@ -171,7 +208,7 @@ class Interception:
         count["recorded"] += results.count(1)
         count["too_many"] = results.count(-1)
         if package == "torch":
-            self._switch_items(True)
+            self._switch_families(True)
 
     def _wrap(self, package: str) -> None:
         """In Python: the few calls of a simulator, in every module of the package that names them."""
@@ -195,17 +232,11 @@ class Interception:
 
 def native_functions(package: str, category: Category) -> Iterator[Function]:
     """Functions of an imported package that are recorded, the more important ones first."""
-    if package == "torch":
-        for path, label, kind in _TORCH:
-            for name, function in _members(_resolve(path)):
-                if not _TORCH_METADATA.match(name):
-                    yield f"{label}.{name}", function, kind
-        return
-    if package == "ray":
-        path, label, kind = _RAY
+    for path, label, kind in _OWNERS.get(package, ()):
         for name, function in _members(_resolve(path)):
-            if name != _RAY_MAIN_LOOP:
-                yield f"{label}.{name}", function, kind
+            if not _LEFT_OUT[package].match(name):
+                yield f"{label}.{name}", function, category if kind is None else kind
+    if package in _OWNERS:
         return
     yield from _package_functions(package, category)
 
@@ -233,12 +264,14 @@ def _package_functions(package: str, category: Category) -> Iterator[Function]:
 
 
 def _members(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Native functions of a module or a namespace object, and a type's own.
+    """Native functions of a module or a namespace object, and a type's own; the type itself is for calls of its objects.
 
     What is inherited may be `object`'s, and a definition of `__new__` is shared by all types: neither may be touched.
     """
     if isinstance(owner, type):
         own = {name: getattr(value, "__func__", value) for name, value in list(vars(owner).items())}
+        if isinstance(own.get("__call__"), WrapperDescriptorType) and not issubclass(owner, type):
+            yield "__call__", owner
     else:
         own = {name: getattr(owner, name, None) for name in dir(owner) if not name.startswith("__")}
     for name, value in own.items():
@@ -247,12 +280,11 @@ def _members(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_native(value: Any) -> bool:
-    """Function, method, pybind11's method, or Cython's function; its definition decides whether it can be swapped."""
+    """Function, method, or one of another library's kind; the recorder decides whether it can be swapped."""
     kind = type(value)
     return (
         issubclass(kind, (BuiltinFunctionType, MethodDescriptorType, ClassMethodDescriptorType))
-        or kind.__name__ == "instancemethod"
-        or kind.__name__ == "cython_function_or_method"
+        or kind.__name__ in _NATIVE_KINDS
     )
 
 
@@ -288,9 +320,8 @@ def _resolve(path: str) -> Any:
     return None
 
 
-def _tensor_types() -> Iterator[type]:
-    """The tensor's base and all its subclasses as they are now."""
-    base = _resolve("torch._C.TensorBase")
+def _types_below(base: Any) -> Iterator[type]:
+    """A type and all its subclasses as they are now; none if it is no type."""
     waiting: list[type] = [base] if isinstance(base, type) else []
     found: dict[type, None] = {}
     while waiting:
@@ -299,6 +330,31 @@ def _tensor_types() -> Iterator[type]:
             found[each] = None
             waiting += type.__subclasses__(each)
     yield from found
+
+
+class _Callers(dict[str, int]):
+    """Categories of calls by ctypes, by the name of the module that calls; -1 if its package is not recorded."""
+
+    def __init__(self, packages: Mapping[str, Category]) -> None:
+        super().__init__()
+        self._packages = packages
+
+    def __missing__(self, module: str) -> int:
+        found = self[module] = int(self._packages.get(module.partition(".")[0], -1))
+        return found
+
+
+class _Symbols(dict[str | None, int]):
+    """Ids of names of functions of ctypes; None is for those without a symbol, such as what Warp compiles for a CPU."""
+
+    def __init__(self, intern_all: Callable[[list[str]], list[int]]) -> None:
+        super().__init__()
+        self._intern_all = intern_all
+
+    def __missing__(self, symbol: str | None) -> int:
+        (found,) = self._intern_all([symbol or "compiled function"])
+        self[symbol] = found
+        return found
 
 
 _depth = threading.local()

@@ -172,7 +172,7 @@ class iteration(_Scope):  # noqa: N801
 
 
 class activity:  # noqa: N801
-    """Time that a thread spends outside Python in what is not intercepted: a call by ctypes, a wait, communication.
+    """Time that a thread spends outside Python in what is not intercepted, or is of another category: a kernel, a wait.
 
     An object is entered once.
     """

@@ -1,11 +1,13 @@
 """Calls of native functions are recorded, once each, and nothing notices."""
 
 import _functools
+import ctypes
 import importlib
 import os
 import pickle
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import threading
 from collections import Counter
@@ -16,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from collectives.compiler import load
 from rayagi import profiler
 from rayagi.profiler import session
 from rayagi.profiler.fallback import PythonRecorder
@@ -229,6 +232,137 @@ def test_a_fork_within_a_call_records_it_in_the_parent_only(tmp_path):
         if process.name_of(int(event["name"])) == "_functools.reduce"
     )
     assert found == {(False, "_functools.reduce", 0): 1, (True, "_functools.reduce", 1): 1}
+
+
+CALLS_BY_CTYPES = """
+import ctypes
+
+strlen = ctypes.CDLL(None).strlen
+strlen.argtypes = [ctypes.c_char_p]
+
+
+def by_symbol(text):
+    return strlen(text)
+
+
+def at_an_address(text):
+    prototype = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int8)  # a new type at the first call
+    return prototype(ctypes.cast(strlen, ctypes.c_void_p).value)(text, 0)
+"""
+
+
+@pytest.fixture
+def module_with_ctypes(tmp_path, monkeypatch):
+    (tmp_path / "calls_by_ctypes.py").write_text(CALLS_BY_CTYPES)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("calls_by_ctypes")
+    del sys.modules["calls_by_ctypes"]
+
+
+def test_a_call_by_ctypes_counts_for_the_package_that_makes_it(tmp_path, module_with_ctypes):
+    with profiler.profile(tmp_path / "p", simulators=["calls_by_ctypes"]) as recording:
+        assert module_with_ctypes.by_symbol(b"four") == 4
+        assert module_with_ctypes.at_an_address(b"seven..") == 7
+        with pytest.raises(ctypes.ArgumentError):
+            module_with_ctypes.by_symbol(1.5)
+        assert module_with_ctypes.strlen(b"not of the package") == 18
+        recording._interception.switch(False)
+        module_with_ctypes.by_symbol(b"")
+        recording._interception.switch(True)
+        module_with_ctypes.by_symbol(b"")
+    with profiler.profile(tmp_path / "q", intercept=False):
+        module_with_ctypes.by_symbol(b"")
+        module_with_ctypes.at_an_address(b"")
+    names = ["strlen", "compiled function", "strlen", "strlen"]
+    assert calls(tmp_path / "p") == [("SIMULATOR", name, 0) for name in names]
+    assert calls(tmp_path / "q") == []
+
+
+def test_calls_of_warp_s_libraries_are_the_simulator_s(tmp_path):
+    warp = pytest.importorskip("warp")
+    warp.config.quiet = True
+    with profiler.profile(tmp_path / "p"):
+        values = warp.full(3, 2.0, dtype=float, device="cpu")
+        copy = warp.clone(values)
+    assert copy.numpy().tolist() == [2, 2, 2]
+    found = [name for category, name, _ in calls(tmp_path / "p") if category == "SIMULATOR"]
+    assert found
+    assert all(name.startswith("wp_") for name in found)
+
+
+CALLABLES = r"""
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+typedef struct { PyObject_HEAD vectorcallfunc call; } Object;
+static PyObject *count(PyObject *self, PyObject *const *args, size_t n, PyObject *names) {
+    Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
+    return Py_BuildValue("nn", PyVectorcall_NARGS(n), named);
+}
+static PyMemberDef members[] = {{"__vectorcalloffset__", T_PYSSIZET, offsetof(Object, call), READONLY}, {NULL}};
+static PyType_Slot slots[] = {{Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members}, {0, NULL}};
+enum { FLAGS = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL };
+static PyType_Spec function = {"nanobind.nb_func", sizeof(Object), 0, FLAGS, slots};
+static PyType_Spec compiled = {"callables.Compiled", sizeof(Object), 0, FLAGS, slots};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "callables", NULL, -1, NULL};
+static int add(PyObject *module, PyType_Spec *spec, const char *type_name, const char *name) {
+    PyObject *type = PyType_FromSpec(spec);
+    Object *object = type ? PyObject_New(Object, (PyTypeObject *)type) : NULL;
+    if (!object) return -1;
+    object->call = count;
+    if (type_name && PyModule_AddObject(module, type_name, type)) return -1;
+    return PyModule_AddObject(module, name, (PyObject *)object);
+}
+PyObject *make(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (!module || add(module, &function, NULL, "function")) return NULL;
+    return add(module, &compiled, "Compiled", "compiled") ? NULL : module;
+}
+"""
+
+
+@pytest.fixture
+def callables(monkeypatch):
+    """A module with a function as nanobind makes them, and an object that can be called as JAX's compiled functions are."""
+    include = sysconfig.get_paths()["include"]
+    program = CALLABLES.replace("#include <stddef.h>", "#include <stddef.h>\n#include <structmember.h>")
+    make = ctypes.PyDLL(None, handle=load(program, (f"-I{include}",))._handle).make
+    make.restype = ctypes.py_object
+    module = make()
+    monkeypatch.setitem(sys.modules, "callables", module)
+    return module
+
+
+def test_functions_of_nanobind_and_objects_of_native_types_are_recorded(tmp_path, callables):
+    flag = 1 << 11  # Py_TPFLAGS_HAVE_VECTORCALL
+    type(callables.function).__module__ = "callables"  # nanobind answers with the function's own
+    with profiler.profile(tmp_path / "p", natives=["callables"]) as recording:
+        assert not callables.Compiled.__flags__ & flag
+        assert callables.function(1, 2, a=3) == (2, 1)
+        assert callables.compiled(1, a=2, b=3) == (1, 2)
+        assert list(map(callables.compiled, [1])) == [(1, 0)]
+        recording._interception.switch(False)
+        assert callables.Compiled.__flags__ & flag
+        assert (callables.function(), callables.compiled()) == ((0, 0), (0, 0))
+    assert callables.Compiled.__flags__ & flag
+    with profiler.profile(tmp_path / "q", intercept=False):
+        assert (callables.function(), callables.compiled()) == ((0, 0), (0, 0))
+    names = ["callables.function", *2 * ["Compiled.__call__"]]
+    assert calls(tmp_path / "p", of=("OTHER_NATIVE",)) == [("OTHER_NATIVE", name, 0) for name in names]
+    assert calls(tmp_path / "q", of=("OTHER_NATIVE",)) == []
+
+
+def test_jax_is_other_native_code(tmp_path):
+    """Compiled functions, also those that are made later, and waits for their results."""
+    jax = pytest.importorskip("jax")
+    with profiler.profile(tmp_path / "p"):
+        double = jax.jit(lambda x: 2 * x)
+        assert double(jax.numpy.ones(3)).block_until_ready().tolist() == [2, 2, 2]
+    found = {name for _, name, _ in calls(tmp_path / "p", of=("OTHER_NATIVE",))}
+    assert found >= {"PjitFunction.__call__", "ArrayImpl.block_until_ready"}
+    with profiler.profile(tmp_path / "q", simulators=["jaxlib"]):
+        double(jax.numpy.ones(3))
+    assert "SIMULATOR" in {category for category, _, _ in calls(tmp_path / "q")}
 
 
 LATER = """
