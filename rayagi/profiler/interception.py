@@ -139,11 +139,11 @@ class Interception:
     def install(self) -> None:
         """Intercept what is imported, and watch what will be."""
         sys.meta_path.insert(0, self._finder)
+        if hasattr(self._recorder, "swap"):
+            self._switch_families(self.keeps)
         for package in self._packages:
             if package in sys.modules:
                 self._intercept(package)
-        if hasattr(self._recorder, "swap"):
-            self._switch_families(self.keeps)
 
     def remove(self) -> None:
         """Undo it. Copies of a wrapper that the program has made go on, but record nothing."""
