@@ -19,8 +19,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 from typing import IO, Any
@@ -37,6 +36,7 @@ from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import default_hidden, make_env_factory
+from rayagi.profiler import gpu_calls
 from rayagi.profiler.injection import injected
 from rayagi.profiler.interception import PACKAGES
 from rayagi.profiler.overlap import GPU, breakdown
@@ -191,68 +191,21 @@ def worker() -> None:
     print(40 * 32 * 16 / spent, flush=True)
 
 
-def calls(repeats: int = 5) -> list[dict[str, Any]]:
-    """Time of a CUDA call in a program without and with recording, each repeat in a process of its own.
-
-    In one process only the first calls are free of CUPTI: torch does not detach it when a recording ends.
-    """
-    command = [sys.executable, "-m", "experiments.profiler.gpu", "calls-once"]
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for _ in range(repeats):
-        printed = subprocess.run(
-            command, check=True, text=True, stdout=subprocess.PIPE, timeout=LONGEST_WAIT_S
-        ).stdout
-        for name, pair in json.loads(printed.splitlines()[-1]).items():
-            found[name].append(pair)
-    return [
-        {
-            "call": name,
-            "ns": [round(1e9 * plain) for plain, _ in pairs],
-            "recorded_ns": [round(1e9 * recorded) for _, recorded in pairs],
-            "cost_ns": round(median(1e9 * (recorded - plain) for plain, recorded in pairs)),
-        }
-        for name, pairs in found.items()
-    ]
-
-
-def calls_once(num_calls: int = 20_000) -> None:
-    """One repeat: prints seconds of each call, not recorded and recorded."""
-    device = torch.zeros(1024, device="cuda")
-    pinned = torch.zeros(1024).pin_memory()
-    ready = torch.cuda.Event()
-    cases: dict[str, Callable[[], object]] = {
-        "cudaLaunchKernel": lambda: device.add_(1.0),
-        "cudaMemcpyAsync, to the device": lambda: device.copy_(pinned, non_blocking=True),
-        "cudaMemcpyAsync, to the host": lambda: pinned.copy_(device, non_blocking=True),
-        "cudaStreamSynchronize": torch.cuda.current_stream().synchronize,
-        "cudaEventRecord": ready.record,
-    }
-    plain = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
-    with _only_the_gpu():
-        recorded = {name: _seconds_each(call, num_calls) for name, call in cases.items()}
-    print(json.dumps({name: (plain[name], recorded[name]) for name in cases}))
-
-
-@contextmanager
-def _only_the_gpu() -> Iterator[None]:
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        profiler.profile(Path(scratch) / "profile", gpu=True, intercept=False),
-    ):
-        yield
-
-
-def _seconds_each(call: Callable[[], object], num_calls: int) -> float:
-    """CPU time of this thread for a call. The queue of the GPU is emptied now and then, so that no call waits for it."""
-    total = 0.0
-    for _ in range(num_calls // 500):
-        torch.cuda.synchronize()
-        began = time.thread_time()
-        for _ in range(500):
-            call()
-        total += time.thread_time() - began
-    torch.cuda.synchronize()
-    return total / (num_calls // 500 * 500)
+def calls() -> list[dict[str, Any]]:
+    """CPU time of a CUDA call in a program without and with recording, each repeat in a process of its own."""
+    repeats = gpu_calls.measured()
+    rows = []
+    for name in repeats[0]:
+        times = [each[name] for each in repeats]
+        rows.append(
+            {
+                "call": name,
+                "ns": [round(each.ns / each.calls) for each in times],
+                "recorded_ns": [round(each.recorded_ns / each.calls) for each in times],
+                "cost_ns": round(median((each.recorded_ns - each.ns) / each.calls for each in times)),
+            }
+        )
+    return rows
 
 
 def workers_headline(rows: list[dict[str, Any]]) -> str:
@@ -315,16 +268,12 @@ def draw_calls(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=90)
 
 
-PARTS: dict[str, Callable[[], None]] = {"worker": worker, "calls-once": calls_once}
-"""Processes that the others start."""
-
-
 def main() -> int:
     """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("phases", "workers", "calls", *PARTS))
+    parser.add_argument("what", choices=("phases", "workers", "calls", "worker"))
     parser.add_argument("--tasks", nargs="+", default=[task for task, _ in PHASE_CASES], help="of phases")
     parser.add_argument("--workers", nargs="+", type=int, default=list(WORKERS), help="processes, of workers")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -332,8 +281,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("Nothing was measured: there is no GPU here.", file=sys.stderr)
         return 1
-    if arguments.what in PARTS:
-        PARTS[arguments.what]()
+    if arguments.what == "worker":  # a process that "workers" starts
+        worker()
         return 0
     measured: Iterator[list[dict[str, Any]]] = {
         "phases": lambda: ([phases(*case)] for case in PHASE_CASES if case[0] in arguments.tasks),

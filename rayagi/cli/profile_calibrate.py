@@ -6,10 +6,12 @@ import argparse
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
+from rayagi.profiler import gpu_calls
 from rayagi.profiler.calibration_store import default_folder, save, stored
 from rayagi.profiler.calibration_text import costs_text
 from rayagi.profiler.interception import packages_with
@@ -50,12 +52,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UsageError: no program.
-        CalibrationError: the program fails or records nothing, or its CPU time spreads too much.
+        CalibrationError: the program fails or records nothing, its CPU time spreads too much, or ``--gpu`` finds no GPU.
         ProfilerError: a simulator's module does not exist; the folder of calibrations cannot be written.
     """
     with ended_by_sigterm():
-        measured = calibrate(runner(arguments), arguments.rounds, say)
-    found = stored(measured, arguments.program)
+        program = runner(arguments)
+        functions = gpu_calls.function_costs(gpu_calls.measured()) if arguments.gpu else {}
+        measured = calibrate(program, arguments.rounds, say)
+    calibration = replace(measured.calibration, functions=functions)
+    found = stored(replace(measured, calibration=calibration), arguments.program)
     path = save(found, default_folder())
     say("\n".join(["", *costs_text(found), "", f"calibration: {path}"]))
     return 0

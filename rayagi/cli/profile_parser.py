@@ -44,6 +44,7 @@ examples:
   rayagi profile calibrate -- python train.py --steps 20000
   rayagi profile calibrate -- rayagi train Ant-v5 --gmis 1 --iterations 40
   rayagi profile calibrate --rounds 30 -- python train.py --steps 20000      on a machine that is not quiet
+  rayagi profile calibrate --gpu -- python train.py                         calls of CUDA, too
 
 Measures what recording an event costs in this program on this machine, in CPU time of all its processes, so that `rayagi
 profile report` can remove it. The program runs once to count events; then the same work is done uninstrumented and with each
@@ -161,6 +162,11 @@ def _add_calibrate(commands: Any) -> None:
         default=MOST_ROUNDS,
         metavar="N",
         help=f"give up after N rounds (default {MOST_ROUNDS})",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="also measure what recording adds to calls of CUDA, in a loop of them",
     )
     _add_recording(parser)
 

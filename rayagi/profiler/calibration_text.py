@@ -26,6 +26,7 @@ def costs_text(found: StoredCalibration) -> list[str]:
             rows.append([_event_name(kind), seconds(cost), error, f"{count:,}", seconds(cost * count)])
         else:
             rows.append([_event_name(kind), "not measured", "-", f"{count:,}", "-"])
+    rows += [[f"{name}, within it", seconds(cost), "-", "-", "-"] for name, cost in costs.functions.items()]
     note = (
         f"CPU time; {found.rounds} rounds, whose uninstrumented times spread over {100 * costs.spread:.1f} %. "
         "What is not measured has too few events to matter."

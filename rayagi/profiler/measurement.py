@@ -82,8 +82,8 @@ def calibrate(
     kinds = [kind for kind in (CALL, ANNOTATION, ACTIVITY) if first.counts.get(kind)]
     if not kinds:
         raise CalibrationError(
-            "the program recorded no events, so there is nothing to calibrate: it calls neither MuJoCo, EnvPool, torch "
-            "nor Ray, and annotates nothing; name its native modules with --simulator"
+            "the program recorded no events, so there is nothing to calibrate: it calls neither a known simulator nor torch, JAX "
+            "or Ray, and annotates nothing; name its native modules with --simulator"
         )
     report(
         f"with all hooks: {_seconds(first)}; {_events(first.counts)}; {counted(first.iterations, 'iteration')}"

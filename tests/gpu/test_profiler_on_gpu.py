@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rayagi import profiler
+from rayagi.profiler.gpu_calls import function_costs, measured
 from rayagi.profiler.layout import Category
 from rayagi.profiler.overlap import breakdown
 from rayagi.profiler.schedule import Schedule
@@ -96,3 +97,15 @@ def test_a_graph_of_several_kernels_is_recorded_kernel_by_kernel(tmp_path):
         torch.cuda.synchronize()
     (process,) = read_profile(tmp_path / "p").processes
     assert len(events_of(process, Category.GPU_KERNEL)) == 5
+
+
+def test_calls_of_cuda_are_calibrated_under_the_names_of_their_events(tmp_path):
+    costs = function_costs(measured(repeats=1))
+    with profiler.profile(tmp_path / "p", gpu=True):
+        torch.ones(8).pin_memory().to("cuda", non_blocking=True).add_(1.0)
+        torch.cuda.Event().record()
+        torch.cuda.current_stream().synchronize()
+    (process,) = read_profile(tmp_path / "p").processes
+    called = {process.name_of(int(each["name"])) for each in events_of(process, Category.GPU_RUNTIME)}
+    assert {"cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize"} <= costs.keys() & called
+    assert costs["cudaLaunchKernel"] > 0

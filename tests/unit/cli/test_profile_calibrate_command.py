@@ -12,7 +12,7 @@ import pytest
 
 from collectives.compiler import cache_directory
 from rayagi.cli import main
-from rayagi.profiler import measurement
+from rayagi.profiler import gpu_calls, measurement
 from rayagi.profiler.calibration_store import load
 
 PROGRAM = """
@@ -79,6 +79,17 @@ def test_from_calibration_to_a_corrected_report(any_spread, tmp_path, capsys):
     start = content["calibration"]["hooks"]["process"]
     assert found["corrected"] == pytest.approx([each - start - 400 * 100 for each in found["instrumented"]])
     assert found["calibration"]["command"] == [sys.executable, "program.py"]
+
+
+def test_costs_of_calls_of_cuda_are_stored_and_removed(any_spread, tmp_path, capsys, monkeypatch):
+    """The loop of calls needs a GPU; what becomes of its times does not."""
+    once = {"cudaLaunchKernel": gpu_calls.CallTimes(10, 1_000, 31_000)}
+    monkeypatch.setattr(gpu_calls, "measured", lambda: [once])
+    command = ["--", sys.executable, "program.py"]
+    assert main(["profile", "calibrate", "--gpu", *command]) == 0
+    assert re.search(r"cudaLaunchKernel, within it +3(\.0+)? us ", capsys.readouterr().out)
+    (path,) = tmp_path.glob(CALIBRATION_FILES)
+    assert load(path).calibration.functions == {"cudaLaunchKernel": 3_000}
 
 
 @pytest.mark.slow

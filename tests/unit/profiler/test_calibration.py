@@ -1,6 +1,7 @@
 """The profiler's own cost, on programs whose true cost is known: each is traced as it is, and with hooks that take time."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from rayagi.profiler.calibration import (
     delta_calibration,
     difference_of_averages,
 )
+from rayagi.profiler.gpu_calls import CallTimes, function_costs, measured
 from rayagi.profiler.layout import FROM_PYTHON
 from rayagi.profiler.overlap import NONE, breakdown
 from rayagi.profiler.trace import Category as C
@@ -149,6 +151,22 @@ def test_a_cost_below_zero_is_noise():
     assert delta_calibration(
         [CalibrationBlock(1000), CalibrationBlock(1000), CalibrationBlock(990, {"call": 10})]
     ).hooks == {"call": 0.0}
+
+
+def test_costs_of_calls_of_cuda_by_hand():
+    """Copies to and from the device are one function; totals by calls, over all repeats."""
+    first = {
+        "cudaMemcpyAsync, to the device": CallTimes(2, 20, 60),
+        "cudaMemcpyAsync, to the host": CallTimes(1, 10, 16),
+    }
+    second = {"cudaMemcpyAsync, to the device": CallTimes(1, 14, 20), "cudaEventRecord": CallTimes(5, 50, 40)}
+    assert function_costs([first, second]) == {"cudaMemcpyAsync": (96 - 44) / 4, "cudaEventRecord": 0.0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_calls_of_cuda_need_a_gpu():
+    with pytest.raises(CalibrationError, match="calls of CUDA cannot be calibrated: torch sees no GPU here"):
+        measured(repeats=1)
 
 
 def test_difference_of_averages_by_hand():
