@@ -82,7 +82,7 @@ def calibrate(
     kinds = [kind for kind in (CALL, ANNOTATION, ACTIVITY) if first.counts.get(kind)]
     if not kinds:
         raise CalibrationError(
-            "the program recorded no events, so there is nothing to calibrate: it calls neither a known simulator nor torch, JAX "
+            "the program recorded no events, so there is nothing to calibrate: it calls no known simulator, no torch, JAX "
             "or Ray, and annotates nothing; name its native modules with --simulator"
         )
     report(
