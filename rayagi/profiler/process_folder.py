@@ -34,7 +34,7 @@ class ProcessFolder:
         self.path = _make_folder(profile)
         self.name, self.metadata = name, metadata
         self.texts: list[str] = []
-        self._ids: dict[str, int] = {}
+        self.ids: dict[str, int] = {}
         self._names_are_lost = self._is_warned = False
         self._clock = read_clock()
         self.add_names(list(texts))
@@ -64,7 +64,7 @@ class ProcessFolder:
 
     def name_id(self, text: str) -> int | None:
         """The id of a name; None for a new one; that of "more than 100000 names" when there are as many."""
-        found = self._ids.get(text)
+        found = self.ids.get(text)
         if found is None and len(text) > MAX_NAME:
             return self.name_id(text[:MAX_NAME])
         return _TOO_MANY_ID if found is None and len(self.texts) >= MAX_NAMES else found
@@ -73,9 +73,9 @@ class ProcessFolder:
         """Give ids to new names, and write them before they are used. The caller holds the session's lock."""
         lines = []
         for text in dict.fromkeys(text[:MAX_NAME] for text in texts):
-            if text in self._ids or len(self.texts) >= MAX_NAMES:
+            if text in self.ids or len(self.texts) >= MAX_NAMES:
                 continue
-            self._ids[text] = len(self.texts)
+            self.ids[text] = len(self.texts)
             lines.append(json.dumps({"id": len(self.texts), "name": text}))
             self.texts.append(text)
         if lines and not self._names_are_lost:

@@ -26,6 +26,7 @@ from rayagi.profiler.process_folder import ProcessFolder
 from rayagi.profiler.schedule import Schedule, Turns
 
 DEFAULT_LIMIT_MB = 1024
+_ITERATION = Category.ITERATION
 
 
 class _Process:
@@ -63,6 +64,7 @@ class RecordingSession:
         self.profile = profile
         self._schedule, self._limit_bytes = schedule, limit_bytes
         self._recorder: EventRecorder = load_recorder()
+        self._begin, self._end, self._record = self._recorder.begin, self._recorder.end, self._recorder.record
         self._turns = turns
         self._lock = threading.RLock()
         self._mode = OFF
@@ -82,15 +84,16 @@ class RecordingSession:
         self._interception.install()
 
     def _open_folder(self, folder: ProcessFolder) -> None:
-        self._folder = folder
+        self._folder, self._ids = folder, folder.ids
         self._recorder.setup(str(self._folder.path), self._limit_bytes)
         if self._schedule is None:
             self._switch(RECORD)
 
     def begin(self, category: Category, name: str) -> None:
         """Open a scope of the calling thread."""
-        flags = (self._num_iterations - 1) % (1 << 16) if category is Category.ITERATION else 0
-        self._recorder.begin(category, self.intern(name), flags)
+        flags = (self._num_iterations - 1) % (1 << 16) if category is _ITERATION else 0
+        found = self._ids.get(name)
+        self._begin(category, self.intern(name) if found is None else found, flags)
 
     def end(self, category: Category, name: str) -> None:
         """Close it.
@@ -98,10 +101,10 @@ class RecordingSession:
         Raises:
             ProfilerError: it is not the innermost open scope of the calling thread.
         """
-        innermost = self._recorder.end(category, self.intern(name))
-        if (
-            innermost is not None and self._turns is None
-        ):  # else it may have been opened while nothing was recorded
+        found = self._ids.get(name)
+        innermost = self._end(category, self.intern(name) if found is None else found)
+        # In turns it may have been opened while nothing was recorded.
+        if innermost is not None and self._turns is None:
             raise ProfilerError(
                 f"{category.name.lower()} {name!r} is closed while {self._folder.texts[innermost]!r} is the innermost one "
                 "open in this thread; close them in the reverse order, in the thread that opened them"
@@ -109,7 +112,8 @@ class RecordingSession:
 
     def record(self, start: int, end: int, category: Category, name: str, depth: int = 0) -> None:
         """Record what the calling thread did; times in ns of CLOCK_MONOTONIC. Depth 1: a part of another."""
-        self._recorder.record(start, end, category, self.intern(name), depth)
+        found = self._ids.get(name)
+        self._record(start, end, category, self.intern(name) if found is None else found, depth)
 
     def begin_iteration(self) -> None:
         """Switch recording on or off by the schedule. Iterations in iterations, and of other threads, do not count."""
