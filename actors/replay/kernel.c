@@ -891,16 +891,17 @@ static int64_t allocate(Store *s, int64_t n, int64_t *indices) {
     while (got < n && !failed) {
         const int64_t evicted = h->evicted, index = obtain(s, now);
         if (index < 0) { failed = index; break; }
+        Row *r = &s->rows[index];
+        r->owner = self;
+        /* Before it gets a slot, in which there are another row's bytes: a victim that was spilled is not read from there. */
+        set_tag(r, (r->tag >> 2) + 1, WRITING);
         if ((failed = give_slot(s, index))) { /* the file cannot be written: a victim is lost */
             const int64_t lost = s->base + index;
-            set_tag(&s->rows[index], s->rows[index].tag >> 2, FREE);
+            set_tag(r, r->tag >> 2, FREE);
             push_free(s, index);
             update_trees(s, 1, &lost);
             break;
         }
-        Row *r = &s->rows[index];
-        r->owner = self;
-        set_tag(r, (r->tag >> 2) + 1, WRITING);
         link_writing(s, index);
         if (index >= h->high) h->high = index + 1;
         indices[got++] = s->base + index;

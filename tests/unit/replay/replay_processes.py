@@ -1,10 +1,15 @@
 """Processes for the tests of replay: forked, killed and waited for."""
 
+import ctypes
 import os
 import signal
 import struct
 import time
 
+import pytest
+
+_TRACE_ME, _SINGLE_STEP = 0, 9
+"""Requests of ptrace(2)."""
 LIMIT_S = 60
 """After which something that must happen counts as not happening. Nothing is asserted about less."""
 
@@ -33,6 +38,32 @@ def received(read):
 def kill(child):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+
+
+def killed_when(act, condition):
+    """Kill a child that does ``act`` after its first machine instruction that makes a condition on shared memory true.
+
+    Skips the test where a process may not trace another.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+
+    def work(_):
+        if libc.ptrace(_TRACE_ME, 0, None, None):
+            os._exit(77)
+        signal.raise_signal(signal.SIGSTOP)
+        act()
+
+    child, read = forked(work)
+    os.close(read)
+    status = os.waitpid(child, 0)[1]
+    while os.WIFSTOPPED(status) and not condition():
+        libc.ptrace(_SINGLE_STEP, child, None, None)
+        status = os.waitpid(child, 0)[1]
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 77:
+        pytest.skip("this process may not trace another")
+    assert os.WIFSTOPPED(status), "the condition has never been true"
+    kill(child)
 
 
 def until(condition):

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replay_processes import forked, kill, killed_when
 from replay_tables import LENGTH, SCHEMA, content, spilling
-from test_kills import forked, kill
 
 from actors.replay import (
     Column,
@@ -22,7 +22,7 @@ from actors.replay import (
     gather,
     select,
 )
-from actors.replay.kernel import COMMITTED
+from actors.replay.kernel import COMMITTED, WRITING, address
 from actors.replay.selection import Selection
 
 WINDOW = [Subscription(column="obs", length=LENGTH), Subscription(column="action", length=LENGTH)]
@@ -195,6 +195,22 @@ def test_readers_and_writers_that_are_killed_leave_every_row_whole(tmp_path):
         store.edges(store.tree(SubSequences(1).spec)).children[-1, 0].sum()
         == store.status()["length"][held].sum()
     )
+
+
+def test_a_writer_that_is_killed_when_it_takes_a_slot_leaves_no_row_with_the_bytes_of_another(tmp_path):
+    """The row that is overwritten was spilled: the slot that its index gets holds the newest row's bytes."""
+    store, indices = spilling(tmp_path, capacity=3, slots=1), np.empty(1, np.int64)
+    for number in range(3):
+        store.insert(content([number]))
+    assert store.snapshot()["slot"].tolist() == [-1, -1, 0]
+    allocate, arguments = store._library.replay_allocate, (store.native, 1, address(indices))
+    killed_when(lambda: allocate(*arguments), lambda: store._rows["slot"][0] == 0)
+    assert store.snapshot()["slot"].tolist() == [0, -1, -1]
+    check(read(store, [1, 2]), [1, 2])
+    assert store.status()["state"].tolist() == [WRITING, COMMITTED, COMMITTED]
+    assert store.reclaim() == 1
+    assert store.insert(content([4])).indices.tolist() == [0]
+    check(read(store, [0, 1, 2]), [4, 1, 2])
 
 
 def test_a_row_that_loses_its_slot_during_the_copy_is_read_from_the_file(tmp_path):
