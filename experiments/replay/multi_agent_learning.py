@@ -29,11 +29,10 @@ from actors.roles import LocalSimulator
 from actors.rollout import exploration_noise
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
-from collectives.statistics import Moments, all_merge
 from experiments.replay.multi_agent_transformer import MultiAgentTransformer, TeamSizes
 from experiments.replay.sequence_learning import SummedAdam
 from rayagi.algorithms import losses
-from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
+from rayagi.algorithms.normalisers import Moments, ObservationNormaliser, RewardScaler, all_merge
 from rayagi.algorithms.offline_data import OwnRows
 from rayagi.algorithms.returns import gae
 

@@ -23,7 +23,7 @@ from actors.replay import (
 )
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
-from collectives.statistics import Moments, merged
+from rayagi.algorithms.normalisers import Moments, merged
 from rayagi.algorithms.transitions import trajectory_rows
 from rayagi.models.heads import Head
 from rayagi.replay.loading import fill, open_source

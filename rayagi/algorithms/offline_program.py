@@ -12,9 +12,9 @@ from torch import Tensor
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
 from actors.roles import evaluate_in_new_envs
-from collectives.statistics import Moments
 from placement.errors import counted
 from rayagi import profiler
+from rayagi.algorithms.normalisers import Moments
 from rayagi.algorithms.offline_data import OfflineData, scan, source_of
 from rayagi.algorithms.offline_learner import OfflineLearner
 from rayagi.algorithms.registry import DEFINITIONS

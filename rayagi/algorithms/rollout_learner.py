@@ -23,11 +23,12 @@ from torch import Tensor
 from actors.protocols import StateDict
 from actors.rollout import Rollout, minibatch_orders
 from collectives.communicator import Communicator
-from collectives.statistics import Moments, all_merge
 from rayagi.algorithms.gradient_updater import GradientUpdater, SpecT, timed_collective
 from rayagi.algorithms.normalisers import (
+    Moments,
     ObservationNormaliser,
     RewardScaler,
+    all_merge,
     moments_from_state,
     moments_state,
 )

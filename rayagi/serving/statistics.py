@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collectives.statistics import Moments, merged
+from rayagi.algorithms.normalisers import Moments, merged
 from rayagi.serving.column_layout import EndedEpisode
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 from actors.protocols import StateDict
 from actors.rollout import Rollout
 from collectives.shared_tensors import SharedTensors
-from collectives.statistics import Moments
 from rayagi.algorithms.a3c import A3CSpec
-from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
+from rayagi.algorithms.normalisers import Moments, ObservationNormaliser, RewardScaler
 from rayagi.algorithms.one_pass import OnePassUpdater, RMSProp
 from rayagi.algorithms.rollout_learner import OnPolicyLearner
 from rayagi.native.learning import ThreadPool

@@ -10,7 +10,7 @@ import torch
 from actors.protocols import ActionSpec, EnvInfo
 from actors.rendezvous_actor import RendezvousActor
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
-from collectives.statistics import Moments
+from rayagi.algorithms.normalisers import Moments
 from rayagi.algorithms.publishing import ParameterPublisher, ParameterSubscriber, parameter_store_key
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.policy import new_policy

@@ -5,8 +5,7 @@ from gymnasium.spaces import Box, Discrete
 from ray.rllib.core.rl_module.rl_module import RLModule
 
 from actors.protocols import ActionSpec, EnvInfo
-from collectives.statistics import Moments
-from rayagi.algorithms.normalisers import ObservationNormaliser
+from rayagi.algorithms.normalisers import Moments, ObservationNormaliser
 from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from actors.protocols import ActionSpec, EnvInfo
-from collectives.statistics import Moments
-from rayagi.algorithms.normalisers import ObservationNormaliser, RewardScaler
+from rayagi.algorithms.normalisers import Moments, ObservationNormaliser, RewardScaler
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import ActorCritic, FlatParameters
 

@@ -9,8 +9,7 @@ from actors.protocols import ActionSpec, EnvInfo
 from actors.roles import ActingByOperations, Agent
 from actors.rollout import Rollout
 from collectives import kernels
-from collectives.statistics import Moments
-from rayagi.algorithms.normalisers import ObservationNormaliser
+from rayagi.algorithms.normalisers import Moments, ObservationNormaliser
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import NetworkPolicy

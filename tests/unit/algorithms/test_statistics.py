@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.solo import SoloCommunicator
-from collectives.statistics import Moments, all_merge, merged
+from rayagi.algorithms.normalisers import Moments, all_merge, merged
 from tests.unit.collectives.thread_group import ThreadGroup
 
 reals = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False, width=64)
