@@ -18,6 +18,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.nn.functional import logsigmoid, pad
 
 from actors.protocols import ActionSpec
+from actors.rollout import epsilon_greedy_noise, exploration_noise
 from rayagi.config.spec import HeadName
 
 LOG_SQRT_TAU = 0.5 * math.log(2 * math.pi)
@@ -41,6 +42,18 @@ class Head(nn.Module, ABC):
     """Whether the environment's actions are within their range without clipping."""
     num_outputs: int
     """Outputs of the policy network."""
+
+    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
+        """Noise for ``sample`` on the host, (T, N, num_outputs) float32; arguments as of ``Policy.noise``."""
+        return exploration_noise(
+            seed=seed,
+            first_env_index=first_env_index,
+            num_envs=num_envs,
+            iteration=number,
+            num_steps=num_steps,
+            dim=self.num_outputs,
+            gumbel=self.gumbel_noise,
+        )
 
     @abstractmethod
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
@@ -251,8 +264,7 @@ class CategoricalHead(Head):
 class EpsilonGreedyHead(CategoricalHead):
     """The choice of the largest output, or with probability epsilon any choice; outputs are action values.
 
-    ``sample`` takes the noise of ``actors.rollout.epsilon_greedy_noise``. Epsilon is state of the model, so that it reaches
-    whoever acts together with the parameters.
+    Epsilon is state of the model, so that it reaches whoever acts together with the parameters.
     """
 
     gumbel_noise = False
@@ -261,6 +273,18 @@ class EpsilonGreedyHead(CategoricalHead):
     def __init__(self, num_choices: int) -> None:
         super().__init__(num_choices)
         self.register_buffer("epsilon", torch.ones(()))
+
+    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
+        """Infinite at the choices that epsilon picks, else zero."""
+        return epsilon_greedy_noise(
+            seed=seed,
+            first_env_index=first_env_index,
+            num_envs=num_envs,
+            iteration=number,
+            num_steps=num_steps,
+            num_choices=self.num_outputs,
+            epsilon=float(self.epsilon),
+        )
 
     def log_prob(self, outputs: Tensor, actions: Tensor) -> Tensor:
         """log(epsilon / choices + (1 - epsilon) [a is greedy])."""

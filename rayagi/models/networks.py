@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from actors.protocols import EnvInfo
-from actors.rollout import exploration_noise
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec
 from rayagi.config.spec import Activation, NetworkSpec
@@ -85,18 +84,6 @@ class Model(nn.Module, ABC):
     def policy_parameters(self) -> list[nn.Parameter]:
         """The parameters that the actions depend on."""
         return list(self.parameters())
-
-    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
-        """Exploration noise on the host, (T, N, dim); arguments as of ``Policy.noise``."""
-        return exploration_noise(
-            seed=seed,
-            first_env_index=first_env_index,
-            num_envs=num_envs,
-            iteration=number,
-            num_steps=num_steps,
-            dim=self.head.num_outputs,
-            gumbel=self.head.gumbel_noise,
-        )
 
     def noisy_outputs(self, observed: Tensor, noise: Tensor) -> Tensor:
         """Outputs (N, output_dim) of layers with noise, (N, layer_noise_dim), for N environments' observations."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from actors.policy_tensors import PolicyTensors
 from actors.protocols import Acting, EnvInfo
-from actors.rollout import Rollout
+from actors.rollout import Rollout, exploration_noise
 from rayagi.algorithms.normalisers import ObservationNormaliser
 from rayagi.config.spec import RunSpec
 from rayagi.models.heads import GaussianHead
@@ -37,6 +37,10 @@ class NetworkPolicy:
         self.action = replace(info.action, num_outputs=num_outputs) if changed else info.action
         self.info = replace(info, action=self.action)
         self.state_dim = model.state_dim
+        self.noise_dim = model.layer_noise_dim or self.action.output_dim
+        """Numbers of noise of one environment's step."""
+        self._has_noisy_layers = model.layer_noise_dim > 0
+        self._fits_kernels = device.type == "cpu" and model.fits_kernels
 
     def observe(self, obs: Tensor) -> Tensor:
         """Normalise (or only move) raw observations (..., obs_dim)."""
@@ -61,16 +65,20 @@ class NetworkPolicy:
     def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
         """Noise for ``sample`` or for noisy layers, (T, N, noise_dim) float32, on the policy's device.
 
-        ``number``: of the rollout, or of the block of steps: each has its own noise.
+        ``number``: of the rollout, or of the block of steps: each has its own noise. Of noisy layers it is one sample of the
+        weights for each environment and rollout: the paper draws them anew after each replay step, and keeps them between
+        two (Fortunato et al. 2018, §3.1).
         """
-        return self.model.noise(
-            num_steps, num_envs, seed=seed, first_env_index=first_env_index, number=number
-        ).to(self.device)
-
-    @property
-    def noise_dim(self) -> int:
-        """Numbers of noise of one environment's step."""
-        return self.model.layer_noise_dim or self.action.output_dim
+        if self._has_noisy_layers:
+            drawn = exploration_noise(
+                seed=seed, first_env_index=first_env_index, num_envs=num_envs, iteration=number,
+                num_steps=1, dim=self.noise_dim, gumbel=False,
+            ).expand(num_steps, -1, -1)  # fmt: skip
+        else:
+            drawn = self.model.head.noise(
+                num_steps, num_envs, seed=seed, first_env_index=first_env_index, number=number
+            )
+        return drawn.to(self.device)
 
     def mode(self, outputs: Tensor) -> Tensor:
         """Most likely actions."""
@@ -82,10 +90,9 @@ class NetworkPolicy:
 
     def acting(self, rollout: Rollout, noise: Tensor) -> Acting | None:
         """A compiled acting kernel, or noisy layers; None on a GPU, for another model, or without a compiler."""
-        if self.model.layer_noise_dim:
+        if self._has_noisy_layers:
             return ActingByNoisyLayers(self, rollout, noise)
-        fits = self.device.type == "cpu" and self.model.fits_kernels
-        return None if not fits else compiled_acting(self.tensors(), rollout, noise)
+        return compiled_acting(self.tensors(), rollout, noise) if self._fits_kernels else None
 
     def tensors(self) -> PolicyTensors:
         """Views of the tensors of a policy whose model fits compiled kernels."""

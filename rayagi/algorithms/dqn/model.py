@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from actors.rollout import epsilon_greedy_noise, exploration_noise
 from rayagi.algorithms.categorical import Support
 from rayagi.algorithms.dqn import DQNSpec
 from rayagi.config.spec import NetworkSpec
@@ -60,20 +57,3 @@ class QModel(Model):
     def values(self, observed: Tensor, sequences: Sequences | None = None) -> Tensor:
         """max_a Q(s, a)."""
         return self.outputs(observed).amax(-1)
-
-    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
-        """For epsilon-greedy actions; of noisy layers, one sample of the weights for each environment and rollout.
-
-        The paper draws the weights anew after each replay step, and keeps them between two (Fortunato et al. 2018, §3.1).
-        """
-        whose: dict[str, Any] = {
-            "seed": seed,
-            "first_env_index": first_env_index,
-            "num_envs": num_envs,
-            "iteration": number,
-        }
-        if self.layer_noise_dim:
-            drawn = exploration_noise(**whose, num_steps=1, dim=self.layer_noise_dim, gumbel=False)
-            return drawn.expand(num_steps, -1, -1)
-        choices, epsilon = self.head.num_outputs, float(self.head.epsilon)
-        return epsilon_greedy_noise(**whose, num_steps=num_steps, num_choices=choices, epsilon=epsilon)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from actors.protocols import EnvInfo
-from actors.rollout import environment_generators, exploration_noise
+from actors.rollout import environment_generators
 from rayagi.algorithms.distributional_critics import (
     DistributionalActorQ,
     DistributionalLearner,
@@ -38,10 +38,22 @@ class MixedNoiseHead(DeterministicHead):
 
     levels: Tensor
 
-    def __init__(self, info: EnvInfo, noise_min: float, noise_max: float) -> None:
-        super().__init__(info.action.low, info.action.high, exploration_noise=(noise_min + noise_max) / 2)
+    def __init__(self, info: EnvInfo, spec: FastTD3Spec) -> None:
+        low, high = self._range = spec.noise_min, spec.noise_max
+        super().__init__(info.action.low, info.action.high, exploration_noise=(low + high) / 2)
+        self._rollout_length = spec.rollout_length
         middles = (torch.arange(_LEVELS) + 0.5) / _LEVELS
-        self.register_buffer("levels", noise_min + middles * (noise_max - noise_min), persistent=False)
+        self.register_buffer("levels", low + middles * (high - low), persistent=False)
+
+    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
+        """Standard normal noise times the level of each environment, (T, N, dim)."""
+        noise = super().noise(num_steps, num_envs, seed=seed, first_env_index=first_env_index, number=number)
+        envs = range(first_env_index, first_env_index + num_envs)
+        period = number * self._rollout_length // LEVEL_STEPS
+        drawn = [
+            each.uniform(*self._range) for each in environment_generators(seed, envs, "noise_level", period)
+        ]
+        return noise * torch.tensor(drawn, dtype=noise.dtype).unsqueeze(-1)
 
     def sample(self, outputs: Tensor, noise: Tensor) -> Tensor:
         """clip(tanh(outputs) + noise, -1, 1)."""
@@ -70,23 +82,8 @@ class FastTD3Model(DistributionalActorQ):
     head: MixedNoiseHead
 
     def __init__(self, info: EnvInfo, network: NetworkSpec, spec: FastTD3Spec, seed: int) -> None:
-        head = MixedNoiseHead(info, spec.noise_min, spec.noise_max)
+        head = MixedNoiseHead(info, spec)
         super().__init__(info, network, head, spec, seed=seed, critic_width=2.0)
-        self._levels, self._rollout_length = (spec.noise_min, spec.noise_max), spec.rollout_length
-
-    def noise(self, num_steps: int, num_envs: int, *, seed: int, first_env_index: int, number: int) -> Tensor:
-        """Standard normal noise times the level of each environment, (T, N, dim)."""
-        noise = exploration_noise(
-            seed=seed, first_env_index=first_env_index, num_envs=num_envs, iteration=number,
-            num_steps=num_steps, dim=self.head.num_outputs, gumbel=False,
-        )  # fmt: skip
-        envs = range(first_env_index, first_env_index + num_envs)
-        period = number * self._rollout_length // LEVEL_STEPS
-        low, high = self._levels
-        drawn = [
-            each.uniform(low, high) for each in environment_generators(seed, envs, "noise_level", period)
-        ]
-        return noise * torch.tensor(drawn, dtype=noise.dtype).unsqueeze(-1)
 
 
 class FastTD3Updater(DistributionalUpdater[FastTD3Spec]):

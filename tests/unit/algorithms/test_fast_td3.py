@@ -152,7 +152,7 @@ def test_values_of_a_small_task_become_right_and_the_policy_finds_the_better_act
 
 def noise(number=0, first=0, envs=3, steps=2000, **settings):
     spec = FastTD3Spec(noise_min=0.1, noise_max=0.9, rollout_length=500, **settings)
-    return model(spec).noise(steps, envs, seed=1, first_env_index=first, number=number)
+    return model(spec).head.noise(steps, envs, seed=1, first_env_index=first, number=number)
 
 
 def test_each_environment_has_a_noise_level_of_its_own_for_a_thousand_steps():
