@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import EnvInfo
@@ -159,7 +158,9 @@ def environment_generator(seed: int, env_index: int, stream: Stream, position: i
     Streams are disjoint: stream number and position are the upper two of the counter's four words, and each has
     2**128 blocks.
     """
-    return np.random.Generator(_philox(seed, env_index, stream, position))
+    key = np.array([seed % 2**64, env_index], dtype=np.uint64)
+    counter = np.array([0, 0, _NUMBER[stream], position], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def environment_generators(
@@ -169,21 +170,12 @@ def environment_generators(
 
     One generator is repositioned: constructing another costs four times as much.
     """
-    bits = _philox(seed, 0, stream, position)
-    generator, begin = np.random.Generator(bits), bits.state
+    generator = environment_generator(seed, 0, stream, position)
+    begin = generator.bit_generator.state
     for env_index in env_indices:
-        begin["state"]["key"] = _key(seed, env_index)
-        bits.state = begin
+        begin["state"]["key"][1] = env_index
+        generator.bit_generator.state = begin
         yield generator
-
-
-def _philox(seed: int, env_index: int, stream: Stream, position: int) -> np.random.Philox:
-    counter = np.array([0, 0, _NUMBER[stream], position], dtype=np.uint64)
-    return np.random.Philox(key=_key(seed, env_index), counter=counter)
-
-
-def _key(seed: int, env_index: int) -> NDArray[np.uint64]:
-    return np.array([seed % 2**64, env_index], dtype=np.uint64)
 
 
 def exploration_noise(

@@ -17,8 +17,8 @@ from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.gradient_updater import GradientUpdater
 from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.algorithms.program import DpOnlyProgram
-from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
-from rayagi.envs.mujoco_cpu.whole_rollouts import vec_env
+from rayagi.envs.mujoco_cpu import vec_env
+from rayagi.envs.mujoco_cpu.vec_env import MujocoVecEnv
 from rayagi.models.policy import NetworkPolicy
 from rayagi.native import acting, learning
 from rayagi.native.learning import CompiledGradient, ThreadPool

@@ -9,7 +9,7 @@
    refused to step it. */
 enum { NONE_LEFT, LIMIT_REACHED, WARNED, FAILED };
 
-/* Shared by all threads. Python fills it (compiled_loop.py). */
+/* Shared by all threads. Python fills it (worlds.py). */
 typedef struct {
     /* MuJoCo's functions: mj_setState, mj_step, mj_rnePostConstraint, mj_getState. */
     void (*load)(const void *model, void *data, const double *row, int parts);

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.envs.lifetime import ThreadOwner
-from rayagi.envs.mujoco_cpu.compiled_loop import compiled_loop
 from rayagi.envs.mujoco_cpu.physics import STATE, Array, BoolArray, PythonLoop, WorldBatch, WorldLoop
+from rayagi.native.worlds import compiled_loop
 
 _MAX_ITEMS = 64
 """Items per call. Between calls Python handles signals."""

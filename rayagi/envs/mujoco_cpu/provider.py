@@ -68,7 +68,7 @@ class MujocoProvider(EnvProvider):
     def make(self, env_id: str, engine: str, kwargs: Mapping[str, Any], env_args: VecEnvArgs) -> VecEnv:
         """Make the environments, which run on threads of this process."""
         # Imported here: it needs torch, which questions about a task do not.
-        from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import make_vec_env
+        from rayagi.envs.mujoco_cpu.vec_env import make_vec_env
 
         limit, options = self._limit(env_id, kwargs)
         return make_vec_env(

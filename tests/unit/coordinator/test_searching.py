@@ -531,7 +531,7 @@ def test_a_change_of_models_kernels_or_transports_makes_old_measurements_void():
         "actors/roles.py",
         "collectives/transports/shm/kernel.c",
         "rayagi/algorithms/ppo/learner.py",
-        "rayagi/envs/mujoco_cpu/engine.py",
+        "rayagi/envs/mujoco_cpu/vec_env.py",
         "rayagi/models/networks.py",
         "rayagi/native/ppo.h",
         "rayagi/native/learning.py",

@@ -8,8 +8,8 @@ import numpy as np
 
 from actors.protocols import StateDict
 from rayagi.envs import make_env_factory
-from rayagi.envs.mujoco_cpu.engine import MujocoVecEnv
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
+from rayagi.envs.mujoco_cpu.vec_env import MujocoVecEnv
 
 ROW = int(mujoco.mjtState.mjSTATE_INTEGRATION)
 

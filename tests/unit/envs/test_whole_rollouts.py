@@ -16,7 +16,7 @@ from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.errors import SimulationError
-from rayagi.envs.mujoco_cpu.whole_rollouts.vec_env import RolloutMujocoVecEnv
+from rayagi.envs.mujoco_cpu.vec_env import RolloutMujocoVecEnv
 from rayagi.models.policy import new_policy
 from rayagi.profiler import Category
 from rayagi.profiler.trace import read_profile

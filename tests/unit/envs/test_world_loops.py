@@ -10,10 +10,11 @@ import torch
 from collectives import compiler, kernels
 from collectives.compiler import CompilerError
 from rayagi.envs import make_env_factory
-from rayagi.envs.mujoco_cpu import compiled_loop, contact_physics
-from rayagi.envs.mujoco_cpu.compiled_loop import CompiledLoop
+from rayagi.envs.mujoco_cpu import contact_physics
 from rayagi.envs.mujoco_cpu.contact_physics import ContactPhysics
 from rayagi.envs.mujoco_cpu.physics import PythonLoop, WorldBatch, WorldError
+from rayagi.native import worlds as compiled
+from rayagi.native.worlds import CompiledLoop
 
 NUM_ENVS = 5
 BALL = """
@@ -71,7 +72,7 @@ def test_at_most_max_worlds_are_stepped(kind):
     model = mujoco.MjModel.from_xml_string(BALL.format(memory="1M"))
     physics = ContactPhysics(model, 3, 1, ["qpos", "cfrc_ext"])
     worlds = WorldBatch(model, physics.rows, physics._derived, np.zeros(3, dtype=bool))
-    loop = PythonLoop(worlds) if kind is PythonLoop else compiled_loop.compiled_loop(worlds)
+    loop = PythonLoop(worlds) if kind is PythonLoop else compiled.compiled_loop(worlds)
     data = mujoco.MjData(model)
     for _ in range(2):
         before = physics.fields["qpos"][:, 2].copy()
@@ -130,11 +131,11 @@ def test_without_a_compiler_python_steps_them(monkeypatch, caplog):
         raise CompilerError("no C compiler")
 
     monkeypatch.setattr(compiler, "_load", refuse)
-    compiled_loop._program.cache_clear()
+    compiled._program.cache_clear()
     kernels._log_once.cache_clear()
     caplog.set_level("INFO", logger="rayagi")
     try:
         assert isinstance(balls().loop, PythonLoop)
     finally:
-        compiled_loop._program.cache_clear()
+        compiled._program.cache_clear()
     assert "worlds are stepped by Python: no C compiler" in caplog.text

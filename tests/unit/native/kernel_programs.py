@@ -10,8 +10,7 @@ from collectives.transports.shm import kernel
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.c import backend
 from rayagi.envs.fused.simulators import CartPole
-from rayagi.envs.mujoco_cpu import compiled_loop
-from rayagi.native import acting, learning
+from rayagi.native import acting, learning, worlds
 from rayagi.profiler import sweep
 
 
@@ -25,7 +24,7 @@ LOADED: Mapping[str, Callable[[], object]] = {
     "replay stores": replay._load,
     "acting": acting._load,
     "learning": learning._load,
-    "MuJoCo's worlds": compiled_loop._load,
+    "MuJoCo's worlds": worlds._load,
     "tasks' formulas": lambda: make_envs("Ant-v5"),
     "tasks' rules": lambda: make_envs("rayagi/BallBalance-v0"),
     "overlap of intervals": sweep._compiled,

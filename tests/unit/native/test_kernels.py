@@ -156,7 +156,7 @@ def test_no_library_is_loaded_by_another_way():
     # the fourth asks CUDA's driver. The last two take a function of what was compiled that needs the interpreter's lock.
     assert modules_with(opens_a_library) == {
         "collectives/compiler.py",
-        "rayagi/envs/mujoco_cpu/compiled_loop.py",
+        "rayagi/native/worlds.py",
         "rayagi/envs/opengl.py",
         "rayagi/device_replay/zero_copy.py",
         "actors/replay/kernel.py",

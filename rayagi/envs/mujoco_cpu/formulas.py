@@ -15,13 +15,13 @@ from rayagi.envs.fused.printing import Body, print_function
 from rayagi.envs.fused.trace import Function, needed
 from rayagi.envs.mujoco_cpu.physics import Fields
 from rayagi.envs.mujoco_cpu.tasks import CompiledModel, GymnasiumTask
-from rayagi.envs.mujoco_cpu.whole_rollouts.arrays import TracedArray
+from rayagi.envs.mujoco_cpu.traced_arrays import TracedArray
 from rayagi.envs.tasks.compiled.program import C
 
 FORMULAS = Kernel(
     name="tasks' formulas",
     module=__name__,
-    reference="rayagi.envs.mujoco_cpu.engine:MujocoVecEnv",
+    reference="rayagi.envs.mujoco_cpu.vec_env:MujocoVecEnv",
     without="{} is stepped from Python",
     flags=("-ffp-contract=off",),  # no fused multiply-add: products are rounded as in numpy
 )

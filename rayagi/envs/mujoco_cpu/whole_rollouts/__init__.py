@@ -1,1 +1,0 @@
-"""Whole rollouts in C: policy, physics, rewards and observations of T steps without Python in between."""
