@@ -100,6 +100,10 @@ def _info(env_id: str, env: CheckedEnv) -> EnvInfo:
         raise UnsupportedSpaceError(
             env_id, str(env.observation_space), "its size varies; wrap it into a Box of fixed length"
         )
+    if 0 in shape:
+        raise UnsupportedSpaceError(
+            env_id, f"{space} of observations", "it is empty: give it a number, such as a constant"
+        )
     limit = env.spec.max_episode_steps if env.spec is not None else None
     return EnvInfo(
         env_id=env_id,
@@ -196,8 +200,10 @@ def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
     An integer Box and a MultiBinary are multi-discrete.
 
     Raises:
-        UnsupportedSpaceError: neither a one-dimensional Box nor a discrete space.
+        UnsupportedSpaceError: neither a one-dimensional Box nor a discrete space, or an empty one.
     """
+    if 0 in (space.shape or ()):
+        raise UnsupportedSpaceError(env_id, f"{space} of actions", "it is empty: there is nothing to choose")
     starts = first_options(space)
     if starts is not None:
         return ActionSpec(kind="multi_discrete", dim=len(starts), choices=tuple(_options(space).tolist()))

@@ -68,6 +68,7 @@ def _registered():
         "Image": (IMAGE, REAL),
         "ImageInDict": (spaces.Dict({"camera": IMAGE}), REAL),
         "Sequence": (spaces.Sequence(REAL), REAL),
+        "Empty": (spaces.Box(-1.0, 1.0, (0,)), REAL),
         "MultiDiscrete": (REAL, spaces.MultiDiscrete([2, 3])),
         "FromFive": (REAL, spaces.Discrete(3, start=5)),
         "Real": (REAL, spaces.Box(-2, 3, (2,), np.float32)),
@@ -315,6 +316,8 @@ def test_images_are_parts_of_the_flat_observation(env_id):
 def test_spaces_that_no_policy_of_ours_serves_are_refused():
     with pytest.raises(UnsupportedSpaceError, match=r"Sequence.*fixed length"):
         env_info("ScriptedSequence-v0")
+    with pytest.raises(UnsupportedSpaceError, match=r"Box.* of observations.*empty"):
+        env_info("ScriptedEmpty-v0")
 
 
 def test_an_option_that_the_environment_rejects_is_named():

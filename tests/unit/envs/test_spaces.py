@@ -101,6 +101,10 @@ def test_actions_are_taken_as_the_space_has_them(name, given, taken):
         (spaces.MultiDiscrete([[2, 2], [2, 2]]), "MultiDiscrete"),
         (spaces.Text(5), "Text"),
         (spaces.Dict({"a": spaces.Discrete(2)}), "Dict"),
+        # These had no outputs: a compiled update of them was a segmentation fault.
+        (spaces.Box(-1.0, 1.0, (0,)), r"Box.* of actions.*empty"),
+        (spaces.Box(-1, 1, (0,), np.int32), r"Box.* of actions.*empty"),
+        (spaces.MultiDiscrete(np.zeros(0, np.int64)), r"MultiDiscrete.* of actions.*empty"),
     ],
 )
 def test_a_space_that_no_policy_fits_is_refused_by_name(space, text):
