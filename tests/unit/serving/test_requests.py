@@ -105,6 +105,12 @@ def test_a_single_observation_is_a_row_and_marked_as_single():
         (npy_header("{'descr': '|O', 'fortran_order': False, 'shape': (3,)}\n"), "npy", 400, "holds object"),
         (npy_header("__import__('os')\n"), "npy", 400, "is no .npy file"),
         (npy_header("{'descr': '<f4', 'shape': (1, 3L, \n"), "npy", 400, "is no .npy file"),
+        (
+            npy_header("{'descr': ('<f4',), 'fortran_order': False, 'shape': (3,)}\n"),
+            "npy",
+            400,
+            "is no .npy file",
+        ),
         *(
             (
                 npy_header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n")
@@ -113,7 +119,7 @@ def test_a_single_observation_is_a_row_and_marked_as_single():
                 400,
                 "got observations of shape",
             )
-            for shape, num_bytes in (((-1, -3), 12), ((0, 2**80), 0), ((1,) * 99, 4))
+            for shape, num_bytes in (((-1, -3), 12), ((0, 2**80), 0), ((1,) * 99, 4), ((True, 3), 12))
         ),
     ],
 )
