@@ -35,6 +35,7 @@ Observations = ArrayLike | Mapping[str, Any] | tuple[Any, ...]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _TRY_AGAIN = (502, 503, 504)
 """HTTP statuses of a server that is overloaded, or that a proxy does not reach."""
+_VECTORS = "expected numbers of shape (obs_dim,) or (rows, obs_dim)"
 
 
 class PolicyRefusedError(ValueError):
@@ -318,12 +319,17 @@ def _flattened(obs: Observations, leaves: Sequence[Leaf]) -> tuple[NDArray[np.fl
             return flat_rows(obs, leaves)
         except ValueError as error:
             raise PolicyRefusedError(str(error)) from error
-    values = np.asarray(obs, dtype="<f4")
+    try:
+        values = np.asarray(obs)
+    except ValueError as error:  # rows of different lengths
+        raise PolicyRefusedError(f"observations are no array ({error}); {_VECTORS}") from None
+    if values.dtype.kind not in "biuf":
+        raise PolicyRefusedError(f"observations hold {values.dtype}; {_VECTORS}")
     if values.ndim not in (1, 2):
-        raise PolicyRefusedError(
-            f"observations of shape {values.shape}: expected (obs_dim,) or (rows, obs_dim)"
-        )
-    return np.ascontiguousarray(np.atleast_2d(values)), values.ndim == 1
+        raise PolicyRefusedError(f"observations of shape {values.shape}; {_VECTORS}")
+    with np.errstate(over="ignore"):  # the server rejects what becomes infinite
+        rows = np.ascontiguousarray(np.atleast_2d(values), dtype="<f4")
+    return rows, values.ndim == 1
 
 
 def _connected(host: str, port: int, until: float) -> _TimedSocket:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from dataclasses import asdict
 
 import gymnasium
@@ -147,3 +148,40 @@ def test_a_client_names_what_is_wrong_before_it_asks_for_actions(leaves, reason)
     ):
         client.act({"pos": [0, 0]})
     assert bodies == []
+
+
+@pytest.mark.parametrize(
+    "obs",
+    [
+        ["0", "1"],
+        np.array(["0", "1"]),
+        [1j, 0],
+        np.array([1j, 0]),
+        [None, 0],
+        [[1, 2], [3]],
+        [np.zeros((2, 3)), np.zeros((2, 4))],
+        [10**400, 0],
+        b"ab",
+        object(),
+    ],
+)
+def test_a_client_refuses_what_is_no_array_of_numbers(obs):
+    with (
+        service(answers([], [])) as address,
+        PolicyClient(address, timeout_s=60) as client,
+        pytest.raises(
+            PolicyRefusedError,
+            match=r"^observations (hold|are no array) .*; expected numbers of shape \(obs_dim,\) or",
+        ),
+    ):
+        client.act(obs)
+
+
+def test_a_client_sends_numbers_beyond_float32_as_infinity_for_the_server_to_refuse():
+    with (
+        warnings.catch_warnings(),
+        service(answers([], [])) as address,
+        PolicyClient(address, timeout_s=60) as client,
+    ):
+        warnings.simplefilter("error")
+        assert client.act([1e39, 1]).tolist() == [np.inf, 1]
