@@ -20,6 +20,8 @@ from rayagi.serving.policy_server.served_policy import ServedPolicy
 
 _PIPELINED = 64
 """Most unanswered requests of a client; then the server stops reading from it."""
+_PIPELINED_BYTES = 2**20
+"""Most bytes of a client's unanswered requests, if there are several; then the server stops reading from it."""
 _HIGH_WATER_BYTES = 2**20
 """Most unread answers of a client; then the server stops reading from it."""
 
@@ -81,7 +83,7 @@ class SocketFrontend:
         task = asyncio.current_task()
         assert task is not None
         self._clients[task] = writer
-        requests: set[asyncio.Task[None]] = set()
+        requests: dict[asyncio.Task[None], int] = {}
         try:
             writer.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
             info = {**self._policy.info(), "max_rows": self._expected.max_rows}
@@ -105,10 +107,12 @@ class SocketFrontend:
                 await writer.wait_closed()
 
     async def _attend(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        requests: dict[asyncio.Task[None], int],
     ) -> None:
-        """Read requests; ``requests`` has those that are not answered."""
-        free = asyncio.Semaphore(_PIPELINED)
+        """Read requests; ``requests`` has those that are not answered, and their bytes."""
         while True:
             first_byte = await reader.readexactly(1)
             began = time.perf_counter()
@@ -118,13 +122,16 @@ class SocketFrontend:
                 raise FrameError(
                     f"got {kind.name} of {body_bytes} bytes; expected OBSERVE of at most {limit} bytes"
                 )
+            while len(requests) >= _PIPELINED or (
+                requests and sum(requests.values()) + body_bytes > _PIPELINED_BYTES
+            ):
+                await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)
             body = await reader.readexactly(body_bytes)
-            await free.acquire()
             task = asyncio.create_task(self._answer(request, body, began, writer))
-            for tasks in (self._pending, requests):
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            task.add_done_callback(lambda _: free.release())
+            self._pending.add(task)
+            requests[task] = body_bytes
+            task.add_done_callback(self._pending.discard)
+            task.add_done_callback(requests.__delitem__)
             await writer.drain()  # stop reading from a client that does not read
 
     async def _answer(self, request: int, body: bytes, began: float, writer: asyncio.StreamWriter) -> None:

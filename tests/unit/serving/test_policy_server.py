@@ -326,6 +326,43 @@ def test_a_client_that_has_ended_its_requests_gets_all_answers(run, tmp_path):
     assert numbers == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("most_bytes", "unanswered"), [(3 * 2**16, 3), (1000, 1)])
+def test_the_server_reads_no_more_from_a_client_with_many_bytes_unanswered(
+    run, tmp_path, monkeypatch, most_bytes, unanswered
+):
+    monkeypatch.setattr(socket_frontend, "_PIPELINED_BYTES", most_bytes)
+    body = np.zeros((4096, 4), "<f4").tobytes()
+    frames = b"".join(frame(Kind.OBSERVE, number, body) for number in range(60))
+    with serving(run, unix=tmp_path / "s") as (server, _, _):
+        act, released = server._policy.current.act, threading.Event()
+
+        def held(obs):
+            assert released.wait(60)
+            return act(obs)
+
+        server._policy.current.act = held
+        with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as client:
+            full.connect(str(tmp_path / "s"))
+            full.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                full.sendall(frames)
+            assert len(server._batcher._waiting[next(iter(server._batcher._waiting))]) == unanswered
+            full.close()
+            client.connect(str(tmp_path / "s"))
+            client.settimeout(60)
+            sender = threading.Thread(target=client.sendall, args=(frames,))
+            sender.start()
+            released.set()
+            numbers = []
+            with client.makefile("rb") as received:
+                while len(numbers) < 60:
+                    kind, number, num_bytes = header(received.read(HEADER.size))
+                    received.read(num_bytes)
+                    numbers += [number] if kind == Kind.ACTIONS else []
+            sender.join()
+    assert numbers == list(range(60))
+
+
 def test_large_bodies_of_all_clients_have_a_limit_together(run, monkeypatch):
     frontend = "rayagi.serving.policy_server.http_frontend"
     monkeypatch.setattr(f"{frontend}.BODIES_BYTES", 0)
