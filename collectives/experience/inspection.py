@@ -25,6 +25,8 @@ from collectives.shared_words import shared_words
 
 _TRIES = 1000
 """Attempts to copy a batch that its producer overwrites meanwhile."""
+_POLL_S = 0.01
+"""Between two looks at a channel that holds no batch: a batch stays at least until its consumer has released it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,12 +214,24 @@ def list_producer_rings() -> list[ProducerRingFile]:
     return sorted(found.values(), key=_place)
 
 
-def newest_batch(channel: str) -> BatchDump:
+def newest_batch(channel: str, timeout_s: float = 0.0) -> BatchDump:
     """The batch of a channel that was committed last, of any producer.
+
+    While a producer fills its only slot, it holds no batch: then this waits for one, up to ``timeout_s`` seconds.
 
     Raises:
         NoChannelError: there is no such channel, or nothing in it.
     """
+    until = time.monotonic() + timeout_s
+    while (newest := _newest_of(channel)) is None:
+        if time.monotonic() >= until:
+            waited = f" and none did in {timeout_s:g} s" if timeout_s else ""
+            raise NoChannelError(channel, f"no slot of it holds a batch now{waited}")
+        time.sleep(_POLL_S)
+    return newest
+
+
+def _newest_of(channel: str) -> BatchDump | None:
     found = list_producer_rings()
     names = sorted({ring.schema.name for ring in found})
     if channel not in names:
@@ -228,9 +242,7 @@ def newest_batch(channel: str) -> BatchDump:
         )
         raise NoChannelError(channel, f"there is none: {live}")
     dumps = [dump for ring in found if ring.schema.name == channel and (dump := ring.newest())]
-    if not dumps:
-        raise NoChannelError(channel, "no slot of it holds a batch now")
-    return max(dumps, key=lambda dump: dump.committed_ns)
+    return max(dumps, key=lambda dump: dump.committed_ns, default=None)
 
 
 def _place(ring: ProducerRingFile) -> Any:

@@ -12,6 +12,9 @@ from rayagi.cli.output import say
 from rayagi.run.atomic import replace_bytes
 from rayagi.run.quantities import bytes_text
 
+TIMEOUT_S = 60.0
+"""How long to wait for a batch: the producer of a synchronous run fills its only slot for most of an iteration."""
+
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file. Returns the exit code.
@@ -21,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
         ChannelError: its slots are overwritten faster than they can be copied.
         DiskError: the file cannot be written.
     """
-    dump = newest_batch(arguments.channel)
+    dump = newest_batch(arguments.channel, TIMEOUT_S)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, dump.batch.schema) as writer:
         writer.write_batch(dump.batch)

@@ -63,7 +63,8 @@ examples:
   python -c 'import pyarrow as pa; print(pa.ipc.open_file("out.arrow").read_all())'
 
 Writes the batch that was committed last, of any producer. Does not block the channel: if the batch is overwritten
-meanwhile, it is copied again. Producer, sequence number and policy version are in the schema's metadata.
+meanwhile, it is copied again. While producers fill their only slot it waits for a batch, for up to a minute. Producer,
+sequence number and policy version are in the schema's metadata.
 """
 _EPILOG = """\
 start here:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pyarrow as pa
 import pytest
@@ -64,6 +65,22 @@ def test_a_dump_is_opened_by_pyarrow(channel, tmp_path, capsys):
         == torch.arange(24.0).reshape(2, 4, 3).tolist()
     )
     assert table["done"].combine_chunks().to_numpy_ndarray().tolist() == [[1, 0, 1, 0]] * 2
+
+
+def test_a_dump_waits_for_the_producer_that_fills_its_only_slot(tmp_path, monkeypatch):
+    """As the collectors of a synchronous run do for most of an iteration."""
+    ring, consumer_endpoint = ProducerRing(SCHEMA, rows=2, slots=1), ConsumerEndpoint(SCHEMA)
+    ring.attach(consumer_endpoint.endpoint)
+    assert consumer_endpoint.producers == (0,)
+    filled = ring.reserve()
+    monkeypatch.setattr(time, "sleep", lambda _: filled.commit(version=3))  # once it has looked in vain
+    out = tmp_path / "out.arrow"
+    try:
+        assert main(["channels", "dump", "command", str(out)]) == 0
+    finally:
+        ring.close()
+        consumer_endpoint.close()
+    assert pa.ipc.open_file(out).read_all().schema.metadata[b"rayagi.version"] == b"3"
 
 
 def test_what_cannot_be_dumped_is_said_in_one_line(channel, tmp_path, capsys):
