@@ -2,15 +2,15 @@
 
 Who writes what, in which order (docs/explanation/replay.md has the picture):
 
-- Lock-guarded: everything in Header, the queue of free indices, links, trees, priorities and times sampled. The lock is a
-  robust mutex: if its owner is killed, the kernel hands it to the next process, which rebuilds all of that from the tags.
+- Lock-guarded: everything in Header, links, trees, priorities and times sampled. The lock is a robust mutex: if its owner
+  is killed, the kernel hands it to the next process, which rebuilds all of that from the tags.
 - Row.tag is the truth about an index: generation * 4 + state. It changes under the lock and is read without it.
 - Blocks of an index in state WRITING belong to its owner alone; others' blocks are read without the lock, as in a seqlock:
   read tag, copy, read tag again. A different tag means that the copy may be mixed, and is reported, never returned as good.
 - Row.slot says which blocks an index has: it changes under the lock too. A row that loses its blocks counts Warmth.moves,
   and so does one that gets them: readers check both like the tag, since it may have got the same slot again meanwhile.
-- All of it is shared memory, in which a faulty program of the same user may have written anything. So links, entries of the
-  queue, slots and lengths are checked where they are used: a request that finds a wrong one is refused as DAMAGED. */
+- All of it is shared memory, in which a faulty program of the same user may have written anything. So links, slots and
+  lengths are checked where they are used: a request that finds a wrong one is refused as DAMAGED. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -37,7 +37,7 @@ enum { STALE, VALID, OUTSIDE };
 enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
 enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11, DAMAGED = -12 };
-enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192, YIELDS = 500 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, BIT_LEVELS = 3, GROUP_BITS = 512, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192, YIELDS = 500 };
 /* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
    least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
 enum { EPOCH_READS = 8, MOST_HEAT = 255, EXAMINED = 8, MARGIN = 4, MOST_PROMOTED = 2 };
@@ -52,7 +52,7 @@ typedef struct {
     uint32_t length;    /* timesteps */
     int32_t slot;       /* its blocks in memory; NONE: they are in the file of spilled rows */
     uint64_t sampled;   /* times selected since its commit */
-    int32_t next, prev; /* links: list of committed rows by sequence, or list of rows that are being written */
+    int32_t next, prev; /* links: committed rows by sequence, rows that are being written, or free indices by time of use */
 } Row;
 
 /* Rate limiter: how many rows may be drawn per row inserted. error = samples_per_insert * inserts - samples + offset.
@@ -83,7 +83,7 @@ typedef struct {
     uint64_t magic;     /* stored last by the creator */
     int64_t removal, max_sampled;
     int64_t count, writing, high;        /* committed rows, rows being written, indices ever used */
-    uint64_t queue_head, queue_tail;     /* entries taken and put so far */
+    int64_t free, first_free, last_free; /* indices that can be allocated; the one to be used next, and last */
     int64_t oldest, newest, writers;     /* first and last committed row; first row that is being written */
     uint64_t sequence, random;           /* commits so far; state of the generator of random removal */
     int64_t hand, next_reap_ns;          /* next slot to be spilled; next search for dead writers */
@@ -103,7 +103,11 @@ typedef struct {
 /* Sums (or minima) of a function of the status, over groups of FANOUT indices, over groups of these, up to the root.
 
    Node j of level l covers the *global* indices j * 8^l to (j + 1) * 8^l - 1. So the nodes of a shard are those of the tree
-   of all shards, except for those at its edges, which lack what other shards have. */
+   of all shards, except for those at its edges, which lack what other shards have.
+
+   A tree of ROWS, whose leaves are 0 and 1, has a bit for each leaf: level[0] is its words, from that of index
+   first & ~(GROUP_BITS - 1) on. The nodes up to BIT_LEVELS - 1 are counted where they are needed, 512 bits being a cache line
+   too. So a row takes 0.14 bytes instead of 9.1. */
 typedef struct {
     double *level[MAX_LEVELS];  /* of node first & ~7: groups of FANOUT fill cache lines */
     int64_t first[MAX_LEVELS], nodes[MAX_LEVELS];
@@ -121,7 +125,7 @@ typedef struct {
     Header *header;
     pthread_mutex_t *lock;
     Row *rows;
-    int32_t *queue, *slot_rows;  /* free indices, ring of capacity entries; row of each slot, if rows are spilled */
+    int32_t *slot_rows;          /* row of each slot, if rows are spilled */
     uint8_t *data;
     Column *columns;
     Tree *trees;
@@ -187,12 +191,45 @@ static uint64_t own_identity(void) {
 
 static int is_minimum(const Tree *t) { return t->kind >= TIMESTAMPS; }
 static double idle(const Tree *t) { return is_minimum(t) ? INFINITY : 0.0; }
+static int has_bits(const Tree *t) { return t->kind == ROWS; }
+/* The lowest level above which all nodes are in memory as numbers. */
+static int64_t lowest(const Tree *t) { return has_bits(t) ? BIT_LEVELS : 0; }
 static double *group(const Tree *t, int64_t l, int64_t parent) {
     return t->level[l] + (FANOUT * parent - (t->first[l] & ~7ll));
 }
 static double *node(const Tree *t, int64_t l, int64_t j) { return t->level[l] + (j - (t->first[l] & ~7ll)); }
 
-/* Set the levels of a tree of indices base to base + capacity - 1 of total. Returns its bytes. */
+/* The bits of indices 64 * j to 64 * j + 63. */
+static uint64_t *word(const Tree *t, int64_t j) {
+    return (uint64_t *)t->level[0] + (j - (t->first[0] & ~(GROUP_BITS - 1ll)) / 64);
+}
+
+/* Value of a node, whether it is in memory or counted. */
+static double value_of(const Tree *t, int64_t l, int64_t j) {
+    if (l >= lowest(t)) return *node(t, l, j);
+    const int64_t first = j << 3 * l, bits = 1ll << 3 * l; /* of 64 at most: they lie in one word */
+    return __builtin_popcountll(*word(t, first >> 6) >> (first & 63) & (bits == 64 ? ~0ull : (1ull << bits) - 1));
+}
+
+/* What the values of the children of a node of level l + 1 are read from: a cache line. l: lowest(t) - 1 or more. */
+static const void *group_memory(const Tree *t, int64_t l, int64_t parent) {
+    return l < lowest(t) ? (const void *)word(t, FANOUT * parent) : group(t, l, parent);
+}
+
+/* Values of the children of a node of level l + 1, in memory or in ``room`` (FANOUT). */
+static const double *children(const Tree *t, int64_t l, int64_t parent, double *room) {
+    if (l >= lowest(t)) return group(t, l, parent);
+    for (int64_t c = 0; c < FANOUT; c++) room[c] = value_of(t, l, FANOUT * parent + c);
+    return room;
+}
+
+static void set_leaf(const Tree *t, int64_t j, double value) {
+    if (!has_bits(t)) { *node(t, 0, j) = value; return; }
+    uint64_t *w = word(t, j >> 6);
+    *w = (*w & ~(1ull << (j & 63))) | (uint64_t)(value > 0.0) << (j & 63);
+}
+
+/* Set the levels of a tree of indices base to base + capacity - 1 of total, by its kind. Returns its bytes. */
 int64_t replay_tree_layout(Tree *t, uint8_t *memory, int64_t base, int64_t capacity, int64_t total) {
     int64_t bytes = 0;
     t->levels = 0;
@@ -200,14 +237,22 @@ int64_t replay_tree_layout(Tree *t, uint8_t *memory, int64_t base, int64_t capac
         const int64_t first = base >> shift, last = (base + capacity - 1) >> shift;
         t->first[l] = first, t->nodes[l] = last - first + 1;
         t->level[l] = memory ? (double *)(memory + bytes) : 0;
-        bytes += ((last | 7) - (first & ~7ll) + 1) * (int64_t)sizeof(double);
+        if (l >= lowest(t)) bytes += ((last | 7) - (first & ~7ll) + 1) * (int64_t)sizeof(double);
+        else if (!l) bytes += ((last | (GROUP_BITS - 1)) - (first & ~(GROUP_BITS - 1ll)) + 1) / 8;
         t->levels = l + 1;
-        if (l && (total - 1) >> shift == 0) break; /* at least one group: the root's children */
+        if (l && l >= lowest(t) && (total - 1) >> shift == 0) break; /* at least one group: the root's children */
     }
     return bytes;
 }
 
 static void recompute(const Tree *t, int64_t l, int64_t j) {
+    if (has_bits(t) && l == BIT_LEVELS) {
+        const uint64_t *w = word(t, FANOUT * j);
+        int64_t count = 0;
+        for (int i = 0; i < FANOUT; i++) count += __builtin_popcountll(w[i]);
+        *node(t, l, j) = (double)count;
+        return;
+    }
     const double *restrict c = group(t, l - 1, j);
     double value = c[0];
     /* One order of additions, whatever the shards: what another shard has is 0 here. */
@@ -218,7 +263,8 @@ static void recompute(const Tree *t, int64_t l, int64_t j) {
 
 /* Recompute all nodes above these leaves, level by level. ``nodes``: global leaf indices; overwritten. */
 static void refresh(const Tree *t, int64_t n, int64_t *nodes) {
-    for (int64_t l = 1; l < t->levels; l++) {
+    int64_t shift = has_bits(t) ? 3 * BIT_LEVELS : 3; /* from a leaf to the lowest node that is in memory */
+    for (int64_t l = shift / 3; l < t->levels; l++, shift = 3) {
         if (n >= t->nodes[l]) { /* the whole level, in order */
             for (int64_t j = t->first[l]; j < t->first[l] + t->nodes[l]; j++) recompute(t, l, j);
             continue;
@@ -226,10 +272,11 @@ static void refresh(const Tree *t, int64_t n, int64_t *nodes) {
         int64_t kept = 0, last = NONE;
         for (int64_t i = 0; i < n; i++) {
             if (i + AHEAD < n) {
-                __builtin_prefetch(group(t, l - 1, nodes[i + AHEAD] >> 3));
-                __builtin_prefetch(node(t, l, nodes[i + AHEAD] >> 3), 1);
+                const int64_t next = nodes[i + AHEAD] >> shift;
+                __builtin_prefetch(group_memory(t, l - 1, next));
+                __builtin_prefetch(node(t, l, next), 1);
             }
-            const int64_t parent = nodes[i] >> 3;
+            const int64_t parent = nodes[i] >> shift;
             if (parent == last) continue;
             recompute(t, l, parent);
             nodes[kept++] = last = parent;
@@ -244,8 +291,8 @@ void replay_tree_build(const Tree *t) { refresh(t, INT64_MAX, 0); }
 /* Set leaves. Of an index that occurs twice, the last value counts. ``nodes``: (n,) scratch. */
 void replay_tree_set(const Tree *t, int64_t n, const int64_t *indices, const double *values, int64_t *nodes) {
     for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) __builtin_prefetch(node(t, 0, indices[i + AHEAD]), 1);
-        *node(t, 0, indices[i]) = values[i];
+        if (i + AHEAD < n && !has_bits(t)) __builtin_prefetch(node(t, 0, indices[i + AHEAD]), 1);
+        set_leaf(t, indices[i], values[i]);
     }
     memcpy(nodes, indices, n * sizeof *nodes);
     refresh(t, n, nodes);
@@ -274,26 +321,70 @@ static int64_t within(const Tree *t, int64_t l, int64_t j) {
     return j < first ? first : j > last ? last : j;
 }
 
+/* The last of eight positions that holds a rank below 64: counts, at most 8 or 64 in all, are the bytes of a word. The rank
+   becomes the rest. */
+static int64_t choose_byte(uint64_t counts, uint64_t *rank) {
+    const uint64_t ones = 0x0101010101010101ull, highs = 0x8080808080808080ull;
+    /* Byte i: c_0 + .. + c_(i-1), at most 64. Byte i of the difference keeps its high bit where that is <= rank. */
+    const uint64_t before = counts * ones << 8;
+    const int64_t c = __builtin_popcountll(((*rank | 0x80) * ones - before) & highs) - 1;
+    *rank -= before >> 8 * c & 0xff;
+    return c;
+}
+
+/* The leaf of a node of level BIT_LEVELS that holds the target: the bit of rank floor(target). The target becomes the rest.
+   These are the numbers that choose() gives level by level: for whole sums its differences are exact. */
+static int64_t choose_bit(const uint64_t *restrict w, double *target) {
+    const uint64_t ones = 0x0101010101010101ull;
+    /* Of sums that change during a draw without the lock, any number may come; the draw is then repeated. */
+    uint64_t rank = *target >= 0.0 && *target < GROUP_BITS ? (uint64_t)*target : GROUP_BITS - 1;
+    *target -= (double)rank;
+    /* 1. The word. */
+    uint64_t prefix = 0, before = 0;
+    int64_t c = 0;
+    for (int i = 1; i < FANOUT; i++) {
+        prefix += (uint64_t)__builtin_popcountll(w[i - 1]);
+        const int reached = rank >= prefix;
+        c += reached, before = reached ? prefix : before;
+    }
+    rank = (rank - before) & 63;
+    /* 2. The byte: bits counted in pairs, in fours, in bytes. */
+    uint64_t counts = w[c] - (w[c] >> 1 & 0x5555555555555555ull);
+    counts = (counts & 0x3333333333333333ull) + (counts >> 2 & 0x3333333333333333ull);
+    counts = (counts + (counts >> 4)) & 0x0f0f0f0f0f0f0f0full;
+    const int64_t byte = choose_byte(counts, &rank);
+    /* 3. The bit: bit i of the byte, alone in byte i, as 0 or 1. */
+    const uint64_t spread = (w[c] >> 8 * byte & 0xff) * ones & 0x8040201008040201ull;
+    rank &= 63;
+    return 64 * c + 8 * byte + choose_byte((spread + 0x7f7f7f7f7f7f7f7full) >> 7 & ones, &rank);
+}
+
 /* Leaves that hold the targets, from the root. Targets become the rest within the leaf. Groups of draws go down together,
    so that the cache misses of one overlap those of the others. */
 void replay_tree_draw(const Tree *t, int64_t n, double *targets, int64_t *leaves) {
+    const int64_t low = lowest(t);
     for (int64_t begin = 0; begin < n; begin += GROUP) {
         const int64_t size = n - begin < GROUP ? n - begin : GROUP;
         int64_t at[GROUP] = {0};
-        for (int64_t l = t->levels - 1; l > 0; l--)
+        for (int64_t l = t->levels - 1; l > low; l--)
             for (int64_t i = 0; i < size; i++) {
                 at[i] = within(t, l - 1, FANOUT * at[i] + choose(group(t, l - 1, at[i]), &targets[begin + i]));
-                if (l > 1) __builtin_prefetch(group(t, l - 2, at[i]));
+                if (l > 1) __builtin_prefetch(group_memory(t, l - 2, at[i]));
             }
+        if (low)
+            for (int64_t i = 0; i < size; i++)
+                at[i] = within(t, 0, GROUP_BITS * at[i] + choose_bit(word(t, FANOUT * at[i]), &targets[begin + i]));
         for (int64_t i = 0; i < size; i++) leaves[begin + i] = at[i];
     }
 }
 
 /* The same from a node of each draw's own. */
 void replay_tree_descend(const Tree *t, int64_t n, const int64_t *level, const int64_t *from, double *targets, int64_t *leaves) {
+    double room[FANOUT];
     for (int64_t i = 0; i < n; i++) {
         int64_t at = from[i];
-        for (int64_t l = level[i]; l > 0; l--) at = within(t, l - 1, FANOUT * at + choose(group(t, l - 1, at), &targets[i]));
+        for (int64_t l = level[i]; l > 0; l--)
+            at = within(t, l - 1, FANOUT * at + choose(children(t, l - 1, at, room), &targets[i]));
         leaves[i] = at;
     }
 }
@@ -355,10 +446,27 @@ int64_t replay_release(Store *s) {
     return 0;
 }
 
+/* The leaves of rows by global index, which are bits. Words in a register: neighbours are often set together. */
+static void set_bits(const Store *s, const Tree *t, int64_t n, const int64_t *indices) {
+    uint64_t *at = 0, bits = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (i + AHEAD < n) __builtin_prefetch(word(t, indices[i + AHEAD] >> 6), 1);
+        uint64_t *w = word(t, indices[i] >> 6);
+        if (w != at) {
+            if (at) *at = bits;
+            at = w, bits = *w;
+        }
+        const uint64_t present = state_of(&s->rows[indices[i] - s->base]) == COMMITTED;
+        bits = (bits & ~(1ull << (indices[i] & 63))) | present << (indices[i] & 63);
+    }
+    if (at) *at = bits;
+}
+
 /* Bring one tree up to date with the status of these rows, by global index. known: their leaves where they are long enough,
    NAN where that is not known; or 0. */
 static void update_tree(Store *s, const Tree *t, int64_t n, const int64_t *indices, const double *known) {
-    for (int64_t i = 0; i < n; i++) {
+    if (has_bits(t)) set_bits(s, t, n, indices);
+    else for (int64_t i = 0; i < n; i++) {
         if (i + AHEAD < n) __builtin_prefetch(node(t, 0, indices[i + AHEAD]), 1);
         const Row *r = &s->rows[indices[i] - s->base];
         *node(t, 0, indices[i]) = !known || isnan(known[i]) ? leaf_of(t, r) : r->length < t->window ? 0.0 : known[i];
@@ -371,7 +479,7 @@ static void update_trees(Store *s, int64_t n, const int64_t *indices) {
     for (int64_t k = 0; n && k < s->num_trees; k++) update_tree(s, &s->trees[k], n, indices, 0);
 }
 
-/* ---- lists and queue, under the lock ---------------------------------------------------------------------------------- */
+/* ---- lists, under the lock ------------------------------------------------------------------------------------------- */
 
 /* Remember that the shared memory is damaged, if a condition is not met that it must meet. Returns the condition. */
 static int require(Store *s, int condition) {
@@ -387,51 +495,77 @@ static int has_state(Store *s, int64_t i, int64_t state) {
     return require(s, is_local(s, i) && state_of(&s->rows[i]) == state);
 }
 
-static void push_free(Store *s, int64_t i) { s->queue[s->header->queue_tail++ % s->capacity] = i; }
-
-/* The next free index, or DAMAGED. */
-static int64_t pop_free(Store *s) {
-    const int64_t i = s->queue[s->header->queue_head++ % s->capacity];
-    if (!require(s, is_local(s, i))) return DAMAGED;
-    const int64_t state = state_of(&s->rows[i]);
-    return require(s, state == FREE || state == DELETED) ? i : DAMAGED;
-}
-
-static void link_committed(Store *s, int64_t i) {
-    Header *h = s->header;
-    s->rows[i].prev = h->newest, s->rows[i].next = NONE;
-    if (h->newest == NONE) h->oldest = i;
-    else if (require(s, is_local(s, h->newest))) s->rows[h->newest].next = i;
-    h->newest = i, h->count++, h->in_file += s->rows[i].slot == NONE;
-}
-
 /* Whether row i's links lead to rows, or nowhere. The neighbours are not read: they need not be in the cache. */
 static int has_links(Store *s, int64_t i) {
     return require(s, is_link(s, s->rows[i].prev) & is_link(s, s->rows[i].next));
 }
 
+/* Link row i behind row ``after`` of a list; NONE: at its begin. */
+static void link_behind(Store *s, int64_t *first, int64_t *last, int64_t after, int64_t i) {
+    if (!require(s, is_link(s, after))) return;
+    const int64_t next = after == NONE ? *first : s->rows[after].next;
+    if (!require(s, is_link(s, next))) return;
+    s->rows[i].prev = after, s->rows[i].next = next;
+    if (after == NONE) *first = i; else s->rows[after].next = i;
+    if (next == NONE) *last = i; else s->rows[next].prev = i;
+}
+
+/* Take row i out of the list that it is in. Returns 0 if its links are damaged. */
+static int unlink_from(Store *s, int64_t *first, int64_t *last, int64_t i) {
+    const Row *r = &s->rows[i];
+    if (!has_links(s, i)) return 0;
+    if (r->prev == NONE) *first = r->next; else s->rows[r->prev].next = r->next;
+    if (r->next == NONE) *last = r->prev; else s->rows[r->next].prev = r->prev;
+    return 1;
+}
+
+static void push_free(Store *s, int64_t i) {
+    Header *h = s->header;
+    link_behind(s, &h->first_free, &h->last_free, h->last_free, i);
+    h->free++;
+}
+
+static void unlink_free(Store *s, int64_t i) {
+    Header *h = s->header;
+    h->free -= unlink_from(s, &h->first_free, &h->last_free, i);
+}
+
+static int is_free(const Store *s, int64_t i) {
+    const int64_t state = state_of(&s->rows[i]);
+    return state == FREE || state == DELETED;
+}
+
+/* The next free index, or DAMAGED. */
+static int64_t pop_free(Store *s) {
+    const int64_t i = s->header->first_free;
+    if (!require(s, is_local(s, i) && is_free(s, i))) return DAMAGED;
+    unlink_free(s, i);
+    return i;
+}
+
+static void link_committed(Store *s, int64_t after, int64_t i) {
+    Header *h = s->header;
+    link_behind(s, &h->oldest, &h->newest, after, i);
+    h->count++, h->in_file += s->rows[i].slot == NONE;
+}
+
 static void unlink_committed(Store *s, int64_t i) {
     Header *h = s->header;
-    Row *r = &s->rows[i];
-    if (!has_links(s, i)) return;
-    if (r->prev == NONE) h->oldest = r->next; else s->rows[r->prev].next = r->next;
-    if (r->next == NONE) h->newest = r->prev; else s->rows[r->next].prev = r->prev;
-    h->count--, h->in_file -= r->slot == NONE;
+    if (!unlink_from(s, &h->oldest, &h->newest, i)) return;
+    h->count--, h->in_file -= s->rows[i].slot == NONE;
 }
 
 static void link_writing(Store *s, int64_t i) {
     Header *h = s->header;
-    s->rows[i].prev = NONE, s->rows[i].next = h->writers;
-    if (h->writers != NONE && require(s, is_local(s, h->writers))) s->rows[h->writers].prev = i;
-    h->writers = i, h->writing++;
+    int64_t last; /* nobody needs it */
+    link_behind(s, &h->writers, &last, NONE, i);
+    h->writing++;
 }
 
 static void unlink_writing(Store *s, int64_t i) {
-    Row *r = &s->rows[i];
-    if (!has_links(s, i)) return;
-    if (r->prev == NONE) s->header->writers = r->next; else s->rows[r->prev].next = r->next;
-    if (r->next != NONE) s->rows[r->next].prev = r->prev;
-    s->header->writing--;
+    Header *h = s->header;
+    int64_t last; /* nobody needs it */
+    h->writing -= unlink_from(s, &h->writers, &last, i);
 }
 
 static int is_slot(const Store *s, int64_t slot) { return (uint64_t)slot < (uint64_t)s->slots; }
@@ -452,7 +586,7 @@ static int64_t rebuild(Store *s) {
     int64_t *order = malloc(s->capacity * sizeof *order);
     if (!order) return NO_MEMORY;
     h->count = h->writing = h->high = h->in_file = 0, h->oldest = h->newest = h->writers = NONE;
-    h->queue_head = h->queue_tail = 0;
+    h->free = 0, h->first_free = h->last_free = NONE;
     for (int64_t j = 0; s->spill != NONE && j < s->slots; j++) s->slot_rows[j] = NONE;
     for (int64_t i = 0; i < s->capacity; i++) {
         Row *r = &s->rows[i];
@@ -464,11 +598,11 @@ static int64_t rebuild(Store *s) {
         if (state == DELETED) order[--retired] = i;
         if (state != FREE && r->sequence > h->sequence) h->sequence = r->sequence;
         if (s->spill != NONE && r->slot != NONE && require(s, is_slot(s, r->slot))) s->slot_rows[r->slot] = i;
-        for (int64_t k = 0; k < s->num_trees; k++) *node(&s->trees[k], 0, s->base + i) = leaf_of(&s->trees[k], r);
+        for (int64_t k = 0; k < s->num_trees; k++) set_leaf(&s->trees[k], s->base + i, leaf_of(&s->trees[k], r));
     }
     qsort_r(order, committed, sizeof *order, by_sequence, s->rows);
     qsort_r(order + retired, s->capacity - retired, sizeof *order, by_sequence, s->rows);
-    for (int64_t k = 0; k < committed; k++) link_committed(s, order[k]);
+    for (int64_t k = 0; k < committed; k++) link_committed(s, h->newest, order[k]);
     for (int64_t k = retired; k < s->capacity; k++) push_free(s, order[k]); /* deleted ones are reused last */
     for (int64_t k = 0; k < s->num_trees; k++) replay_tree_build(&s->trees[k]);
     free(order);
@@ -673,7 +807,7 @@ int64_t replay_create(Store *s) {
 
 /* ---- insertion and removal -------------------------------------------------------------------------------------------- */
 
-/* Return rows of writers that have ended to the queue. A row that was not committed is torn: nobody has ever seen it. */
+/* Free rows of writers that have ended. A row that was not committed is torn: nobody has ever seen it. */
 static int64_t reap(Store *s) {
     Header *h = s->header;
     uint64_t known = 0;
@@ -725,7 +859,7 @@ static int64_t victim(Store *s) {
     h->evicted++;
     if (t) {
         int64_t leaf = s->base + i;
-        *node(t, 0, leaf) = idle(t);
+        set_leaf(t, leaf, idle(t));
         refresh(t, 1, &leaf);
     }
     return i;
@@ -735,7 +869,7 @@ static int64_t victim(Store *s) {
 static int64_t obtain(Store *s, int64_t now) {
     Header *h = s->header;
     for (int attempt = 0;; attempt++) {
-        if (h->queue_head != h->queue_tail) return pop_free(s);
+        if (h->free) return pop_free(s);
         if (h->writers != NONE && (now >= h->next_reap_ns || !h->count) && !attempt) {
             h->next_reap_ns = now + REAP_NS;
             reap(s);
@@ -874,7 +1008,7 @@ static void undo(Store *s, int64_t n, const int64_t *indices) {
 static int64_t check_room(Store *s, int64_t n) {
     Header *h = s->header;
     for (int attempt = 0; attempt < 2; attempt++) {
-        const int64_t indices = (int64_t)(h->queue_tail - h->queue_head) + h->count;
+        const int64_t indices = h->free + h->count;
         if (n <= indices && n <= s->slots - h->writing) return 0;
         if (!attempt && !reap(s)) return n > indices ? ALL_WRITING : NO_SLOT;
     }
@@ -949,7 +1083,7 @@ static int64_t commit(Store *s, int64_t n, const int64_t *indices, const int64_t
         r->sequence = ++h->sequence, r->sampled = 0, r->owner = drawn;
         if (s->spill != NONE) __atomic_store_n(&s->warmth[local].heat, 0, __ATOMIC_RELAXED);
         set_tag(r, r->tag >> 2, COMMITTED); /* publishes the blocks and the status */
-        link_committed(s, local);
+        link_committed(s, h->newest, local);
         h->inserted++;
         if (l) __atomic_fetch_add(&l->inserts, 1, __ATOMIC_RELAXED);
     }
@@ -1130,11 +1264,14 @@ int64_t replay_update(Store *s, int64_t n, const int64_t *indices, const uint64_
 int64_t replay_freeze(Store *s, Header *header, Row *rows, int32_t *queue) {
     const int64_t failed = lock(s);
     if (failed) return failed;
-    const int64_t count = s->header->queue_tail - s->header->queue_head;
+    const int64_t count = s->header->free;
     if (!require(s, count >= 0 && count <= s->capacity)) return unlock(s, DAMAGED);
     *header = *s->header;
     memcpy(rows, s->rows, s->capacity * sizeof *rows);
-    for (int64_t k = 0; k < count; k++) queue[k] = s->queue[(s->header->queue_head + k) % s->capacity];
+    for (int64_t k = 0, i = header->first_free; k < count; k++, i = rows[i].next) {
+        if (!require(s, is_local(s, i))) return unlock(s, DAMAGED);
+        queue[k] = i;
+    }
     return unlock(s, count);
 }
 
@@ -1222,8 +1359,10 @@ int64_t replay_thaw(Store *s, const Header *header, const Row *rows, const int32
     }
     h->sequence = 0, h->thawed++;
     if ((failed = rebuild(s))) return failed; /* with the lock, as after a death: another process rebuilds */
-    const int64_t count = h->queue_tail - h->queue_head;
-    for (int64_t k = 0; k < count; k++) s->queue[k] = queue[k];
+    const int64_t count = h->free;
+    h->free = 0, h->first_free = h->last_free = NONE;
+    for (int64_t k = 0; k < count; k++)
+        if (require(s, is_local(s, queue[k]) && is_free(s, queue[k]))) push_free(s, queue[k]);
     h->sequence = header->sequence, h->random = header->random;
     h->hand = resident; /* slots were given in order, from 0 */
     h->inserted = header->inserted, h->selected = header->selected, h->evicted = header->evicted;
@@ -1319,7 +1458,7 @@ static int draw_rows(const Store *s, const Tree *t, int64_t n, const Drawn *d) {
         if (i + AHEAD < n) __builtin_prefetch(&s->rows[d->indices[i + AHEAD] - s->base], 1);
         const Row *r = &s->rows[d->indices[i] - s->base];
         d->generations[i] = r->tag >> 2, d->lengths[i] = r->length;
-        d->weights[i] = t->kind == ROWS ? 1.0 : *node(t, 0, d->indices[i]);
+        d->weights[i] = has_bits(t) ? 1.0 : *node(t, 0, d->indices[i]);
     }
     return 1;
 }
@@ -1374,7 +1513,7 @@ int64_t replay_draws_left(const Store *s, int64_t tree, int64_t most) {
     for (int64_t i = s->base; i < end && left < most; i = next) {
         /* Past the largest group that has i and no weight: rows that are gone cost nothing, however many there are. */
         int64_t l = 0;
-        while (l < t->levels && !(*node(t, l, i >> 3 * l) > 0.0)) l++;
+        while (l < t->levels && !(value_of(t, l, i >> 3 * l) > 0.0)) l++;
         next = l ? ((i >> 3 * (l - 1)) + 1) << 3 * (l - 1) : i + 1;
         if (l) continue;
         const int64_t sampled = (int64_t)__atomic_load_n(&s->rows[i - s->base].sampled, __ATOMIC_RELAXED);
@@ -1402,7 +1541,7 @@ int64_t replay_leaves(Store *s, int64_t tree, Row *rows, double *leaves) {
     const int64_t failed = lock(s);
     if (failed) return failed;
     memcpy(rows, s->rows, s->capacity * sizeof *rows);
-    memcpy(leaves, node(&s->trees[tree], 0, s->base), s->capacity * sizeof *leaves);
+    for (int64_t i = 0; i < s->capacity; i++) leaves[i] = value_of(&s->trees[tree], 0, s->base + i);
     return unlock(s, s->capacity);
 }
 
@@ -1424,11 +1563,12 @@ int64_t replay_times_sampled(const Store *s, int64_t most, int64_t *out) {
    and its neighbours share are only these nodes. */
 int64_t replay_edges(Store *s, int64_t tree, double *out) {
     const Tree *t = &s->trees[tree];
+    double room[FANOUT];
     const int64_t failed = lock(s);
     if (failed) return failed;
     for (int64_t l = 1; l < t->levels; l++)
         for (int last = 0; last < 2; last++)
-            memcpy(out + (2 * l + last) * FANOUT, group(t, l - 1, t->first[l] + last * (t->nodes[l] - 1)), FANOUT * sizeof *out);
+            memcpy(out + (2 * l + last) * FANOUT, children(t, l - 1, t->first[l] + last * (t->nodes[l] - 1), room), sizeof room);
     return unlock(s, t->levels);
 }
 
@@ -1441,7 +1581,7 @@ int64_t replay_descend(Store *s, int64_t tree, int64_t n, const int64_t *level, 
     replay_tree_descend(t, n, level, from, targets, indices);
     for (int64_t i = 0; i < n; i++) {
         const Row *r = &s->rows[indices[i] - s->base];
-        generations[i] = r->tag >> 2, lengths[i] = r->length, weights[i] = *node(t, 0, indices[i]);
+        generations[i] = r->tag >> 2, lengths[i] = r->length, weights[i] = value_of(t, 0, indices[i]);
     }
     return unlock(s, n);
 }

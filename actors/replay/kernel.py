@@ -108,7 +108,7 @@ class HeaderStruct(ctypes.Structure):
     _fields_ = (
         ("magic", _U64),
         *((name, _I64) for name in ("removal", "max_sampled", "count", "writing", "high")),
-        *((name, _U64) for name in ("queue_head", "queue_tail")),
+        *((name, _I64) for name in ("free", "first_free", "last_free")),
         *((name, _I64) for name in ("oldest", "newest", "writers")),
         *((name, _U64) for name in ("sequence", "random")),
         *((name, _I64) for name in ("hand", "next_reap_ns")),
@@ -147,10 +147,7 @@ class StoreStruct(ctypes.Structure):
     """Store of kernel.c."""
 
     _fields_ = (
-        *(
-            (name, _ADDRESS)
-            for name in ("header", "lock", "rows", "queue", "slot_rows", "data", "columns", "trees")
-        ),
+        *((name, _ADDRESS) for name in ("header", "lock", "rows", "slot_rows", "data", "columns", "trees")),
         *((name, _I64) for name in ("capacity", "base", "slots", "num_columns", "num_trees", "removal_tree")),
         ("max_length", _I64),
         ("warmth", _ADDRESS),

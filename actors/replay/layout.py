@@ -48,9 +48,10 @@ def tree_specs(selectors: Sequence[Any], removal: str) -> list[TreeSpec]:
     return list(dict.fromkeys(specs))
 
 
-def lay_out_tree(struct: TreeStruct, at: int | None, meta: Mapping[str, Any]) -> int:
-    """Set a tree's levels. Returns its bytes."""
+def lay_out_tree(struct: TreeStruct, spec: TreeSpec, at: int | None, meta: Mapping[str, Any]) -> int:
+    """Set a tree's leaves and levels. Returns its bytes."""
     capacity = int(meta["capacity"])
+    struct.kind, struct.exponent, struct.window, struct.stride = spec
     found: int = kernel.library().replay_tree_layout(
         ctypes.addressof(struct), at, capacity * meta["shard"], capacity, capacity * meta["num_shards"]
     )
@@ -63,10 +64,9 @@ def layout_of(meta: Mapping[str, Any]) -> dict[str, int]:
     at = memory.page_aligned(META_AT + len(json.dumps(meta)) + 64)
     sizes = {
         "rows": capacity * kernel.ROW.itemsize,
-        "queue": 4 * capacity,
         "slot_rows": 4 * int(meta.get("slots", 0)) if meta["spills"] else 0,
         "warmth": capacity * ctypes.sizeof(WarmthStruct) if meta["spills"] else 0,
-        "trees": lay_out_tree(TreeStruct(), None, meta) * len(meta["trees"]),
+        "trees": sum(lay_out_tree(TreeStruct(), TreeSpec(*spec), None, meta) for spec in meta["trees"]),
     }
     for name, size in sizes.items():
         parts[name], at = at, _lines(at + size)

@@ -57,7 +57,8 @@ from actors.replay.tree import Edges, Floats, Integers, total
 from collectives.closing import ClosesOnExit
 from placement.errors import counted
 
-MAGIC = 0x3230594C50455241
+MAGIC = 0x3330594C50455241
+"""AREPLY03 in ASCII: the last two digits count versions of the layout."""
 LOCK_LIMIT_S = 10.0
 """Longest wait for another process that holds the lock. It holds it for microseconds, or it is suspended."""
 MAX_TIMESTAMP = 0x3FF0 << 48
@@ -663,13 +664,7 @@ class ReplayStore(ClosesOnExit):
         self._tree_structs = trees = (TreeStruct * len(self.specs))()
         place = layout["trees"]
         for struct, spec in zip(trees, self.specs, strict=True):
-            place += lay_out_tree(struct, at + place, meta)
-            struct.kind, struct.exponent, struct.window, struct.stride = (
-                spec.kind,
-                spec.exponent,
-                spec.length,
-                spec.stride,
-            )
+            place += lay_out_tree(struct, spec, at + place, meta)
         tree = kernel.TREES_OF_REMOVALS.get(meta["removal"])
         kinds = [spec.kind for spec in self.specs]
         struct = StoreStruct(
@@ -677,7 +672,6 @@ class ReplayStore(ClosesOnExit):
                 at,
                 at + _LOCK_AT,
                 at + layout["rows"],
-                at + layout["queue"],
                 at + layout["slot_rows"],
                 address(data),
             ),

@@ -310,7 +310,7 @@ Table = ReplayStore | ShardedTable | GatheredTable
 
 def _tree_of(leaves: Floats) -> tuple[TreeStruct, Floats]:
     """A tree of sums over these leaves, and its memory: level by level, the root's group last."""
-    library, struct, size = kernel.library(), TreeStruct(), len(leaves)
+    library, struct, size = kernel.library(), TreeStruct(kind=kernel.PRIORITIES), len(leaves)
     at = ctypes.addressof(struct)
     memory = np.zeros(library.replay_tree_layout(at, None, 0, size, size) // 8)
     library.replay_tree_layout(at, address(memory), 0, size, size)

@@ -246,11 +246,11 @@ class WeightTree:
     """A store's tree alone, over given weights."""
 
     def __init__(self, weights: np.ndarray) -> None:
-        self.struct, size = TreeStruct(), len(weights)
+        self.struct, size = TreeStruct(kind=PRIORITIES), len(weights)
         at, shape = ctypes.addressof(self.struct), (0, size, size)
         self.memory = np.zeros(math.ceil(library().replay_tree_layout(at, None, *shape) / 8))
         library().replay_tree_layout(at, address(self.memory), *shape)
-        self.struct.kind, self.at = PRIORITIES, at
+        self.at = at
         self.memory[:size] = weights
         library().replay_tree_build(at)
         self.total = float(

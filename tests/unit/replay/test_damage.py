@@ -92,11 +92,14 @@ def header(**values):
     return damage
 
 
-def entries(store):
-    """Damage the queue of free indices, and leave some there."""
-    store.delete(select(store, Uniform(), 4, seed=0, draw=0).keys)
-    layout = layout_of(store._meta)
-    np.frombuffer(store._control, np.int32, CAPACITY, layout["queue"])[:] = FAR
+def free_indices(**values):
+    """Damage the queue of free indices, in which there are some."""
+
+    def damage(store):
+        store.delete(select(store, Uniform(), 4, seed=0, draw=0).keys)
+        header(**values)(store)
+
+    return damage
 
 
 @pytest.mark.parametrize("spills", [False, True])
@@ -114,10 +117,12 @@ def entries(store):
         pytest.param(header(newest=-FAR), id="newest"),
         pytest.param(header(writers=FAR), id="first writer"),
         pytest.param(header(writers=CAPACITY // 2), id="first writer, which is none"),
-        pytest.param(header(queue_tail=2**60), id="length of the queue"),
+        pytest.param(header(free=2**60), id="length of the queue"),
         pytest.param(header(limit=3), id="rate limiter"),
         pytest.param(header(limit=-1), id="rate limiter below 0"),
-        pytest.param(entries, id="queue"),
+        pytest.param(free_indices(first_free=FAR), id="begin of the queue"),
+        pytest.param(free_indices(first_free=CAPACITY // 2), id="begin of the queue, which is not free"),
+        pytest.param(free_indices(last_free=-FAR), id="end of the queue"),
     ],
 )
 def test_a_damaged_store_is_refused_by_name(tmp_path, damage, spills):

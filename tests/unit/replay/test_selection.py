@@ -28,6 +28,7 @@ from actors.replay import (
     select_mixture,
 )
 from actors.replay import selection as selection_module
+from actors.replay.rows import Keys
 from actors.replay.selection import mixture_counts
 from actors.replay.table import LocalShards
 
@@ -98,6 +99,23 @@ def test_ranks_that_exchange_values_get_the_same_list():
     for selection in found:
         np.testing.assert_array_equal(selection.keys.indices, expected.keys.indices)
         np.testing.assert_array_equal(selection.probabilities, expected.probabilities)
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
+def test_uniform_draws_are_the_rows_that_are_present_by_their_number(num_shards):
+    """Draw i is row number floor(u_i * count), of more rows than a node of the tree of bits has; u is NumPy's Philox."""
+    size, gone = 1500, np.r_[0:3, 64:128, 500:1030, 1499]
+    shards = shards_of(size, num_shards, (Uniform(),))
+    present = np.setdiff1d(np.arange(size), gone)
+    for store in shards:
+        here = gone[store.owner(gone) == store.base // store.capacity]
+        assert store.delete(Keys(here, np.ones(len(here), np.uint64))) == len(here)
+    for choose, draw in ((select, 0), (select_centralised, 7)):
+        numbers = np.random.Philox(key=[5, 0], counter=np.array([0, 0, 0, draw], np.uint64))
+        expected = present[(np.random.Generator(numbers).random(300) * len(present)).astype(int)]
+        chosen = choose(shards, Uniform(), 300, seed=5, draw=draw)
+        assert chosen.keys.indices.tolist() == expected.tolist()
+        assert (chosen.probabilities == 1 / len(present)).all()
 
 
 def expected_shares(selector):

@@ -290,6 +290,14 @@ def test_a_damaged_description_is_refused(old, new):
         os.close(copy)
 
 
+def test_a_store_with_an_older_layout_is_refused():
+    with ReplayStore.create(SCHEMA, 4) as store:
+        assert bytes(store._control[:8]) == b"AREPLY03"
+        store._control[:8] = b"AREPLY02"
+        with pytest.raises(ReplayError, match="is not a replay store of this version of rayagi"):
+            ReplayStore.attach(store.endpoint)
+
+
 def test_a_damaged_length_of_the_description_is_refused():
     with ReplayStore.create(SCHEMA, 4) as store:
         store._control[3584:3592] = b"\xff" * 8

@@ -1,4 +1,7 @@
-"""Trees of sums: the kernel against the readable descent, exact sums above 2**24, the trees of shards as one tree."""
+"""Trees of sums: the kernel against the readable descent, exact sums above 2**24, the trees of shards as one tree.
+
+A tree of rows has bits for leaves, and numbers from level 3 on; the others have numbers only.
+"""
 
 import ctypes
 
@@ -8,15 +11,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.replay import kernel
-from actors.replay.kernel import TreeStruct, address
-from actors.replay.tree import Edges, descend, merge, targets_of, total
+from actors.replay.kernel import PRIORITIES, ROWS, TreeStruct, address
+from actors.replay.tree import Edges, descend, merge, targets_of
 
 
 class Tree:
     """A tree of given leaves, in memory of its own."""
 
-    def __init__(self, leaves, base=0, whole=None):
-        self.library, self.struct = kernel.library(), TreeStruct()
+    def __init__(self, leaves, base=0, whole=None, kind=PRIORITIES):
+        self.library, self.struct = kernel.library(), TreeStruct(kind=kind)
         shape = (base, len(leaves), whole or base + len(leaves))
         size = self.library.replay_tree_layout(ctypes.addressof(self.struct), None, *shape)
         self.memory = np.zeros(size // 8 + 8)
@@ -43,7 +46,7 @@ class Tree:
         }
 
     def total(self):
-        return total(self.group(self.struct.levels - 1, 0))
+        return self.memory[(self.struct.level[self.struct.levels - 1] - address(self.memory)) // 8]
 
     def draw(self, u):
         targets, leaves = targets_of(np.asarray(u), self.total()), np.empty(len(u), np.int64)
@@ -101,10 +104,84 @@ def test_the_trees_of_shards_are_pieces_of_the_whole_tree(seed, cuts):
         np.testing.assert_array_equal(children, whole.group(level, number))
 
 
-def test_thirty_million_equal_weights_are_drawn_evenly():
+def counts_of(present, top):
+    """Children of the nodes of each level, for leaves that are 0 or 1."""
+    padded = np.zeros(8**top)
+    padded[: len(present)] = present
+    groups = {}
+    for level in range(1, top + 1):
+        children = padded.reshape(-1, 8)
+        groups |= {(level, number): children[number] for number in np.flatnonzero(children.any(1)).tolist()}
+        padded = children.sum(1)
+    return groups
+
+
+@st.composite
+def rows_present(draw):
+    """Base, indices up to the last of a shard, and which of them are present, at least one: sparse, dense or in runs."""
+    base, size = draw(st.integers(0, 1200)), draw(st.integers(1, 1800))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    present = rng.random(size) < draw(st.sampled_from([0.004, 0.5, 0.99, 1.0]))
+    for begin, length in draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(1, 700)), max_size=2)):
+        present[begin : begin + length] = rng.random() < 0.5
+    present[draw(st.integers(0, size - 1))] = True
+    return base, present
+
+
+@settings(max_examples=80, deadline=None)
+@given(shard=rows_present(), seed=st.integers(0, 2**32))
+def test_draws_from_bits_are_those_of_the_readable_descent(shard, seed):
+    base, present = shard
+    tree, indices = Tree(present, base, kind=ROWS), base + np.flatnonzero(present)
+    assert tree.total() == len(indices)
+    top = tree.struct.levels - 1
+    targets = targets_of(np.random.default_rng(seed).random(50), tree.total())
+    groups = counts_of(np.concatenate((np.zeros(base), present)), top)
+    _, number, rest = descend(groups, top, targets)
+    leaves = np.empty(50, np.int64)
+    for kernel_targets, start in ((targets.copy(), None), (targets.copy(), np.zeros(50, np.int64))):
+        if start is None:
+            tree.library.replay_tree_draw(tree.at, 50, address(kernel_targets), address(leaves))
+        else:
+            arrays = map(address, (np.full(50, top), start, kernel_targets, leaves))
+            tree.library.replay_tree_descend(tree.at, 50, *arrays)
+        np.testing.assert_array_equal(leaves, number)
+        np.testing.assert_array_equal(kernel_targets, rest)
+
+
+@settings(max_examples=80, deadline=None)
+@given(shard=rows_present(), seed=st.integers(0, 2**32))
+def test_target_n_is_the_nth_row_that_is_present(shard, seed):
+    """Also after rows have come and gone: each between two others of its word, byte and line."""
+    base, present = shard
+    tree, rng = Tree(present, base, kind=ROWS), np.random.default_rng(seed)
+    changed = rng.choice(len(present), min(len(present), 40), replace=False)
+    present[changed] = rng.random(len(changed)) < 0.5
+    present[changed[:1]] = True
+    tree.set(base + changed, present[changed])
+    indices = base + np.flatnonzero(present)
+    assert tree.total() == len(indices)
+    targets, leaves = np.arange(len(indices)) + 0.25, np.empty(len(indices), np.int64)
+    tree.library.replay_tree_draw(tree.at, len(indices), address(targets), address(leaves))
+    np.testing.assert_array_equal(leaves, indices)
+    assert (targets == 0.25).all()
+
+
+@pytest.mark.parametrize("target", [-1.0, 3.0, 511.0, 512.0, 1e300, np.inf, -np.inf, np.nan])
+def test_a_target_beyond_the_sum_ends_in_an_index_of_the_tree(target):
+    """Sums may change during a draw without the lock. It is repeated then, but reads nothing outside until it knows."""
+    for size in (3, 700):
+        tree = Tree(np.arange(size) < 3, 100, kind=ROWS)
+        targets, leaves = np.array([target]), np.empty(1, np.int64)
+        tree.library.replay_tree_draw(tree.at, 1, address(targets), address(leaves))
+        assert 100 <= leaves[0] < 100 + size
+
+
+@pytest.mark.parametrize("kind", [PRIORITIES, ROWS])
+def test_thirty_million_equal_weights_are_drawn_evenly(kind):
     """Float32 sums end at 2**24: beyond it, single precision draws only some of the indices."""
     size, draws = 30_000_000, 200_000
-    tree = Tree(np.ones(size))
+    tree = Tree(np.ones(size), kind=kind)
     drawn, _ = tree.draw(np.random.default_rng(0).random(draws))
     assert tree.total() == size
     assert drawn.max() > 0.999 * size
