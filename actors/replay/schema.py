@@ -49,6 +49,11 @@ class Column:
         """Bytes of one timestep."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def alignment(self) -> int:
+        """Bytes that its place in a row is a multiple of: its type's; 4 where a timestep is copied in words of 4 bytes."""
+        return max(self.dtype.itemsize, 1 if self.step_bytes % 4 else 4)
+
     def __str__(self) -> str:
         return f"{self.name}: {self.dtype}{list(self.shape)}"
 
@@ -74,14 +79,18 @@ class ReplaySchema:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a trajectory of the maximum length, all columns, in whole words."""
-        return _words(sum(_words(self.block_bytes(column)) for column in self.columns))
+        """Bytes of a trajectory of the maximum length, all columns, up to where the next is aligned as this one."""
+        largest = max(column.alignment for column in self.columns)
+        return -(-sum(map(self.block_bytes, self.columns)) // largest) * largest
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """Where each column's block begins in a row."""
-        sizes = [_words(self.block_bytes(column)) for column in self.columns]
-        return tuple(accumulate(sizes, initial=0))[:-1]
+        # By falling alignment, a power of two: each block then ends where the next may begin, without a gap.
+        order = sorted(range(len(self.columns)), key=lambda k: -self.columns[k].alignment)
+        begins = accumulate((self.block_bytes(self.columns[k]) for k in order), initial=0)
+        places = dict(zip(order, begins, strict=False))
+        return tuple(places[k] for k in range(len(self.columns)))
 
     def block_bytes(self, column: Column) -> int:
         """Bytes of one trajectory in this column."""
@@ -108,8 +117,3 @@ class ReplaySchema:
             for name, dtype, shape, extra in values["columns"]
         )
         return cls(columns, values["max_length"])
-
-
-def _words(size: int) -> int:
-    """In whole words of 8 bytes, the largest type's alignment."""
-    return -(-size // 8) * 8

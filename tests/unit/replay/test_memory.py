@@ -1,13 +1,88 @@
-"""Memory of a store: what is refused before it is allocated, its pages, and that it is unmapped."""
+"""Memory of a store: bytes of a row, what is refused before it is allocated, its pages, and that it is unmapped."""
 
 import errno
 import gc
 import mmap
 import os
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from actors.replay import Column, ReplayError, ReplaySchema, ReplayStore, memory
+from actors.replay import Column, Prioritized, ReplayError, ReplaySchema, ReplayStore, memory
+from actors.replay.layout import file_sizes, tree_specs
+
+ANT = {"obs": 105, "act": 8, "rew": 1, "done": 1, "next_obs": 105}
+TRANSITIONS = ReplaySchema(
+    tuple(Column(name=name, dtype="float32", shape=(size,)) for name, size in ANT.items())
+)
+
+
+@pytest.mark.parametrize(
+    ("selectors", "trees"),
+    [
+        ((), 143_104),
+        # Sums of 8, 64, ... doubles, in whole lines of 8, beside it.
+        ((Prioritized(0.6),), 143_104 + 8 * (1_000_000 + 125_000 + 15_632 + 1_960 + 248 + 32 + 8 + 8)),
+    ],
+)
+def test_a_million_transitions_for_uniform_draws_have_64_bytes_each_and_a_bit(selectors, trees):
+    """Lines of 512 bits: 1954; counts of 512, 4096, ... rows in whole lines: 1960 + 248 + 32 + 8 + 8 doubles."""
+    assert 1954 * 64 + 8 * (1960 + 248 + 32 + 8 + 8) == 143_104
+    meta = {
+        "schema": TRANSITIONS.to_json(),
+        **{"capacity": 10**6, "slots": 10**6, "shard": 0, "num_shards": 1},
+        **{"trees": tree_specs(selectors, "fifo"), "spills": False},
+    }
+    status, blocks = file_sizes(meta, TRANSITIONS)
+    assert blocks == 880 * 10**6
+    description = 2 * mmap.PAGESIZE  # and the header before it
+    assert status == memory.page_aligned(description + 64 * 10**6 + trees)
+
+
+@pytest.mark.parametrize(
+    ("columns", "steps", "offsets", "row_bytes"),
+    [
+        ([("float32", (105,)), ("float32", (8,)), ("float32", (105,))], 1, (0, 420, 452), 872),
+        # A float64, two int16 (copied to a GPU as a word of 4 bytes), a bool, and 3 bytes before the next row.
+        ([("bool", ()), ("float64", ()), ("int16", (2,))], 1, (12, 0, 8), 16),
+        ([("bool", ()), ("int16", ()), ("float32", (3,))], 5, (70, 60, 0), 76),
+        ([("uint8", (84, 84))], 4, (0,), 28_224),
+        ([("uint8", (3,))], 3, (0,), 9),
+    ],
+)
+def test_the_columns_of_a_row_follow_each_other_by_falling_alignment(columns, steps, offsets, row_bytes):
+    schema = ReplaySchema(
+        tuple(Column(name=str(k), dtype=dtype, shape=shape) for k, (dtype, shape) in enumerate(columns)),
+        steps,
+    )
+    assert (schema.offsets, schema.row_bytes) == (offsets, row_bytes)
+
+
+columns = st.tuples(
+    st.sampled_from(["bool", "int8", "int16", "uint32", "float32", "float64"]),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.integers(0, 1),
+)
+
+
+@given(given_columns=st.lists(columns, min_size=1, max_size=5), steps=st.integers(1, 5))
+def test_blocks_are_aligned_and_do_not_overlap(given_columns, steps):
+    schema = ReplaySchema(
+        tuple(
+            Column(name=str(k), dtype=dtype, shape=tuple(shape), extra=extra)
+            for k, (dtype, shape, extra) in enumerate(given_columns)
+        ),
+        steps,
+    )
+    taken = np.zeros(schema.row_bytes, int)
+    for column, offset in zip(schema.columns, schema.offsets, strict=True):
+        for unit in (column.dtype.itemsize, 1 if column.step_bytes % 4 else 4):
+            assert offset % unit == schema.row_bytes % unit == 0
+        taken[offset : offset + (steps + column.extra) * column.step_bytes] += 1
+    assert taken.max() == 1
+    assert (taken == 0).sum() < 8
 
 
 def test_more_than_the_process_may_have_is_refused_before_it_is_tried(monkeypatch):
