@@ -110,6 +110,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "candidates": _candidates,
     "leaves": _leaves,
     "mark": lambda store, indices, generations: store.mark(Keys(indices, generations)),
+    "unmark": lambda store, indices, generations: store.unmark(Keys(indices, generations)),
     "gather": _gather,
     "insert": _insert,
     "update": lambda store, indices, generations, priorities: store.update_priorities(

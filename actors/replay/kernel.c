@@ -590,7 +590,9 @@ static int64_t rebuild(Store *s) {
     for (int64_t j = 0; s->spill != NONE && j < s->slots; j++) s->slot_rows[j] = NONE;
     for (int64_t i = 0; i < s->capacity; i++) {
         Row *r = &s->rows[i];
-        const int64_t state = state_of(r);
+        int64_t state = state_of(r);
+        if (state == COMMITTED && h->max_sampled && r->sampled >= (uint64_t)h->max_sampled)
+            set_tag(r, r->tag >> 2, state = DELETED); /* who counted its last selection died before it deleted the row */
         if (r->tag >> 2) h->high = i + 1;
         if (state == FREE) push_free(s, i);
         if (state == WRITING) link_writing(s, i);
@@ -1526,6 +1528,46 @@ int64_t replay_draws_left(const Store *s, int64_t tree, int64_t most) {
 int64_t replay_mark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, uint8_t *accepted) {
     const int64_t failed = lock_for(s, n, indices);
     return failed ? failed : unlock(s, mark(s, n, indices, generations, accepted));
+}
+
+/* Put n committed rows, whose local indices ``scratch`` has, back into the list of all, which is by sequence. */
+static void relink(Store *s, int64_t n) {
+    int64_t at = s->header->newest, seen = 0;
+    qsort_r(s->scratch, n, sizeof *s->scratch, by_sequence, s->rows);
+    while (n--) { /* one pass for all: from the newest row on, each behind the first that is older */
+        const int64_t i = s->scratch[n];
+        while (at != NONE && require(s, seen++ <= s->capacity) && has_state(s, at, COMMITTED) &&
+               s->rows[at].sequence > s->rows[i].sequence) at = s->rows[at].prev;
+        if (s->damaged) return;
+        link_committed(s, at, i);
+    }
+}
+
+/* Take counts of mark() back: of selections that nobody gets. A row that they used up can be selected again, unless a writer
+   has taken its index since. The histograms keep them. Returns how many rows returned. */
+int64_t replay_unmark(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations) {
+    Header *h = s->header;
+    const int64_t failed = lock_for(s, n, indices);
+    int64_t back = 0;
+    if (failed) return failed;
+    Limit *l = limit_of(h);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t local = indices[i] - s->base;
+        Row *r = &s->rows[local];
+        if (r->tag >> 2 != generations[i] || state_of(r) < COMMITTED || !r->sampled) continue; /* overwritten */
+        /* Only the last of max_sampled selections leaves such a row: one that was deleted before has fewer, and stays so. */
+        const int used_up = state_of(r) == DELETED && r->sampled == (uint64_t)h->max_sampled;
+        __atomic_fetch_sub(&r->sampled, 1, __ATOMIC_RELAXED);
+        if (!used_up) continue;
+        unlink_free(s, local);
+        set_tag(r, r->tag >> 2, COMMITTED);
+        s->scratch[back++] = local;
+    }
+    relink(s, back);
+    __atomic_fetch_sub(&h->selected, n, __ATOMIC_RELAXED);
+    if (l) __atomic_fetch_sub(&l->samples, n, __ATOMIC_RELAXED);
+    if (back) update_trees(s, n, indices);
+    return unlock(s, back);
 }
 
 /* A consistent copy of the status table. */

@@ -215,7 +215,7 @@ _MIRRORS: Mirrors = {
 _ARGUMENTS = {
     "create": "p", "release": "p", "reap": "p", "identity": "",
     "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
-    "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp",
+    "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp", "unmark": "pipp",
     "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "shift_error": "pd",
     "times_sampled": "pip",
     "uniforms": "uuuuiip", "draw": "piiuuuup", "draws_left": "pii", "edges": "pip", "leaves": "pipp",

@@ -349,8 +349,17 @@ def _select(table: Table, selector: Selector, k: int, seed: int, draw: int) -> S
         raise ReplayError(f"{k} rows were requested: use a positive number")
     parts: list[_Found] = []
     missing, taken = k, np.zeros(0, np.int64)
-    for round_ in range(_ROUNDS):
-        found = selector.choose(table, _Draw(missing, Numbers(seed, draw, round_), taken))
+    for _ in range(_ROUNDS):
+        try:
+            found = selector.choose(table, _Draw(missing, Numbers(seed, draw, len(parts)), taken))
+        except ReplayError:
+            if not parts:
+                raise
+            # Others have used rows up since the first round. Alone, as many rows as there are then may be enough, or the
+            # error of a first round says how many there are.
+            _give_back(table, parts)
+            parts, missing, taken = [], k, np.zeros(0, np.int64)
+            continue
         accepted = found.accepted
         if accepted is not None and not accepted.all():
             found = found.only(accepted)
@@ -359,9 +368,16 @@ def _select(table: Table, selector: Selector, k: int, seed: int, draw: int) -> S
         if not missing:
             return _finish(table, selector, parts)
         taken = np.concatenate((taken, found.indices))
+    _give_back(table, parts)
     raise ReplayError(
         f"{missing} of {k} rows could not be selected: others remove them as fast as they are selected"
     )
+
+
+def _give_back(table: Table, parts: Sequence[_Found]) -> None:
+    """Take back the counts of rounds whose rows nobody gets."""
+    for part in parts:
+        table.unmark(Keys(part.indices, part.generations))
 
 
 def _finish(table: Table, selector: Selector, parts: list[_Found]) -> Selection:

@@ -534,6 +534,14 @@ class ReplayStore(ClosesOnExit):
         self._call(self._library.replay_mark, len(indices), *map(address, (indices, generations, accepted)))
         return accepted
 
+    def unmark(self, keys: Keys) -> None:
+        """Take back what ``mark`` or ``draw`` has counted, of rows that nobody gets.
+
+        A row that was used up by it can be selected again, if its index was not allocated since.
+        """
+        indices, generations = checked(keys)
+        self._call(self._library.replay_unmark, len(indices), *map(address, (indices, generations)))
+
     def gather(self, begin: int, end: int, *arguments: Any) -> int:
         """Call kernel.c's ``replay_gather``. Threads of one process may do so at the same time."""
         return self._call(self._library.replay_gather, begin, end, *arguments)

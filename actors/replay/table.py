@@ -146,6 +146,10 @@ class ShardedTable(ABC):
             accepted[parts[shard]] = values
         return accepted
 
+    def unmark(self, keys: Keys) -> None:
+        """As of ``ReplayStore.unmark``."""
+        self.ask("unmark", self._split(keys, self._by_owner(keys.indices)))
+
     def __len__(self) -> int:
         """Rows that can be selected."""
         return sum(self.ask("rows", self._everywhere()).values())
@@ -298,6 +302,10 @@ class GatheredTable:
     def mark(self, keys: Keys) -> NDArray[np.bool_]:
         """Count rows as selected, each in its shard."""
         return self._shards.mark(keys)
+
+    def unmark(self, keys: Keys) -> None:
+        """As of ``ReplayStore.unmark``."""
+        self._shards.unmark(keys)
 
     def __len__(self) -> int:
         """Rows that can be selected."""
