@@ -105,11 +105,16 @@ def run_page(page: Path, folder: Path) -> str:
     found = blocks(page)
     for name in ("tests", "experiments"):  # commands that name them are for a checkout
         (folder / name).symlink_to(ROOT / name)
-    for block in found:
-        if block.title:
-            _write(block, folder)
+    write_files(page, folder)
     with ExitStack() as running:
         return "".join(_run_block(block, folder, running) for block in found if block.mark is not None)
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the page's files into a folder; those of the checkout's packages into a copy."""
+    for block in blocks(page):
+        if block.title:
+            _write(block, folder)
 
 
 def _write(block: Block, folder: Path) -> None:
