@@ -16,6 +16,7 @@ from actors.errors import NonFiniteError
 from actors.protocols import StateDict
 from collectives.communicator import Communicator
 from rayagi.algorithms import losses
+from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec
 from rayagi.models.networks import FlatParameters, Model
 from rayagi.native.learning import CompiledOptimizerStep, ThreadPool, library
@@ -213,15 +214,19 @@ class GradientUpdater(Generic[SpecT]):
         """Average the metrics of the steps; for ``kl_adaptive``, adapt the learning rate to the last epoch's KL.
 
         Args:
-            names: of the values in each row, as in rayagi.monitoring.catalogue; "approx_kl" is one of them
+            names: of the values in each row, as in rayagi.monitoring.catalogue; for ``kl_adaptive`` with "approx_kl"
             rows: one per step
             last_epoch: number of steps in the last epoch
             iteration: number of this iteration, from 1; for error messages
             what: the update's name; for error messages
 
         Raises:
+            ConfigError: ``kl_adaptive``, and the update does not measure its KL divergence.
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
+        if self.spec.lr_schedule == "kl_adaptive" and "approx_kl" not in names:
+            reason = f"needs approx_kl, which the {what} does not measure"
+            raise ConfigError("lr_schedule", "kl_adaptive", reason, "measure it, or use 'constant'")
         metrics = dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
         refuse_nonfinite(metrics, iteration, what)
         metrics["learning_rate"] = self.learning_rate

@@ -11,6 +11,7 @@ from typing import Literal
 
 from actors.protocols import IterationResult
 from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.errors import ConfigError
 
 Merge = Literal["sum", "mean", "max"]
 Group = Literal["progress", "time", "learning", "replay", "resources", "faults", "evaluation"]
@@ -192,6 +193,7 @@ HISTOGRAMS: dict[str, HistogramMetric] = {
     "replay_times_sampled": HistogramMetric(tag="replay/times_sampled", scale=1.0),
 }
 """Of drawn rows: age, and rows drawn between insertion and draw. Of the rows that are there: times drawn."""
+_NAMES = {metric.name for metric in CATALOGUE}
 FAULTS: tuple[str, ...] = tuple(metric.name for metric in CATALOGUE if metric.group == "faults")
 """Names of the simulation-error metrics."""
 
@@ -232,12 +234,17 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
     """Merge one iteration's results of all GMIs; GMIs with different roles report different metrics.
 
     Raises:
+        ConfigError: a learner reports a metric that its algorithm does not declare.
         ValueError: the GMIs are at different iterations.
     """
     iterations = {result.iteration for result in results}
     if len(iterations) != 1:
         raise ValueError(f"GMIs are at different iterations: {sorted(iterations)}")
     reported = {name for result in results for name in result.metrics}
+    for name in sorted(reported - _NAMES):
+        if not name.startswith("faults_"):  # environments may count errors of their own
+            declaration = "declare it in the algorithm's definition: metrics=(LearningMetric(...),)"
+            raise ConfigError("metric", name, "is reported, and in no catalogue", declaration)
     return IterationResult(
         iteration=results[0].iteration,
         metrics={metric.name: _merged(metric, results) for metric in CATALOGUE if metric.name in reported},

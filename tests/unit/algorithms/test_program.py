@@ -12,6 +12,7 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
+from rayagi.config.errors import ConfigError
 from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.policy import load_policy
 from tests.fakes.point import make_point, make_poisoned_point
@@ -237,6 +238,15 @@ def test_kl_adaptive_steps_stay_equal_on_all_gmis():
     rates = run_gmis(spec, 2, lambda program: [program.iterate().metrics["learning_rate"] for _ in range(4)])
     assert rates[0] == rates[1]
     assert rates[0] == pytest.approx([1e-3 / 1.5**k for k in range(4)])
+
+
+def test_kl_adaptive_steps_need_an_update_that_measures_its_kl():
+    adaptive = replace(SPEC, learning=replace(SPEC.learning, lr_schedule="kl_adaptive"))
+    updater = build(adaptive).learner.updater
+    with pytest.raises(
+        ConfigError, match=r"lr_schedule = 'kl_adaptive'.*approx_kl, which the A2C update does"
+    ):
+        updater.end_update(("value_loss",), [torch.ones(1)], last_epoch=1, iteration=1, what="A2C update")
 
 
 def test_the_linear_schedule_ends_at_zero():

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from actors.protocols import IterationResult
+from rayagi.config.errors import ConfigError
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, merge
 from rayagi.monitoring.plots import draw_learning_curve, save_plots, time_shares
 from rayagi.monitoring.progress import LiveProgress, PlainProgress, Tracker, sparkline
@@ -348,6 +349,14 @@ def test_reward_terms_of_all_gmis_are_those_of_the_run():
     assert merged.reward_terms == {"up": [1.0, 2.0, 3.0], "effort": [-1.0, 0.0, -2.0]}
     alone = result(up=[1.0])
     assert merge([alone]) == alone
+
+
+def test_a_metric_that_no_catalogue_has_is_refused_rather_than_left_out():
+    with pytest.raises(ConfigError, match=r"metric = 'my_norm': .* no catalogue.*metrics=\(LearningMetric"):
+        merge([IterationResult(iteration=3, metrics={"env_steps": 8.0, "my_norm": 1.0})])
+    # Environments may count errors of their own.
+    found = merge([IterationResult(iteration=3, metrics={"env_steps": 8.0, "faults_of_mine": 1.0})])
+    assert found.metrics == {"env_steps": 8.0}
 
 
 def test_histograms_of_all_gmis_are_added():
