@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.protocols import ActionSpec
 from actors.roles import Agent
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.serving.policy_server.requests import Expected
@@ -25,7 +26,7 @@ class GreedyPolicy:
         self.saved, self.version = saved, saved.version
         self._agent = Agent(saved.policy)
         action = saved.info.action
-        self._range = None if action.is_discrete else (torch.tensor(action.low), torch.tensor(action.high))
+        self._range = None if action.is_discrete else _float32_range(action)
 
     def act(self, obs: NDArray[np.float32]) -> NDArray[Any]:
         """Actions for observations (rows, obs_dim), (rows, dim) or (rows,).
@@ -131,7 +132,7 @@ class ServedPolicy:
         """Use another policy from now on.
 
         Raises:
-            ValueError: its observation, action or state sizes differ from those in /info.
+            ValueError: its observations, actions or states differ from those in /info.
         """
         own, new = self.saved.info, saved.info
         states = self.saved.policy.state_dim, saved.policy.state_dim
@@ -144,7 +145,22 @@ class ServedPolicy:
                 f"{saved.checkpoint} has {new.obs_dim} observations and {new.action.dim} actions; clients expect "
                 f"{own.obs_dim} and {own.action.dim}"
             )
+        if own.obs_leaves != new.obs_leaves:
+            raise ValueError(
+                f"{saved.checkpoint} has observations of other arrays; clients expect the obs_leaves of /info"
+            )
         self.current = GreedyPolicy(saved)
+
+
+def _float32_range(action: ActionSpec) -> tuple[Tensor, Tensor]:
+    """The least and the greatest actions in float32 that are within the range, (dim,) each."""
+    # The nearest float32 of a float64 may be outside of the range: that of 0.1 is 0.100000001.
+    low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (action.low, action.high))
+    least, greatest, infinity = low.float(), high.float(), torch.tensor(math.inf)
+    return (
+        torch.where(least < low, least.nextafter(infinity), least),
+        torch.where(greatest > high, greatest.nextafter(-infinity), greatest),
+    )
 
 
 def _finite_or_none(bound: float) -> float | None:

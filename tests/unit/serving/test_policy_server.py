@@ -21,6 +21,7 @@ import pytest
 import torch
 from saved_runs import save, saved_run
 
+from actors.protocols import ObsLeaf
 from actors.roles import Agent
 from rayagi.config.convert import run_spec_from_dict
 from rayagi.run.folder import open_run
@@ -30,7 +31,7 @@ from rayagi.serving.policy_server import server as server_module
 from rayagi.serving.policy_server import socket_frontend
 from rayagi.serving.policy_server.frames import HEADER, Kind, frame, header
 from rayagi.serving.policy_server.requests import Expected, encoded
-from rayagi.serving.policy_server.served_policy import ServedPolicy
+from rayagi.serving.policy_server.served_policy import GreedyPolicy, ServedPolicy
 from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback
 from rayagi.serving.source import saved_policy
 
@@ -403,6 +404,42 @@ def test_infinite_bounds_are_null_in_info(run):
     saved = replace(policy.saved, info=replace(policy.saved.info, action=action))
     policy.current.saved = saved
     assert json.loads(json.dumps(policy.info(), allow_nan=False))["action"]["low"] == [None]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "least", "greatest"),
+    [
+        (-0.5, 0.25, -0.5, 0.25),
+        (
+            -0.3,
+            0.1,
+            -0.29999998211860657,
+            0.09999999403953552,
+        ),  # the nearest ones are -0.30000001 and 0.100000001
+        (-0.1, 0.3, -0.09999999403953552, 0.29999998211860657),
+        (-1e300, 1e300, -3.4028234663852886e38, 3.4028234663852886e38),
+        (-math.inf, math.inf, -math.inf, math.inf),
+    ],
+)
+def test_actions_are_within_a_range_of_float64(run, low, high, least, greatest):
+    saved = saved_policy(run, "best")
+    action = replace(saved.info.action, low=(low,), high=(high,))
+    policy = GreedyPolicy(replace(saved, info=replace(saved.info, action=action)))
+    actions = policy._clipped(torch.tensor([[-math.inf], [math.inf]]))
+    assert actions.dtype == np.float32
+    assert actions.tolist() == [[least], [greatest]]
+
+
+def test_a_checkpoint_of_other_arrays_of_observations_is_not_used(tmp_path):
+    policy = ServedPolicy(saved_run(tmp_path), "best")
+    leaves = tuple(ObsLeaf(path=(key,), shape=(2,)) for key in ("arm", "goal"))
+    own = replace(policy.saved, info=replace(policy.saved.info, obs_leaves=leaves))
+    policy.current = GreedyPolicy(own)
+    policy.exchange(own)
+    with pytest.raises(
+        ValueError, match="observations of other arrays; clients expect the obs_leaves of /info"
+    ):
+        policy.exchange(replace(own, info=replace(own.info, obs_leaves=leaves[::-1])))
 
 
 def test_without_the_token_only_health_is_answered(run):
