@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from aiohttp import web
@@ -31,6 +34,10 @@ POLL_S = 1.0
 """How often ``--follow`` checks for a newer checkpoint."""
 SWITCH_S = 2e-4
 """How long a piece in work may keep Python's lock from the event loop (5 ms by default), up to one call of C."""
+FULL_S = 60.0
+"""How often it reports that it accepts no connections."""
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors for which asyncio stops to accept connections for a second."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -62,6 +69,8 @@ class PolicyServer:
         """HTTP port in use."""
         self._stop = asyncio.Event()
         self._reading = asyncio.Lock()
+        self._full_at = -FULL_S
+        """Monotonic time of the last report that it accepts no connections."""
 
     def stop(self) -> None:
         """Answer pending requests, then end."""
@@ -81,6 +90,7 @@ class PolicyServer:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._report)
         runner = await self._open_http()
         frontend = await self._open_socket(runner)
         background: set[asyncio.Task[None]] = set()
@@ -150,6 +160,17 @@ class PolicyServer:
             return checkpoint, self._policy.written(checkpoint)
         except OSError:
             return checkpoint, 0
+
+    def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """asyncio's own errors. It has a traceback for every connection that it cannot accept, thousands in a minute."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _FULL):
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._full_at + FULL_S:
+            self._full_at = time.monotonic()
+            LOGGER.warning(
+                "no new connections are accepted: %s; close idle ones, or raise the limit", error.strerror
+            )
 
     async def _open_http(self) -> web.AppRunner | None:
         settings = self._settings

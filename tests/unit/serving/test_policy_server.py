@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -697,6 +698,40 @@ def test_the_command_creates_a_token_for_other_hosts_reloads_on_sighup_and_drain
         assert process.returncode == 0
     finally:
         process.kill()
+
+
+@pytest.mark.usefixtures("default_signals")
+def test_connections_beyond_the_limit_of_open_files_are_one_line_in_the_log(run, tmp_path):
+    address = f"unix:{tmp_path / 's'}"
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rayagi", "policy-server", str(run), "--unix", str(tmp_path / "s")],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    try:
+        until(lambda: "local socket" in process.stdout.readline())
+        with PolicyClient(address, timeout_s=60) as client:
+            client.act(OBS)
+            most = len(os.listdir(f"/proc/{process.pid}/fd")) + 2
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (most, most))
+            others = [socket.socket(socket.AF_UNIX) for _ in range(10)]
+            for other in others:
+                other.connect(str(tmp_path / "s"))
+            until(lambda: (tmp_path / "log").stat().st_size > 0)
+            assert client.act(OBS).shape == (5, 1)
+            for other in others:
+                other.close()
+            client.info()  # of a new connection
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (tmp_path / "log").read_text() == (
+        "no new connections are accepted: Too many open files; close idle ones, or raise the limit\n"
+    )
 
 
 @pytest.mark.usefixtures("default_signals")
