@@ -243,7 +243,7 @@ class FairBatcher:
         for request, piece in batch:
             self._encode(request, piece, actions[begin : begin + len(piece.rows)], policy)
             begin += len(piece.rows)
-        self._deliver((sum(piece.is_last for _, piece in batch), begin, inference_s))
+        self._deliver((begin, inference_s))
 
     def _encode(self, request: _Request, piece: Piece, actions: NDArray[Any], policy: GreedyPolicy) -> None:
         """Add a piece's actions to the answer, and give the answer or continue with the next piece."""
@@ -272,15 +272,15 @@ class FairBatcher:
         else:
             del self._waiting[request.client]
 
-    def _deliver(self, counts: tuple[int, int, float] | None) -> None:
-        """Give answers and counts of a batch to the event loop."""
+    def _deliver(self, counts: tuple[int, float] | None) -> None:
+        """Give answers to the event loop, and of a batch its rows and seconds."""
         if counts is None and not self._answers:
             return
         answers, self._answers = self._answers, []
 
         def in_loop() -> None:
             if counts is not None:
-                self._statistics.answered(*counts)
+                self._statistics.answered(sum(isinstance(answer, Answer) for _, answer in answers), *counts)
             for request, answer in answers:
                 if request.answer.done():  # the client disconnected
                     continue

@@ -258,9 +258,10 @@ def test_a_policy_whose_answer_is_not_finite_answers_with_an_error(body_format):
             with pytest.raises(RequestError, match="actions for these observations are not finite") as caught:
                 await ask(batcher, 1, rows(1), body_format)
             assert caught.value.status == 500
-            return await asked(batcher, 1, rows(2))
+            answer, _ = await asked(batcher, 1, rows(2))
+            return answer.tolist(), batcher._statistics.requests, batcher._statistics.rows
 
-    assert asyncio.run(main())[0].tolist() == [[4, 4]]
+    assert asyncio.run(main()) == ([[4, 4]], 1, 2)
 
 
 def test_a_policy_with_a_wrong_number_of_answers_does_not_end_the_thread():
