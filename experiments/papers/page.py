@@ -19,9 +19,12 @@ Written by `python -m experiments.papers all --draw` from committed rows; a test
 medians over repeats, and ratios are taken within a repeat. Where a GPU is needed nothing is extrapolated. Rows of several
 runs have the dates of the first and the last run, and the last run's machine and commit.
 
-    python -m experiments.papers gear --quick               # few points: minutes
-    python -m experiments.papers gear --full --peers PEERS  # what is committed; goes on where it was stopped
-    python -m experiments.papers rl-scope --figure 5 --full --peers PEERS
+<!-- not run: minutes to hours -->
+```sh
+python -m experiments.papers gear --quick               # few points: minutes
+python -m experiments.papers gear --full --peers PEERS  # what is committed; goes on where it was stopped
+python -m experiments.papers rl-scope --figure 5 --full --peers PEERS
+```
 
 PEERS is the folder of `experiments/peers/setup.sh`.
 """

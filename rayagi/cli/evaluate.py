@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         f"return {mean} over {counted(len(returns), 'episode')} ({spread}); mean length {float(lengths.mean()):,.1f} steps"
     )
     if arguments.video is not None:
+        say("Rendering an episode. Without a GPU this takes a minute or more for 1,000 frames.")
         num_frames, film_return = film(spec, agent, arguments.video, seed=arguments.seed)
         say(f"{arguments.video}: {counted(num_frames, 'frame')} of an episode with return {film_return:,.1f}")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -15,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.documents import PAGES, ROOT, blocks, path_with_tools, write_files
+
 pytestmark = pytest.mark.cluster
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "token-of-this-test-0123456789abcdef"
 LIMIT_S = 150.0
 HEAD = """
@@ -44,9 +46,9 @@ with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
 
 
 def variables(home, **changes):
-    """This process's variables in a home without a token."""
+    """This process's variables in a home without a token, with this checkout's commands."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return kept | {"HOME": str(home), "PYTHONPATH": str(ROOT)} | changes
+    return kept | {"HOME": str(home), "PATH": path_with_tools(home), "PYTHONPATH": str(ROOT)} | changes
 
 
 @pytest.fixture(scope="module")
@@ -90,21 +92,19 @@ def answer_with(url, text):
     return page
 
 
-def submit(home, head, command):
-    """`ray job submit` of a command with the checkout, as documented; its output.
+def on_the_head(home, head, command, cwd):
+    """A shell command with the head's address and token; its output.
 
-    Again as long as the head's own agent has not come up, which Ray answers with "try again later".
+    Again as long as the head's own agent has not come up, which Ray answers a job with "try again later".
     """
-    excludes = json.dumps({"excludes": ["runs", ".venv*", "docs", "tests", "*.png"]})
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_ADDRESS": head["gcs"]}
-    options = ["--working-dir", str(ROOT), "--runtime-env-json", excludes]
     until = time.monotonic() + LIMIT_S
     while True:
         done = subprocess.run(
-            [Path(sys.executable).with_name("ray"), "job", "submit", *options, "--", *command],
+            ["bash", "-euo", "pipefail", "-c", command],
             capture_output=True,
             text=True,
-            cwd=home,
+            cwd=cwd,
             env=variables(home, **token),
             timeout=LIMIT_S,
             check=False,
@@ -117,13 +117,38 @@ def test_an_experiment_submitted_with_the_token_runs(home, head):
     """The working directory travels, and nothing has to be installed on the workers."""
     train = "experiments/train_ant.py --env InvertedPendulum-v5 --iterations 2 --gmis 1 --num-envs 4"
     question = "import os, rayagi; print('ORIGIN', rayagi.__file__); print('FOLDER', os.getcwd())"
-    done = submit(home, head, ["sh", "-c", f'{sys.executable} {train} && {sys.executable} -c "{question}"'])
+    job = f'{sys.executable} {train} && {sys.executable} -c "{question}"'
+    excludes = json.dumps({"excludes": ["runs", ".venv*", "docs", "tests", "*.png"]})
+    options = ["--working-dir", str(ROOT), "--runtime-env-json", excludes]
+    done = on_the_head(
+        home, head, shlex.join(["ray", "job", "submit", *options, "--", "sh", "-c", job]), home
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "iteration 2: return" in done.stdout
     # The checkout that travelled is what ran, not an installation of it here.
     said = dict(re.findall(r"^(ORIGIN|FOLDER) (.*)$", done.stdout, re.MULTILINE))
     assert "working_dir_files" in said["FOLDER"]
     assert said["ORIGIN"] == str(Path(said["FOLDER"], "rayagi", "__init__.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("page", "place"),
+    [
+        pytest.param(page, place, id=f"{page.stem}-{place}")
+        for page in PAGES
+        for place, block in enumerate(blocks(page))
+        if block.takes("head")
+    ],
+)
+def test_a_documented_command_runs_on_the_head(home, head, tmp_path, page, place):
+    """In the checkout, or in a folder with the page's files."""
+    write_files(page, tmp_path)
+    cwd = tmp_path if any(tmp_path.iterdir()) else ROOT
+    for line in blocks(page)[place].shortened.replace("HEAD:6379", head["gcs"]).splitlines():
+        done = on_the_head(home, head, line, cwd)
+        assert done.returncode == 0, f"{line}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
 
 
 def test_prometheus_finds_and_scrapes_the_head_without_a_token(head):

@@ -11,13 +11,10 @@ from rayagi.cli.parser import build_parser
 from rayagi.cli.profile_parser import split_program
 from rayagi.config.convert import with_settings
 from rayagi.config.spec import EnvSpec, RunSpec
-from tests.documents import PAGES, ROOT, SHELL, blocks, commands, run_page, runs, starts_ray
+from tests.documents import PAGES, ROOT, SHELL, blocks, commands, is_fast, run_page, starts_ray
 
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/README.md"))
 NOT_OURS = {"curl", "export", "prometheus", "ray", "source", "ssh", "tensorboard"}
-
-
-LONG = {"replay-datasets.md", "configure.md", "gpu-slices.md", "simulators.md"}
 
 
 def each(pages):
@@ -52,10 +49,11 @@ def check_pip(words, page):
 CHECKS = {"rayagi": check_rayagi, "python": check_python, "make": check_make, "pip": check_pip}
 
 
-@each(PAGES)
+@each([page for page in PAGES if not any(block.language == "diff" for block in blocks(page))])
 def test_every_command_exists_with_its_options(page):
+    """But on pages that change the checkout."""
     for block in blocks(page):
-        if block.language in SHELL and block.mark is None:  # marked ones run
+        if block.language in SHELL:
             for name, *words in commands(block):
                 if name == "ray" and "--" in words:  # ray job submit ... -- COMMAND
                     name, *words = words[words.index("--") + 1 :]
@@ -64,22 +62,25 @@ def test_every_command_exists_with_its_options(page):
                     CHECKS[name](words, page)
 
 
-@each([page for page in PAGES if runs(page) and not starts_ray(page) and page.name not in LONG])
-def test_a_pages_commands_run_in_order(page, tmp_path):
-    run_page(page, tmp_path)
+@each(PAGES)
+def test_a_comment_above_each_block_says_how_it_runs(page):
+    for block in blocks(page):
+        if block.language in (*SHELL, "python"):
+            assert block.mark is not None or block.reason or block.title, (
+                f"no comment says how it runs:\n{block.text}"
+            )
+
+
+@each([page for page in PAGES if any(map(is_fast, blocks(page)))])
+def test_a_pages_fast_commands_run_in_order(page, tmp_path):
+    run_page(page, tmp_path, is_fast)
 
 
 @pytest.mark.slow
-@each([page for page in PAGES if page.name in LONG])
-def test_a_long_pages_commands_run_in_order(page, tmp_path):
+@pytest.mark.timeout(1200)
+@each([page for page in PAGES if any(block.takes("slow") for block in blocks(page)) and not starts_ray(page)])
+def test_all_of_a_pages_commands_run_in_order(page, tmp_path):
     run_page(page, tmp_path)
-
-
-@each(PAGES)
-def test_every_python_program_runs_or_is_a_file_of_its_page(page):
-    for block in blocks(page):
-        if block.language == "python":
-            assert block.mark is not None or block.title, f"no comment says how it runs:\n{block.text}"
 
 
 @each([*PAGES, *EXPERIMENTS])

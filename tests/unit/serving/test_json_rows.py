@@ -1,6 +1,7 @@
 """JSON requests in the form of a Dict, Tuple or image space: read as Gymnasium flattens, or refused in one sentence."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from test_obs_leaves import DICT, IMAGE, PAIR, TUPLE, leaves_of
 
 from rayagi.serving.policy_server import requests
 from rayagi.serving.policy_server.requests import PIECE_ROWS, Expected, RequestError
+from tests.documents import ROOT
 
 SPACES = {"dict": DICT, "tuple": TUPLE, "pair": PAIR, "image": IMAGE}
 
@@ -84,6 +86,13 @@ def test_a_recurrent_policy_takes_pairs_of_observation_and_state():
         RequestError, match=r"obs\[1\] has a list of 1 in dimension 0; expected the shape \(2,\)"
     ):
         parsed([pair[0], [7]], expected)
+
+
+def test_the_documented_observations_are_two_rows():
+    (command,) = re.findall(r"-d '(.*goal.*)'", (ROOT / "docs/reference/policy-server.md").read_text())
+    rows, is_single = parsed(json.loads(command)["obs"], expected_of(PAIR))
+    assert not is_single
+    assert rows.tolist() == [[1, 0, 0, 0.5, -0.5], [0, 1, 0, 0, 1]]
 
 
 @pytest.mark.parametrize(
