@@ -89,7 +89,8 @@ class DatasetFolder:
         try:
             stored = json.loads((path / "dataset.json").read_text())
         except FileNotFoundError:
-            raise DatasetError(str(path), "not a dataset: it has no dataset.json") from None
+            reason = "not a dataset: it has no dataset.json" if path.exists() else "there is no such folder"
+            raise DatasetError(str(path), reason) from None
         except (OSError, ValueError) as error:
             raise DatasetError(str(path), f"dataset.json cannot be read ({error})") from error
         found = stored.get("layout") if isinstance(stored, dict) else None

@@ -230,6 +230,8 @@ def test_a_manifest_line_without_its_file_and_a_partial_line_are_ignored(tmp_pat
 def test_folders_that_are_no_dataset_or_not_free_are_refused(tmp_path):
     with pytest.raises(DatasetError, match=r"not a dataset: it has no dataset\.json"):
         open_dataset(tmp_path)
+    with pytest.raises(DatasetError, match="none: there is no such folder"):
+        open_dataset(tmp_path / "none")
     description = Description(task="Task-v0", format="parquet", layout=CONTINUOUS)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep me")

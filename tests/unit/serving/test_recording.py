@@ -147,7 +147,7 @@ def test_a_missing_folder_is_an_error_at_setup(tmp_path, monkeypatch):
     """As on another host, where the path means something else."""
     monkeypatch.setattr(DatasetFolder, "create", lambda path, description: None)
     with pytest.raises(
-        WriterError, match=r"writer of GMI 3 failed with DatasetError: .* it has no dataset\.json"
+        WriterError, match=r"writer of GMI 3 failed with DatasetError: .* there is no such folder"
     ):
         sink(tmp_path / "d")
 
