@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from placement.errors import counted
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.out or Path("runs") / f"search-{spec.env.id}"
     plots = save_plots(result, folder)
     if not arguments.json:
-        say("\n" + summary(result, plots))
+        say("\n" + summary(result, plots, run_options(arguments)))
     explained = explain(spec, machine, result, folder, log) if arguments.explain else []
     if explained:
         log("\n" + explanation_text(explained))
@@ -79,8 +81,18 @@ def save_plots(result: SearchResult, folder: Path) -> list[Path]:
         return save_search_plots(result.trials, result.memory_bytes, folder, result.task)
 
 
-def summary(result: SearchResult, plots: list[Path]) -> str:
-    """The table of trials, the best one, and the command that uses it."""
+def run_options(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The options of the same run for `rayagi train`, but its numbers of GMIs and environments."""
+    names = ("config", "algorithm", "dataset", "template", "backend", "seed")
+    given = [(name, getattr(arguments, name)) for name in names] + [
+        ("set", each) for each in arguments.settings
+    ]
+    words = (word for name, value in given if value is not None for word in (f"--{name}", str(value)))
+    return (*words, *(("--trust-modules",) if arguments.trust_modules else ()))
+
+
+def summary(result: SearchResult, plots: list[Path], options: Sequence[str] = ()) -> str:
+    """The table of trials, the best one, and the command that uses it, with the run's other options."""
     best = result.best
     unit = "GMIs per GPU" if result.on_gpus else "GMIs"
     found = counted(best.gmis_per_gpu, "GMI") + (" per GPU" if result.on_gpus else "")
@@ -99,6 +111,7 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
     noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."
     because = f" It is {best.reason}." if best.reason and best.verdict == "again" else ""
     option = "--set gmi.gmis_per_gpu=" if result.on_gpus else "--gmis "
+    train = shlex.join(("rayagi", "train", result.task, *options))
     return "\n".join(
         [
             *lines,
@@ -106,10 +119,24 @@ def summary(result: SearchResult, plots: list[Path]) -> str:
             f"{best.system_steps_per_s or 0:,.0f} steps/s, found in {duration_text(result.duration_s)}."
             f"{because}{ended}{unsure}{noise}",
             f"Figures: {', '.join(str(path) for path in plots)}",
-            f"\nUse it:\n  rayagi train {result.task} {option}{best.gmis_per_gpu} --num-envs {best.num_envs}",
-            f"or let each machine use its own best:\n  rayagi train {result.task} --gmis auto --num-envs auto",
+            f"\nUse it:\n  {train} {option}{best.gmis_per_gpu} --num-envs {best.num_envs}",
+            *(
+                f"or let each machine use its own best:\n  {train} {each}"
+                for each in _searched_by_a_run(result)
+            ),
         ]
     )
+
+
+def _searched_by_a_run(result: SearchResult) -> Iterator[str]:
+    """Options with which a run takes this search's result; none if it would start another search."""
+    given = result.settings
+    if given.objective != "throughput" or (given.gmis is not None and given.num_envs is not None):
+        return
+    gmis = "--gmis auto" if given.gmis is None else f"--gmis {given.gmis}"
+    if result.on_gpus and given.gmis is not None:
+        gmis = f"--set gmi.gmis_per_gpu={given.gmis}"
+    yield f"{gmis} --num-envs {given.num_envs or 'auto'}"
 
 
 def _number(given: int | str | None) -> int | None:

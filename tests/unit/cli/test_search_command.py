@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from placement.search import Trial, TrialFailure, TrialMeasurement
 from rayagi.cli.main import main
 from rayagi.cli.parser import build_parser
-from rayagi.cli.search import _line, save_plots, summary
+from rayagi.cli.search import _line, run_options, save_plots, summary
 from rayagi.cli.search_explain import (
     FEWEST,
     MOST,
@@ -65,7 +65,37 @@ def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
     text = "\n".join(lines)
     assert "3,000 steps/s, found in 1 min 01 s. The budget ended the search" in text
     assert "Not tried: 3-4 GMIs of 8-32 environments; 1 GMI of 16, 64 environments." in text
-    assert "rayagi train Ant-v5 --gmis 2 --num-envs 16" in text
+    assert text.endswith(
+        "Use it:\n  rayagi train Ant-v5 --gmis 2 --num-envs 16\n"
+        "or let each machine use its own best:\n  rayagi train Ant-v5 --gmis auto --num-envs auto"
+    )
+
+
+def test_the_commands_that_use_the_best_have_the_searchs_own_options(result):
+    words = ["--algorithm", "sac", "--seed", "3", "--set", "env.kwargs={a: 1}", "--set", "sac.tau=0.01"]
+    arguments = build_parser().parse_args(["search", "Ant-v5", "--num-envs", "16", "--budget", "1m", *words])
+    assert run_options(arguments) == tuple(words)
+    one = replace(result, settings=SearchSettings(num_envs=16))
+    train = "  rayagi train Ant-v5 --algorithm sac --seed 3 --set 'env.kwargs={a: 1}' --set sac.tau=0.01"
+    assert summary(one, [Path("a.png")], words).splitlines()[-4:] == [
+        "Use it:",
+        f"{train} --gmis 2 --num-envs 16",
+        "or let each machine use its own best:",
+        f"{train} --gmis auto --num-envs 16",
+    ]
+    fixed = replace(one, settings=SearchSettings(gmis=2))
+    assert summary(fixed, [Path("a.png")]).endswith("rayagi train Ant-v5 --gmis 2 --num-envs auto")
+    on_gpus = summary(replace(fixed, on_gpus=True), [Path("a.png")])
+    assert on_gpus.endswith("rayagi train Ant-v5 --set gmi.gmis_per_gpu=2 --num-envs auto")
+
+
+@pytest.mark.parametrize(
+    "settings", [SearchSettings(gmis=2, num_envs=16), SearchSettings(objective="time_to_return")]
+)
+def test_a_search_whose_result_no_run_takes_by_itself_does_not_offer_it(result, settings):
+    assert summary(replace(result, settings=settings), [Path("a.png")]).endswith(
+        "Use it:\n  rayagi train Ant-v5 --gmis 2 --num-envs 16"
+    )
 
 
 def test_the_end_of_a_row_and_repeated_measurements_are_reported():
