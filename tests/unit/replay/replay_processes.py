@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from actors.replay import kernel
+
 _TRACE_ME, _SINGLE_STEP = 0, 9
 """Requests of ptrace(2)."""
 LIMIT_S = 60
@@ -40,10 +42,11 @@ def kill(child):
     os.waitpid(child, 0)
 
 
-def killed_when(act, condition):
-    """Kill a child that does ``act`` after its first machine instruction that makes a condition on shared memory true.
+def stepped(act, condition):
+    """Do ``act`` in a child, one machine instruction after the other until a condition of shared memory is true.
 
-    Skips the test where a process may not trace another.
+    Then the child is killed. Returns whether it was; else it has ended by itself. Skips the test where a process may not
+    trace another.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -51,8 +54,10 @@ def killed_when(act, condition):
     def work(_):
         if libc.ptrace(_TRACE_ME, 0, None, None):
             os._exit(77)
+        kernel.library().replay_identity()  # found by many instructions, which touch nothing that is shared
         signal.raise_signal(signal.SIGSTOP)
         act()
+        os._exit(0)
 
     child, read = forked(work)
     os.close(read)
@@ -60,10 +65,18 @@ def killed_when(act, condition):
     while os.WIFSTOPPED(status) and not condition():
         libc.ptrace(_SINGLE_STEP, child, None, None)
         status = os.waitpid(child, 0)[1]
+    if os.WIFSTOPPED(status):
+        kill(child)
+        return True
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 77:
         pytest.skip("this process may not trace another")
-    assert os.WIFSTOPPED(status), "the condition has never been true"
-    kill(child)
+    assert status == 0, f"the process crashed or raised: {status}"
+    return False
+
+
+def killed_when(act, condition):
+    """Kill a child that does ``act`` after the first instruction after which a condition of shared memory is true."""
+    assert stepped(act, condition), "the condition has never been true"
 
 
 def until(condition):
