@@ -96,7 +96,7 @@ def check(store, numbers):
     assert (header.oldest, header.newest) == ((order[0], order[-1]) if order else (-1, -1))
     live = status["state"] == COMMITTED
     for tree, spec in enumerate(store.specs):
-        weights = {ROWS: 1.0, WINDOWS: status["length"] - 1.0, PRIORITIES: status["priority"] ** 0.5}
+        weights = {ROWS: 1.0, WINDOWS: status["length"] - 1.0, PRIORITIES: np.sqrt(status["priority"])}
         if spec.kind in weights:  # not that of removal
             leaves = np.where(live, weights[spec.kind], 0.0)
             np.testing.assert_array_equal(store.leaves(tree)[1], leaves)
@@ -131,7 +131,7 @@ def full(folder, **rules):
         else ReplayStore.create(SCHEMA, 6, selectors=SELECTORS, **rules)
     )
     for number in range(6):
-        store.insert(content([number]), [2 + number], [4.0 * number], [100 - number])
+        store.insert(content([number]), [2 + number], [number**2.0], [100 - number])
     return store, {(number, 1): number for number in range(6)}
 
 
