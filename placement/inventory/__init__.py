@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 def cluster_machine(timeout_s: float = 60.0, prepare: Callable[[], None] = lambda: None) -> Machine:
     """The connected Ray cluster; see ``placement.inventory.cluster.cluster_machine``."""
-    from placement.inventory import (
-        cluster,
-    )  # here, so that planning for a recorded machine does not import Ray
+    # Imported here: planning for a recorded machine needs no Ray.
+    from placement.inventory import cluster
 
     return cluster.cluster_machine(timeout_s, prepare)
 

@@ -8,6 +8,8 @@ from placement.errors import counted
 from rayagi.cli.output import say
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import DatasetError
+from rayagi.serving.minari import export_minari
+from rayagi.serving.rllib import export_rllib
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -18,15 +20,10 @@ def run(arguments: argparse.Namespace) -> int:
             str(arguments.dataset), "has no complete file to export; add to it with rayagi serve --append"
         )
     if arguments.to == "minari":
-        # Imported here: each needs other libraries.
-        from rayagi.serving.minari import export_minari
-
         episodes = export_minari(dataset, arguments.out, whole_only=arguments.whole)
         say(f"{arguments.out}: {counted(episodes, 'episode')} for Minari")
         say(f"\nNext:\n  python -c \"import minari; print(minari.MinariDataset('{arguments.out}/data'))\"")
     else:
-        from rayagi.serving.rllib import export_rllib
-
         episodes = export_rllib(dataset, arguments.out, whole_only=arguments.whole)
         say(f"{arguments.out}: {counted(episodes, 'episode')} for RLlib")
         say(

@@ -10,6 +10,11 @@ from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
 from rayagi.cli.settings import gives_num_envs, machine_of_run, spec_from
+from rayagi.coordinator import cluster_forecast, template_choice
+from rayagi.coordinator.auto import resolve_auto
+from rayagi.coordinator.default_layout import with_default_layout
+from rayagi.coordinator.memory_need import reject_insufficient_memory
+from rayagi.coordinator.model_validation import load, ranks, validation_text
 from rayagi.planning import plan_of, uses_gpus
 from rayagi.run.quantities import bytes_text
 
@@ -21,13 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     machine = _machine(arguments)
     spec = spec_from(arguments)
     if not spec.gmi.is_resolved:
-        # Imported here and below: planning without measurements needs neither torch nor Ray.
-        from rayagi.coordinator.auto import resolve_auto
-
         spec = resolve_auto(spec, machine, log=say, measuring="nothing")
-    from rayagi.coordinator.default_layout import with_default_layout
-    from rayagi.coordinator.memory_need import reject_insufficient_memory
-
     spec = with_default_layout(spec, machine, log=say, keep_envs=gives_num_envs(arguments))
 
     plan = plan_of(spec, machine)
@@ -38,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _from_unit_costs(arguments: argparse.Namespace) -> int:
     """Compare templates, or forecast a cluster, from a short cached profile."""
-    from rayagi.coordinator import cluster_forecast, template_choice
-    from rayagi.coordinator.model_validation import load, ranks, validation_text
+    # Imported here: planning without measurements needs neither torch nor Ray.
     from rayagi.coordinator.profiling import cached_unit_costs
 
     spec, machine = spec_from(arguments), machine_of_run()

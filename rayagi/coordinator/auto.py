@@ -11,6 +11,7 @@ from placement.types import Machine
 from rayagi.config.learning import Template
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator import template_choice
 from rayagi.coordinator.search_store import Measuring, SearchStore
 from rayagi.planning import uses_gpus
 from rayagi.run.quantities import duration_text
@@ -42,13 +43,11 @@ def resolve_auto(
         PlanError: something is not cached, and nothing may be measured.
         NothingMeasuredError: no candidate runs here.
     """
-    # Imported here and below, since most runs give values and measure nothing.
     if spec.gmi.template == "auto":
-        from rayagi.coordinator import template_choice
-
         name = template_choice.chosen(spec, machine, log=log, measuring=measuring)
         spec = checked(template_choice.on_template(spec, cast("Template", name)))
     if spec.gmi.slices == "auto":
+        # Imported here: it loads torch and Ray, and most runs give sizes.
         from rayagi.coordinator.unequal_choice import chosen_sizes
 
         return checked(spec.with_gmi(slices=chosen_sizes(spec, machine, log=log, measuring=measuring)))
@@ -59,9 +58,10 @@ def _with_numbers(
     spec: RunSpec, machine: Machine, log: Callable[[str], None], measuring: Measuring
 ) -> RunSpec:
     """The spec with the numbers that a search finds."""
-    gmi = spec.gmi
+    # Imported here: it loads torch and Ray, and most runs give numbers.
     from rayagi.coordinator.searching import SearchSettings, search
 
+    gmi = spec.gmi
     on_gpus = uses_gpus(spec, machine)
     settings = SearchSettings(
         gmis=_fixed_gmis(spec, on_gpus=on_gpus),

@@ -286,6 +286,7 @@ class Session:
 
     def _deployed(self, early: PlacementPlan | None, undo: ExitStack) -> Deployment:
         """Deploy the early plan, or one for the cluster: once more if others took its nodes after it was made."""
+        # Imported here: it loads torch, which takes longer than to refuse a session.
         from rayagi.coordinator.deployment import deploy
 
         deployed = partial(

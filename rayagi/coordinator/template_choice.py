@@ -217,6 +217,7 @@ def _compared(
     measuring: Measuring,
 ) -> Comparison:
     """The cached comparison of these templates, or a new one. Raises as ``chosen`` does."""
+    # Imported here: it loads torch and Ray, which choosing by the model alone does not need.
     from rayagi.coordinator.template_probe import compared, trained_steps_per_s
 
     gmi = spec.gmi

@@ -192,7 +192,7 @@ def _options(env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _envpool() -> ModuleType:
-    """The module envpool, imported lazily: it is an extra."""
-    import envpool
+    """The module envpool."""
+    import envpool  # an extra
 
     return envpool

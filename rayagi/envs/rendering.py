@@ -21,7 +21,7 @@ _GL_ADVICE = (
 
 def has_pictures(env_id: str) -> bool:
     """Whether this kind of environment has frames at all; ``render_env`` also checks the machine."""
-    # Imported lazily, as below: these modules import torch, and listing environments does not need it.
+    # Imported here: it loads torch, which listing environments does not need.
     from rayagi.envs.fused.provider import FusedProvider
 
     if FusedProvider.find(env_id) is not None:
@@ -45,6 +45,7 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         RenderingError: the environment has no frames, or this machine cannot render them.
         EnvError: the environment cannot be constructed.
     """
+    # Imported here: they load torch.
     from rayagi.envs.gymnasium_adapter import make_one
     from rayagi.envs.tasks.provider import OwnTaskProvider
     from rayagi.envs.tasks.rendered import RenderedTask

@@ -129,6 +129,7 @@ def _is_rllib(cls: type[Any]) -> bool:
 
 
 def _rllib_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any], seed: int) -> tuple[nn.Module, Head]:
+    # Imported here: RLlib takes seconds.
     from rayagi.models.rllib_module import constructor_arguments, refuse_unfit_class, wrapped
 
     refuse_unfit_class(spec, cls)

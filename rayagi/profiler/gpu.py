@@ -175,6 +175,7 @@ class _Owner:
 
     def _run(self) -> None:
         try:
+            # Imported here: a program without a GPU is profiled without torch.
             from torch.profiler import ProfilerActivity, profile
 
             recording = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
@@ -198,6 +199,7 @@ class _Owner:
 
     def _sample(self) -> None:
         """NVML's utilisation of all devices, until recording is over."""
+        # Imported here: a program without a GPU is profiled without torch.
         import torch
 
         try:

@@ -40,6 +40,7 @@ def measured_once() -> dict[str, CallTimes]:
     Raises:
         CalibrationError: there is no GPU that torch can use.
     """
+    # Imported here: a program without a GPU is profiled without torch.
     import torch
 
     if not torch.cuda.is_available():

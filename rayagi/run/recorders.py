@@ -157,6 +157,7 @@ class TensorBoardLog:
 
     def scalars(self, values: Mapping[str, float | None], step: int) -> None:
         """Write one value per tag, without missing and non-finite ones."""
+        # Imported here: as in ``__init__``.
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         finite = {tag: value for tag, value in values.items() if value is not None and math.isfinite(value)}
@@ -166,6 +167,7 @@ class TensorBoardLog:
 
     def histogram(self, tag: str, counts: Sequence[int], scale: float, step: int) -> None:
         """Write counts by powers of two: bin 0 of values of at most 0, bin b of scale * (2**(b - 1) to 2**b)."""
+        # Imported here: as in ``__init__``.
         from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 
         used = [at for at, count in enumerate(counts) if count]

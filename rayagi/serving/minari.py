@@ -99,6 +99,7 @@ def import_minari() -> tuple[Any, Any, Any]:
 
 def minari_name(out: Path) -> str:
     """``namespace/name-v0``, as Minari requires."""
+    # Imported here: it is an optional extra.
     from minari.storage import get_dataset_path
 
     root, path = Path(get_dataset_path()).absolute(), out.absolute()

@@ -158,6 +158,7 @@ def _packing() -> Callable[[Any], bytes]:
 def _rllib_episode(
     episode: Episode, obs_space: gymnasium.Space[Any], action_space: gymnasium.Space[Any]
 ) -> Any:
+    # Imported here: RLlib takes seconds.
     from ray.rllib.core.columns import Columns
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 

@@ -1,8 +1,10 @@
 """What a process imports is part of the design: it decides start-up time and memory."""
 
+import ast
 import functools
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -40,3 +42,47 @@ def test_replay_stores_need_neither_ray_nor_torch(heavy):
 @pytest.mark.parametrize("heavy", ["numpy", "pyarrow", "ray", "torch", "rayagi.algorithms"])
 def test_the_profiler_starts_in_any_process_without_anything_heavy(heavy):
     assert heavy not in modules_after("from rayagi import profiler; import rayagi.profiler.injection")
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ISAAC_SCRIPT = "rayagi/envs/isaac/host.py"
+"""Runs under Pythons that have no rayagi; its docstring says why all of its imports are in functions."""
+
+
+def hidden_imports(path):
+    """Lines of the imports in a module's functions, but those that turn a missing package into an error of ours."""
+    tree = ast.parse(path.read_text())
+    excused = {
+        id(each)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try)
+        for handler in node.handlers
+        if handler.type is not None and "ImportError" in ast.unparse(handler.type)
+        for part in node.body
+        for each in ast.walk(part)
+    }
+    return sorted(
+        {
+            node.lineno
+            for function in ast.walk(tree)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in excused
+        }
+    )
+
+
+def test_an_import_in_a_function_has_its_reason_beside_it():
+    without = []
+    for package in ("actors", "collectives", "placement", "rayagi"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            lines, hidden = path.read_text().splitlines(), hidden_imports(path)
+            for number in hidden:
+                above = number - 1
+                while above in hidden:  # one reason for several
+                    above -= 1
+                name = str(path.relative_to(ROOT))
+                explained = lines[above - 1].lstrip().startswith("#") or "  # " in lines[number - 1]
+                if not explained and name != ISAAC_SCRIPT:
+                    without.append(f"{name}:{number}")
+    assert without == []

@@ -17,6 +17,7 @@ def _record(settings: str) -> None:
         if sys.version_info < (3, 11):  # noqa: UP036  the program may have a Python of its own
             major, minor = sys.version_info[:2]
             raise RuntimeError(f"it runs Python {major}.{minor}, and the profiler needs 3.11 or later")
+        # Imported here: only now the folder of rayagi is on the path.
         from rayagi.profiler.injection import record_this_process
 
         record_this_process(settings)

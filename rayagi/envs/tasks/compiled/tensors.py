@@ -189,9 +189,8 @@ class Tracing(TorchDispatchMode):
 
 @cache
 def _decompositions() -> Mapping[Any, Callable[..., Any]]:
-    from torch._decomp import (
-        decomposition_table,  # imports torch's compiler, which takes 2 s, and few rules need it
-    )
+    # Imported here: it loads torch's compiler, which takes 2 s, and few rules need it.
+    from torch._decomp import decomposition_table
 
     return decomposition_table
 
