@@ -16,6 +16,7 @@ from placement.errors import PartitionError, ReservationError, SliceLostError, c
 from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.plan import PlacementPlan
+from placement.ray_groups import plan_beside_others
 from placement.types import Machine
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import (
@@ -308,9 +309,6 @@ class Session:
             return deployed(again)
 
     def _planned_on_cluster(self) -> PlacementPlan:
-        # Imported here, as above.
-        from placement.ray_groups import plan_beside_others
-
         # First recovers each node, else a GPU that a killed run has left looks as if somebody used it.
         machine = cluster_machine(START_TIMEOUT_S, recover_this_host)
         if self._spec.gmi.left_out:  # its numbers count GMIs by node, so the order of nodes has to stay

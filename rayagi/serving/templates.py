@@ -20,6 +20,7 @@ from actors.roles import LocalSimulator
 from placement.types import Machine
 from placement.unequal_slices import env_counts
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
+from rayagi.coordinator import template_choice
 from rayagi.models.policy import load_policy
 from rayagi.planning import serving_plan_of
 from rayagi.serving.latency import Latencies
@@ -54,9 +55,6 @@ def chosen_template(
     if num_agents is not None:
         log("Template mp_dp: it is the only one with a number of agents.")
         return "mp_dp"
-    # Imported here: only auto measures.
-    from rayagi.coordinator import template_choice
-
     return template_choice.chosen(
         job.spec,
         machine(),
