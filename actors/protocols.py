@@ -116,8 +116,8 @@ class EnvInfo:
     obs_members: tuple[tuple[str, int], ...] = ()
     """Keys of a Dict observation and their numbers of columns, in the order of the flat observation."""
     obs_leaves: tuple[ObsLeaf, ...] = ()
-    """Arrays of a Dict or Tuple observation, or of one array of two or more dimensions, in the order of the flat one; empty:
-    another space, or one with members that are no arrays of numbers."""
+    """Arrays of an observation that is no vector already, such as a Dict, an image or a choice, in the order of the flat
+    one; empty: it is one, or has members that are no arrays of numbers."""
     reward_terms: tuple[str, ...] = ()
     """Names of the terms of the reward; empty if the environment does not report them."""
 

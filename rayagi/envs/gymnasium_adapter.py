@@ -118,10 +118,8 @@ def _info(env_id: str, env: CheckedEnv) -> EnvInfo:
 
 
 def observation_leaves(space: gymnasium.Space[Any]) -> tuple[ObsLeaf, ...]:
-    """Arrays of a Dict or Tuple space, or a Box of two or more dimensions, as ``EnvInfo.obs_leaves``."""
-    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) > 1:
-        return (ObsLeaf(path=(), shape=space.shape),)
-    if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+    """Arrays of a space whose observations are no vectors already, as ``EnvInfo.obs_leaves``."""
+    if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary) and len(space.shape) == 1:
         return ()
     leaves = list(_leaves(space, ()))
     return tuple(leaf for leaf in leaves if leaf is not None) if None not in leaves else ()

@@ -30,7 +30,7 @@ from rayagi.serving.policy_server.frames import HEADER, FrameError, Kind, frame,
 from rayagi.serving.policy_server.obs_leaves import Leaf, flat_rows
 
 Observations = ArrayLike | Mapping[str, Any] | tuple[Any, ...]
-"""Flat observations, or those of a Dict or Tuple space."""
+"""Flat observations, or as the environment gives them."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _TRY_AGAIN = (502, 503, 504)
@@ -75,8 +75,8 @@ class PolicyClient:
         """Actions for observations.
 
         Args:
-            obs: one (obs_dim,), or several (rows, obs_dim); of a Dict or Tuple space also as the environment gives them,
-                with arrays of their own shape, or of (rows, *shape)
+            obs: one (obs_dim,), or several (rows, obs_dim); of other spaces also as the environment gives them, with arrays
+                of their own shape, or of (rows, *shape); of a Discrete space one whole number
 
         Returns:
             (dim,) or (rows, dim) float32; for discrete actions () or (rows,) int64; for several choices (dim,) or
@@ -308,28 +308,33 @@ class _SocketConnection:
 
 def _flattened(obs: Observations, leaves: Sequence[Leaf]) -> tuple[NDArray[np.float32], bool]:
     """Observations as (rows, obs_dim), and whether there is one without the dimension of rows."""
-    is_structured = isinstance(obs, Mapping) or (bool(leaves) and isinstance(obs, tuple))
-    if leaves and not leaves[0]["path"] and not is_structured:  # one array, which may have been flattened
-        shape = np.asarray(obs).shape
-        is_structured = len(shape) > 2 or shape == tuple(leaves[0]["shape"])
-    if is_structured and not leaves:
+    array_shape = tuple(leaves[0]["shape"]) if leaves and not leaves[0]["path"] else None
+    if isinstance(obs, Mapping) and not leaves:
         raise PolicyRefusedError("obs is a dict; this policy's observations are vectors of numbers")
-    if is_structured:
-        try:
-            return flat_rows(obs, leaves)
-        except ValueError as error:
-            raise PolicyRefusedError(str(error)) from error
+    if isinstance(obs, Mapping) or (isinstance(obs, tuple) and leaves and array_shape is None):
+        return _flattened_by(leaves, obs)
     try:
         values = np.asarray(obs)
     except ValueError as error:  # rows of different lengths
         raise PolicyRefusedError(f"observations are no array ({error}); {_VECTORS}") from None
     if values.dtype.kind not in "biuf":
         raise PolicyRefusedError(f"observations hold {values.dtype}; {_VECTORS}")
+    # One array may have been flattened. A vector is never several choices: it is the one-hot vector of one.
+    is_own = array_shape == values.shape or (values.ndim > 1 and array_shape == values.shape[1:])
+    if array_shape is not None and (is_own or values.ndim > 2):
+        return _flattened_by(leaves, values)
     if values.ndim not in (1, 2):
         raise PolicyRefusedError(f"observations of shape {values.shape}; {_VECTORS}")
     with np.errstate(over="ignore"):  # the server rejects what becomes infinite
         rows = np.ascontiguousarray(np.atleast_2d(values), dtype="<f4")
     return rows, values.ndim == 1
+
+
+def _flattened_by(leaves: Sequence[Leaf], obs: Observations) -> tuple[NDArray[np.float32], bool]:
+    try:
+        return flat_rows(obs, leaves)
+    except ValueError as error:
+        raise PolicyRefusedError(str(error)) from error
 
 
 def _connected(host: str, port: int, until: float) -> _TimedSocket:

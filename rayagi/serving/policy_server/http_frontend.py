@@ -5,7 +5,7 @@
     GET  /stats    requests, latency percentiles, requests per second
     GET  /health   200 while the server runs; needs no token
 
-JSON observations of a Dict, Tuple or image space may have its form.
+JSON observations of spaces that are no vectors may have their form.
 
 A recurrent policy's rows are an observation and the episode's state (zeros at first); the answer holds the next states.
 

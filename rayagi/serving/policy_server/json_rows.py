@@ -89,6 +89,10 @@ class JsonRows:
         return isinstance(obs, list) and len(obs) == self.row_dim and {*map(type, obs)} == {float}
 
     def _rows(self, rows: Sequence[Any], first: int) -> NDArray[np.float32]:
+        if float in map(type, rows) and not list_levels(self.leaves) and not self.leaves[0]["path"]:
+            raise ValueError(
+                f"obs is a list of numbers; {self._expected()}"
+            )  # which may be cut between two digits
         return np.stack([self._row(row, f"obs[{first + place}]") for place, row in enumerate(rows)])
 
     def _row(self, obs: Any, name: str) -> NDArray[np.float32]:

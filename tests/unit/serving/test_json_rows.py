@@ -8,13 +8,13 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_obs_leaves import DICT, IMAGE, PAIR, TUPLE, leaves_of
+from test_obs_leaves import BITS, CHOICE, CHOICES, DICT, IMAGE, PAIR, TUPLE, leaves_of
 
 from rayagi.serving.policy_server import requests
 from rayagi.serving.policy_server.requests import PIECE_ROWS, Expected, RequestError
 from tests.documents import ROOT
 
-SPACES = {"dict": DICT, "tuple": TUPLE, "pair": PAIR, "image": IMAGE}
+SPACES = {"dict": DICT, "tuple": TUPLE, "pair": PAIR, "image": IMAGE, "choices": CHOICES, "bits": BITS}
 
 
 def expected_of(space, max_rows=1000, state_dim=0):
@@ -43,9 +43,8 @@ def samples(space, count):
     return [space.sample() for _ in range(count)]
 
 
-@pytest.mark.parametrize("name", SPACES)
-def test_one_observation_in_its_form_or_flat(name):
-    space = SPACES[name]
+@pytest.mark.parametrize("space", [*SPACES.values(), CHOICE])
+def test_one_observation_in_its_form_or_flat(space):
     (obs,) = samples(space, 1)
     flat = spaces.flatten(space, obs).astype(np.float32)
     for given_obs in (plain(obs), flat.tolist()):
@@ -93,6 +92,22 @@ def test_the_documented_observations_are_two_rows():
     rows, is_single = parsed(json.loads(command)["obs"], expected_of(PAIR))
     assert not is_single
     assert rows.tolist() == [[1, 0, 0, 0.5, -0.5], [0, 1, 0, 0, 1]]
+
+
+def test_a_list_of_numbers_is_never_several_choices():
+    expected = expected_of(CHOICE)
+    assert parsed([0, 0, 1, 0], expected)[0].tolist() == [[0, 0, 1, 0]]
+    for obs, reason in (
+        ([1, 2], "obs holds a list of 2; expected numbers of the shape"),
+        (5, r"obs holds \[5.0\]; expected whole numbers from -1 to 2"),
+        (0.5, r"obs holds \[0.5\]; expected whole numbers"),
+        (True, "obs holds a value of the type bool"),
+        ([2] * 100_000, "obs is a list of numbers; expected JSON like .* or 4 numbers, or a list of these"),
+    ):
+        with pytest.raises(RequestError, match=reason):
+            parsed(obs, expected)
+    rows, is_single = parsed([2, [7, 8]], expected_of(CHOICE, state_dim=2))
+    assert (rows.tolist(), is_single) == ([[0, 0, 0, 1, 7, 8]], True)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,10 @@ DICT = spaces.Dict(
 )
 TUPLE = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"x": spaces.Box(-1, 1, (), np.float64)})))
 IMAGE = spaces.Box(0, 255, (2, 3, 4), np.uint8)
+CHOICE = spaces.Discrete(4, start=-1)
+CHOICES = spaces.MultiDiscrete([2, 3, 4], start=[0, 5, -2])
+BITS = spaces.MultiBinary((2, 2))
+NUMBER = spaces.Box(-1, 1, (), np.float64)
 PAIR = spaces.Dict({"goal": spaces.Discrete(3, start=2), "pos": spaces.Box(-1, 1, (2,), np.float32)})
 
 
@@ -34,7 +38,7 @@ def leaves_of(space):
     return json.loads(json.dumps([asdict(leaf) for leaf in observation_leaves(space)]))
 
 
-@pytest.mark.parametrize("space", [DICT, TUPLE, PAIR])
+@pytest.mark.parametrize("space", [DICT, TUPLE, PAIR, CHOICE, CHOICES, BITS, NUMBER])
 def test_rows_are_those_of_gymnasium(space):
     space.seed(1)
     leaves = leaves_of(space)
@@ -46,7 +50,7 @@ def test_rows_are_those_of_gymnasium(space):
         np.testing.assert_array_equal(rows[0], spaces.flatten(space, obs).astype(np.float32))
 
 
-@pytest.mark.parametrize("space", [DICT, TUPLE])
+@pytest.mark.parametrize("space", [DICT, TUPLE, CHOICES, BITS])
 def test_several_rows_are_those_of_a_vector_environment(space):
     batch = batch_space(space, 3)
     batch.seed(1)
@@ -82,8 +86,13 @@ def test_what_differs_is_refused_with_one_sentence(obs, reason):
 
 
 def test_members_that_are_no_arrays_and_other_spaces_have_no_leaves():
-    assert observation_leaves(spaces.Dict({"text": spaces.Text(5)})) == ()
-    assert observation_leaves(spaces.Box(-1, 1, (2,))) == ()
+    for space in (
+        spaces.Dict({"text": spaces.Text(5)}),
+        spaces.Text(5),
+        spaces.Box(-1, 1, (2,)),
+        spaces.MultiBinary(3),
+    ):
+        assert observation_leaves(space) == ()
 
 
 def test_an_image_is_one_array():
@@ -148,6 +157,49 @@ def test_a_client_names_what_is_wrong_before_it_asks_for_actions(leaves, reason)
     ):
         client.act({"pos": [0, 0]})
     assert bodies == []
+
+
+@pytest.mark.parametrize(
+    ("space", "obs", "flat"),
+    [
+        (CHOICE, 1, [0, 0, 1, 0]),
+        (CHOICE, np.int64(-1), [1, 0, 0, 0]),
+        (CHOICE, (0, 0, 1, 0), [0, 0, 1, 0]),  # vectors, though four choices would have their shape
+        (CHOICE, [0, 1, 0, 0], [0, 1, 0, 0]),
+        (CHOICE, [[0, 1, 0, 0], [1, 0, 0, 0]], [[0, 1, 0, 0], [1, 0, 0, 0]]),
+        (CHOICES, np.array([1, 6, -2]), [0, 1, 0, 1, 0, 1, 0, 0, 0]),
+        (CHOICES, (1, 6, -2), [0, 1, 0, 1, 0, 1, 0, 0, 0]),
+        (CHOICES, [[1, 6, -2], [0, 5, 1]], [[0, 1, 0, 1, 0, 1, 0, 0, 0], [1, 0, 1, 0, 0, 0, 0, 0, 1]]),
+        (CHOICES, [0, 1, 0, 1, 0, 1, 0, 0, 0], [0, 1, 0, 1, 0, 1, 0, 0, 0]),
+        (BITS, np.array([[0, 1], [1, 1]], np.int8), [0, 1, 1, 1]),
+        (BITS, np.array([[[0, 1], [1, 1]]], np.int8), [[0, 1, 1, 1]]),
+        (NUMBER, 0.5, [0.5]),
+    ],
+)
+def test_a_client_sends_choices_and_arrays_as_the_environment_gives_them_or_flat(space, obs, flat):
+    with (
+        service(answers(leaves_of(space), [])) as address,
+        PolicyClient(address, timeout_s=60) as client,
+    ):
+        assert client.act(obs).tolist() == flat
+
+
+@pytest.mark.parametrize(
+    ("obs", "reason"),
+    [
+        (3, r"obs holds \[3\]; expected whole numbers from -1 to 2"),
+        (0.5, r"obs holds \[0\.5\]; expected whole numbers"),
+        (np.zeros((1, 1, 1)), r"obs has the shape \(1, 1, 1\); expected \(\)"),
+        ({}, "obs holds object; expected numbers"),
+    ],
+)
+def test_a_client_refuses_what_is_no_choice(obs, reason):
+    with (
+        service(answers(leaves_of(CHOICE), [])) as address,
+        PolicyClient(address, timeout_s=60) as client,
+        pytest.raises(PolicyRefusedError, match=reason),
+    ):
+        client.act(obs)
 
 
 @pytest.mark.parametrize(
