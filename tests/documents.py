@@ -7,6 +7,7 @@ A comment above a fenced block says how it runs:
     <!-- run: cluster -->                               in the slow tests of tests/cluster: it starts Ray
     <!-- run: head -->                                  in tests/cluster/test_job_submit.py, on the head of a cluster
     <!-- run: cluster background until "ready" -->      goes on once a line with this text was printed; SIGTERM at the end
+    <!-- run: cluster last -->                          of the blocks that need the background commands before it
     <!-- run: cluster; "--time 5m" becomes "--iterations 2" -->      with less to do than a reader has
     <!-- run: cluster; after "rayagi train Ant-v5 --name NAME" -->   with what a reader has done before
     <!-- run: cluster; files of "docs/tutorials/own-task.md" -->     with another page's files
@@ -43,7 +44,7 @@ from rayagi.envs import RenderingError, render_env
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 SHELL = ("sh", "bash", "console")
-TIMEOUT_S = 240
+TIMEOUT_S = 400
 
 _BLOCK = re.compile(
     r"(?:^<!-- (?P<way>run|not run)(?P<mark>.*?) -->\n)?"
@@ -158,7 +159,6 @@ def run_page(page: Path, folder: Path, chosen: Callable[[Block], bool] = is_loca
     Raises:
         AssertionError: a command failed; the message has its output.
     """
-    found = blocks(page)
     for name in ("tests", "experiments", "Makefile", "pyproject.toml", "constraints.txt"):  # as in a checkout
         (folder / name).symlink_to(ROOT / name)
     (folder / ".venv").mkdir()  # as `make setup` leaves it
@@ -167,7 +167,12 @@ def run_page(page: Path, folder: Path, chosen: Callable[[Block], bool] = is_loca
     write_files(page, folder)
     port = str(_free_port())
     with ExitStack() as running:
-        return "".join(_run_block(block, folder, port, running) for block in found if chosen(block))
+        printed = ""
+        for block in filter(chosen, blocks(page)):
+            printed += _run_block(block, folder, port, running)
+            if block.takes("last"):
+                running.close()
+        return printed
 
 
 def write_files(page: Path, folder: Path) -> None:
@@ -273,7 +278,7 @@ def _start(words: list[str], folder: Path, ready: str, running: ExitStack) -> st
 def _end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGTERM)
     try:
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     finally:
         process.kill()
 

@@ -1,11 +1,14 @@
 """Commands, programs and links of the documentation: the fast ones run, the others are read by the real parser."""
 
 import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from rayagi.cli.parser import build_parser
 from rayagi.cli.profile_parser import split_program
@@ -64,11 +67,21 @@ def test_every_command_exists_with_its_options(page):
 
 @each(PAGES)
 def test_a_comment_above_each_block_says_how_it_runs(page):
+    """But files that other blocks use."""
+    found = blocks(page)
+    for block in found:
+        if block.language in (*SHELL, "python") and block.mark is None and not block.reason:
+            module = Path(block.title.removesuffix("/__init__.py")).stem or "of no file"
+            used = any(module in other.text for other in found if other is not block)
+            assert used, f"no comment says how it runs:\n{block.text}"
+
+
+@each(PAGES)
+def test_data_of_a_page_can_be_read(page):
+    read = {"json": json.loads, "yaml": yaml.safe_load, "toml": tomllib.loads, "xml": ElementTree.fromstring}
     for block in blocks(page):
-        if block.language in (*SHELL, "python"):
-            assert block.mark is not None or block.reason or block.title, (
-                f"no comment says how it runs:\n{block.text}"
-            )
+        if block.language in read:
+            read[block.language](block.text)
 
 
 @each([page for page in PAGES if any(map(is_fast, blocks(page)))])
