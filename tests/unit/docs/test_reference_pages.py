@@ -1,8 +1,11 @@
 """The reference that is made from the code has all of it, with a meaning for each."""
 
 import re
+import shlex
 
 from docs.site_hooks import commands_text, metrics_text, settings_text
+from rayagi.cli.parser import build_parser
+from rayagi.cli.profile_parser import split_program
 from rayagi.config.convert import setting_paths
 from tests.public_names import public_names
 
@@ -44,3 +47,11 @@ def test_every_command_is_explained_with_its_options():
                 command,
                 option,
             )
+
+
+def test_the_examples_of_the_commands_help_are_commands():
+    examples = re.findall(r"^ +(rayagi .*?)(?:  .*| \| .*)?$", commands_text(), re.MULTILINE)
+    assert len(examples) > 80
+    for example in examples:
+        own, _program = split_program(shlex.split(example)[1:])
+        build_parser().parse_args(own)
