@@ -61,7 +61,7 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
         self._free: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[tuple[Ready, _Batch] | Exception] = queue.SimpleQueue()
         self._used: _Batch | None = None
-        self._closed, self._pid = False, os.getpid()
+        self._store, self._closed, self._pid = store, False, os.getpid()
         for _ in range(ahead + 1):
             out = make_out() if make_out else None
             if hindsight is None:
@@ -115,7 +115,10 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
         return ready
 
     def close(self) -> None:
-        """End the thread, after the batch that it is preparing. Safe to call twice."""
+        """End the thread, after the batch that it is preparing. Batches that are ready count as never selected.
+
+        Safe to call twice.
+        """
         if not self._closed and os.getpid() == self._pid:
             self._closed = True
             with suppress(queue.Empty):
@@ -123,3 +126,9 @@ class BatchStream(ClosesOnExit, Iterator[Ready]):
                     self._free.get_nowait()
             self._free.put(None)
             self._thread.join()
+            with suppress(queue.Empty, ReplayError):  # the store may be closed
+                while True:
+                    found = self._ready.get_nowait()
+                    if not isinstance(found, Exception):
+                        (selection, _), _ = found
+                        self._store.unmark(selection.keys)

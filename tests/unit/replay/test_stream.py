@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from replay_processes import until
 from replay_tables import SCHEMA, content
 
 from actors.replay import BatchStream, ReplayError, ReplayStore, Subscription, SubSequences, gather, select
@@ -60,6 +61,19 @@ def test_closing_ends_the_thread(store):
     stream.close()
     assert list(stream) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "replay-stream"]
+
+
+def test_batches_that_nobody_took_do_not_use_rows_up():
+    store = ReplayStore.create(SCHEMA, 10, selectors=(SubSequences(3),), max_times_sampled=2)
+    store.insert(content(range(10)))
+    tree = store.tree(SubSequences(3).spec)
+    stream = BatchStream(store, SubSequences(3), WANTED, 4, seed=0, ahead=3)
+    selection, _ = next(stream)
+    until(lambda: store.counters()["selected"] == 4 + 12)
+    stream.close()
+    assert store.counters()["selected"] == 4
+    assert store.draws_left(tree, 100) == 20 - 4
+    assert store.status()["sampled"].tolist() == np.bincount(selection.keys.indices, minlength=10).tolist()
 
 
 def test_a_forked_child_is_told_to_open_its_own(store):
