@@ -21,7 +21,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from rayagi.algorithms.registry import names_of
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.cli.parser import build_parser
 from rayagi.config.convert import run_spec_sections
 from rayagi.config.spec import RunSpec
@@ -86,11 +86,7 @@ def settings_text() -> str:
     top = [field for field in fields(RunSpec) if field.name not in (*sections, "learning")]
     parts = ["## Without a section\n", _settings_table("", RunSpec, top)]
     for name, kind in sections.items():
-        readers = (
-            f"Read by `--algorithm` {', '.join(f'`{each}`' for each in names_of(name))}.\n"
-            if names_of(name)
-            else ""
-        )
+        readers = f"Read by `--algorithm` `{name}`.\n" if name in DEFINITIONS else ""
         parts += [
             f"## {name}\n",
             f"{inspect.getdoc(kind)}\n",

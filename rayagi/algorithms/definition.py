@@ -140,12 +140,10 @@ class AlgorithmDefinition:
     """One learning algorithm. Importing it imports neither torch nor Ray."""
 
     name: str
-    """Its name in a RunSpec and on the command line."""
+    """Its name in a RunSpec and on the command line, and of its settings' section in config files and ``--set``."""
     summary: str
     """One line: the algorithm and its source."""
     settings: type[LearningSpec]
-    section: str
-    """Name of its settings in config files and ``--set``."""
     templates: tuple[Template, ...]
     """Supported templates; the default first."""
     learner: str

@@ -74,7 +74,7 @@ def _refuse_unfit(run: str, theirs: NetworkPolicy, their_spec: RunSpec, spec: Ru
         if here != there:
             reason = f"has network.{name} = {there}, and this run {here}"
             raise _refused(run, reason, f"leave network.{name} out: it is then that of the run")
-    section = spec.learning_section
+    section = spec.algorithm
     for name in ("normalize_obs", "obs_clip"):
         here, there = getattr(spec.learning, name), getattr(their_spec.learning, name)
         if here != there:
@@ -125,9 +125,9 @@ def _refuse_shapes(run: str, model: Model, own: Model, their_spec: RunSpec, spec
     """Compare two models of one kind: tensors, and the support of distributional critics."""
     shapes = [{name: value.shape for name, value in each.state_dict().items()} for each in (model, own)]
     if shapes[0] != shapes[1] or getattr(model, "support", None) != getattr(own, "support", None):
-        reason = f"has other networks than this run: settings of {their_spec.learning_section} differ"
+        reason = f"has other networks than this run: settings of {their_spec.algorithm} differ"
         names = "num_atoms, v_min, v_max or layer_norm" if hasattr(own, "support") else "its options"
-        raise _refused(run, reason, f"give {spec.learning_section} the same {names}")
+        raise _refused(run, reason, f"give {spec.algorithm} the same {names}")
 
 
 def _of_squashed_gaussian(

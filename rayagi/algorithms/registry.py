@@ -22,11 +22,3 @@ DEFINITIONS: dict[str, AlgorithmDefinition] = {
     for definition in (PPO, TRPO, APPO, IMPALA, A3C, SAC, TD3, DQN, FAST_TD3, FAST_SAC, BC, IQL, TD3_BC)
 }
 """Definitions by name; the first is the default."""
-
-SECTIONS = {definition.section: definition.settings for definition in DEFINITIONS.values()}
-"""Name of each section of settings -> its class. Algorithms may share one."""
-
-
-def names_of(section: str) -> tuple[str, ...]:
-    """Algorithms that read a section of settings."""
-    return tuple(name for name, definition in DEFINITIONS.items() if definition.section == section)

@@ -136,7 +136,7 @@ def _follow_up(folder: RunFolder, spec: RunSpec, known: Explanation | None, chec
         return (
             f"{saved} To try again from the start with half the learning rate:\n"
             f"  rayagi train {spec.env.id} --config {quote(str(folder.path))}/config.yaml "
-            f"--set {spec.learning_section}.learning_rate={spec.learning.learning_rate / 2:g}"
+            f"--set {spec.algorithm}.learning_rate={spec.learning.learning_rate / 2:g}"
         )
     if known is not None and isinstance(known.error, UnstableSimulationsError):
         # A resumed run keeps its configuration, and would fail again.

@@ -150,7 +150,7 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
     if decays_linearly(spec) and arguments.env_steps not in (None, spec.total_env_steps):
         raise UsageError(
             f"--env-steps {arguments.env_steps} cannot be given on --resume: the learning rate of this run falls to "
-            f"zero over {spec.total_env_steps} steps ({spec.learning_section}.lr_schedule = linear), and another number "
+            f"zero over {spec.total_env_steps} steps ({spec.algorithm}.lr_schedule = linear), and another number "
             f"would change it. Leave it out, or start a new run: "
             f"rayagi train {spec.env.id} --config {arguments.resume}/config.yaml --env-steps {arguments.env_steps}"
         )

@@ -13,7 +13,7 @@ from typing import Any, Literal, Union, cast
 
 import yaml
 
-from rayagi.algorithms.registry import DEFINITIONS, SECTIONS, names_of
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.spec import RunSpec
 from rayagi.config.yaml_text import parse_yaml
@@ -25,7 +25,7 @@ def run_spec_to_dict(spec: RunSpec) -> dict[str, Any]:
     The algorithm's settings are in a section with its name, ``ppo: {...}``.
     """
     data: dict[str, Any] = _plain(spec)
-    return {spec.learning_section if key == "learning" else key: value for key, value in data.items()}
+    return {spec.algorithm if key == "learning" else key: value for key, value in data.items()}
 
 
 def run_spec_from_dict(data: Mapping[str, Any]) -> RunSpec:
@@ -39,8 +39,8 @@ def run_spec_from_dict(data: Mapping[str, Any]) -> RunSpec:
     """
     values = _values(run_spec_sections(), data, "")
     definition = DEFINITIONS[values.get("algorithm", next(iter(DEFINITIONS)))]
-    sections = {name: values.pop(name) for name in SECTIONS if name in values}
-    return RunSpec(**values, learning=sections.get(definition.section, definition.settings()))
+    sections = {name: values.pop(name) for name in DEFINITIONS if name in values}
+    return RunSpec(**values, learning=sections.get(definition.name, definition.settings()))
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
         key, separator, text = setting.partition("=")
         if not separator or not key.strip():
             raise ConfigError(setting, NO_VALUE, "is not key=value", "for example ppo.learning_rate=1e-4")
-        path = setting_path(key.strip(), spec.learning_section)
-        _refuse_unread(path, spec.learning_section)
+        path = setting_path(key.strip(), spec.algorithm)
+        _refuse_unread(path, spec.algorithm)
         try:
             value = parse_yaml(text)
         except yaml.YAMLError as error:
@@ -98,8 +98,8 @@ def with_settings(spec: RunSpec, settings: Iterable[str]) -> RunSpec:
     return changed
 
 
-def setting_path(key: str, section: str) -> str:
-    """The dotted path of a ``--set`` key, for an algorithm whose settings are in ``section``.
+def setting_path(key: str, algorithm: str) -> str:
+    """The dotted path of a ``--set`` key of a run of an algorithm.
 
     Raises:
         ConfigError: nothing has that name, or more than one section has.
@@ -109,7 +109,7 @@ def setting_path(key: str, section: str) -> str:
         return key
     if "." not in key:
         matches = [path for path in paths if path.rpartition(".")[2] == key]
-        own = [path for path in matches if path == f"{section}.{key}"]
+        own = [path for path in matches if path == f"{algorithm}.{key}"]
         if len(own or matches) == 1:
             return (own or matches)[0]
         if matches:
@@ -118,19 +118,19 @@ def setting_path(key: str, section: str) -> str:
             )
     # Of the algorithms' settings, only the run's own are worth a hint.
     readable = [
-        path for path in paths if path.split(".")[0] not in SECTIONS or path.startswith(f"{section}.")
+        path for path in paths if path.split(".")[0] not in DEFINITIONS or path.startswith(f"{algorithm}.")
     ]
     raise ConfigError(key, NO_VALUE, "no such setting", nearest(key, readable))
 
 
-def _refuse_unread(path: str, section: str) -> None:
+def _refuse_unread(path: str, algorithm: str) -> None:
     other = path.partition(".")[0]
-    if other in SECTIONS and other != section:
-        own = path.replace(other, section, 1)
+    if other in DEFINITIONS and other != algorithm:
+        own = path.replace(other, algorithm, 1)
         raise ConfigError(
             path,
             NO_VALUE,
-            f"is a setting of {' and '.join(names_of(other))}",
+            f"is a setting of {other}",
             f"write {own}" if own in setting_paths() else "leave it out",
         )
 
@@ -141,7 +141,7 @@ def run_spec_sections() -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for name, wanted in _hints(RunSpec).items():
         if name == "learning":
-            keys.update(SECTIONS)
+            keys.update({each: definition.settings for each, definition in DEFINITIONS.items()})
         else:
             keys[name] = Literal[tuple(DEFINITIONS)] if name == "algorithm" else wanted
     return keys

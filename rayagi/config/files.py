@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from rayagi.algorithms.registry import DEFINITIONS, SECTIONS, names_of
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.convert import merged, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.former import with_present_names
@@ -107,14 +107,10 @@ def _refuse_settings_of_others(data: Mapping[str, Any], algorithm: str) -> None:
     Raises:
         ConfigError: the section, and whose it is.
     """
-    own = DEFINITIONS[algorithm].section if algorithm in DEFINITIONS else algorithm
-    others = [section for section in SECTIONS if section in data]
-    if others and own not in others:
-        owner = " or ".join(names_of(others[0]))
-        reason = f"holds settings of {owner}, and the run is one of {algorithm}"
-        raise ConfigError(
-            others[0], NO_VALUE, reason, f"add algorithm: {names_of(others[0])[0]}, or rename the section"
-        )
+    others = [name for name in DEFINITIONS if name in data]
+    if others and algorithm not in others:
+        reason = f"holds settings of {others[0]}, and the run is one of {algorithm}"
+        raise ConfigError(others[0], NO_VALUE, reason, f"add algorithm: {others[0]}, or rename the section")
 
 
 def _from_python(file: Path, source: str, env_id: str | None) -> RunSpec:

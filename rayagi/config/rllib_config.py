@@ -270,7 +270,7 @@ class GmiConfig(AlgorithmConfig):
             # Twice: batch sizes can only be computed from settings with valid types.
             spec = run_spec_from_dict(merged(run_spec_to_dict(base), merged(self._changes(env_id), module)))
             spec = dataclasses.replace(spec, learning=self._converted(spec))
-            section, learning = spec.learning_section, spec.learning
+            section, learning = spec.algorithm, spec.learning
             kl_target = self._given("kl_target")
             if kl_target is not PRESET and learning.lr_schedule != "kl_adaptive":
                 reason = f"has no effect with lr_schedule={learning.lr_schedule!r}"
@@ -307,7 +307,7 @@ class GmiConfig(AlgorithmConfig):
             _put(changes, "env.kwargs", {"env_config": self.env_config})
         observation_filter = self._given("observation_filter")
         if observation_filter is not PRESET:
-            section = self._settings().definition.section
+            section = self._settings().definition.name
             normalize_obs = changes.get(section, {}).get("normalize_obs")
             _put(changes, f"{section}.normalize_obs", normalises(observation_filter, normalize_obs))
         for path, value in model_changes(given_model_config(self._model_config)).items():

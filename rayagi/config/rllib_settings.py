@@ -198,7 +198,7 @@ class AlgorithmSettings:
     @property
     def paths(self) -> dict[str, tuple[str, str]]:
         """Attribute of the config: (its path in a RunSpec, how a user writes it)."""
-        section, names = self.definition.section, self.definition.training_names
+        section, names = self.definition.name, self.definition.training_names
         own = {name: (f"{section}.{leaf}", f"training({name}=)") for name, leaf in names.items()}
         offline = issubclass(self.definition.settings, OfflineSpec)
         return {**COMMON_PATHS, **(OFFLINE_PATHS if offline else {}), **own}
@@ -232,7 +232,7 @@ class AlgorithmSettings:
         if name in self.definition.rllib.converted:
             return self.definition.rllib.converted[name].from_settings(spec.learning, num_trainers(spec.gmi))
         if name in self.paths:
-            path = self.paths[name][0].replace(f"{self.definition.section}.", "learning.")
+            path = self.paths[name][0].replace(f"{self.definition.name}.", "learning.")
             value = reduce(getattr, path.split("."), spec)
             if name == "grad_clip" and value == 0:
                 return None

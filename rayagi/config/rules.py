@@ -130,12 +130,12 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
     if DEFINITIONS[spec.algorithm].needs_separate_networks:
         yield from _separate(spec)
     yield from DEFINITIONS[spec.algorithm].unfit_network(spec.algorithm, spec.network)
-    yield from spec.learning.broken_rules(spec.learning_section)
+    yield from spec.learning.broken_rules(spec.algorithm)
     if min(spec.learning.rollout_length, spec.learning.num_minibatches) >= 1:
         if spec.network.core == "none":
-            yield from _minibatches(spec.learning_section, spec.learning, spec.gmi.num_envs)
+            yield from _minibatches(spec.algorithm, spec.learning, spec.gmi.num_envs)
         else:
-            yield from _sequences(spec.learning_section, spec.learning, spec.gmi)
+            yield from _sequences(spec.algorithm, spec.learning, spec.gmi)
     yield from _schedule(spec)
     yield from _data(spec)
     yield from _evaluation(spec.evaluation)
@@ -418,7 +418,7 @@ def _sequences(section: str, learning: LearningSpec, gmi: GmiSpec) -> Iterator[C
 def _schedule(spec: RunSpec) -> Iterator[ConfigError]:
     if spec.learning.lr_schedule == "linear" and spec.total_env_steps is None:
         yield ConfigError(
-            f"{spec.learning_section}.lr_schedule",
+            f"{spec.algorithm}.lr_schedule",
             "linear",
             "needs to know where the run ends",
             "give total_env_steps (rayagi train --env-steps), or use 'constant' or 'kl_adaptive'",

@@ -208,7 +208,7 @@ class RunSpec:
     network: NetworkSpec = field(default_factory=NetworkSpec)
     learning: LearningSpec = field(default_factory=LearningSpec)
     """The algorithm's settings; a plain LearningSpec is converted to the algorithm's class. Files and ``--set`` call them
-    ``learning_section``."""
+    by its name."""
     evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     data: DataSpec = field(default_factory=DataSpec)
     seed: int = 0
@@ -224,11 +224,6 @@ class RunSpec:
             usual = LearningSpec()
             common = {name: value for name, value in given.items() if value != getattr(usual, name)}
             object.__setattr__(self, "learning", DEFINITIONS[self.algorithm].settings(**common))
-
-    @property
-    def learning_section(self) -> str:
-        """Name of the algorithm's settings in files and ``--set``."""
-        return DEFINITIONS[self.algorithm].section
 
     def with_gmi(self, **changes: Any) -> RunSpec:
         """The run with other fields of ``gmi``."""

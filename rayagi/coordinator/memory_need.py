@@ -120,7 +120,7 @@ def _reject_large_replay(spec: RunSpec, info: EnvInfo, plan: PlacementPlan) -> N
             raise PlanError(
                 f"the replay of {counted(spec.learning.capacity, 'transition')} on {node.name}",
                 f"it needs {bytes_text(need)}, and the host has {bytes_text(node.memory_total_bytes)}",
-                f"Set {spec.learning_section}.capacity to less than {fitting}",
+                f"Set {spec.algorithm}.capacity to less than {fitting}",
             )
 
 

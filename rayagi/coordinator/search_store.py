@@ -220,7 +220,7 @@ def search_key(spec: RunSpec, machine: Machine) -> dict[str, Any]:
     for name in _FREE_GMI:
         del task["gmi"][name]
     del task["network"]["initial_log_std"]
-    learning = task[spec.learning_section]
+    learning = task[spec.algorithm]
     for name in learning.keys() & {*_FREE_LEARNING}:
         del learning[name]
     for name in learning.keys() & {*_OPTIONAL_LEARNING}:

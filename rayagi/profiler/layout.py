@@ -72,11 +72,6 @@ class Category(IntEnum):
     GPU_COPY = 34
 
     @property
-    def is_scope(self) -> bool:
-        """Whether a program opens and closes it; it is recorded when it opens and completed when it closes."""
-        return self <= Category.ITERATION
-
-    @property
     def is_gpu(self) -> bool:
         """Whether the time is a GPU's, not the calling thread's."""
         return self in (Category.GPU_KERNEL, Category.GPU_COPY)

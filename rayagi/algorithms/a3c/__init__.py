@@ -28,7 +28,6 @@ A3C = AlgorithmDefinition(
     name="a3c",
     summary="asynchronous gradients on shared parameters (Mnih et al. 2016)",
     settings=A3CSpec,
-    section="a3c",
     templates=("dp_only",),
     learner="rayagi.algorithms.a3c.learner:A3CLearner",
     preset={**ONE_PASS_PRESET, "learning_rate": 3e-4},

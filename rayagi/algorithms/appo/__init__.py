@@ -56,7 +56,6 @@ APPO = AlgorithmDefinition(
     name="appo",
     summary="asynchronous, clipped surrogate loss, corrected by V-trace (RLlib's APPO)",
     settings=AppoSpec,
-    section="appo",
     templates=("decoupled", "dp_only"),
     learner="rayagi.algorithms.appo.learner:AppoLearner",
     rllib=RllibFace(

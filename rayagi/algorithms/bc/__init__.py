@@ -27,7 +27,6 @@ BC = AlgorithmDefinition(
     name="bc",
     summary="offline, behaviour cloning: supervised learning of the dataset's actions",
     settings=BCSpec,
-    section="bc",
     templates=("offline",),
     learner="rayagi.algorithms.bc.learner:BCLearner",
     preset=OFFLINE_PRESET,

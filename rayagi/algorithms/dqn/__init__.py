@@ -110,7 +110,6 @@ DQN = AlgorithmDefinition(
     name="dqn",
     summary="off-policy, values of discrete actions, with Rainbow's options (Mnih et al. 2015, Hessel et al. 2018)",
     settings=DQNSpec,
-    section="dqn",
     templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.dqn.learner:DQNLearner",
     model="rayagi.algorithms.dqn.model:QModel",

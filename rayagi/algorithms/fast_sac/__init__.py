@@ -61,7 +61,6 @@ FAST_SAC = AlgorithmDefinition(
     name="fast_sac",
     summary="SAC with many environments, large batches and distributional critics (Seo et al. 2025)",
     settings=FastSACSpec,
-    section="fast_sac",
     templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.fast_sac.learner:FastSACLearner",
     model="rayagi.algorithms.fast_sac.learner:make_model",

@@ -51,7 +51,6 @@ FAST_TD3 = AlgorithmDefinition(
     name="fast_td3",
     summary="TD3 with many environments, large batches and distributional critics (Seo et al. 2025)",
     settings=FastTD3Spec,
-    section="fast_td3",
     templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.fast_td3.learner:FastTD3Learner",
     model="rayagi.algorithms.fast_td3.learner:FastTD3Model",

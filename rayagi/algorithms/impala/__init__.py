@@ -38,7 +38,6 @@ IMPALA = AlgorithmDefinition(
     name="impala",
     summary="asynchronous actor-critic, corrected by V-trace (Espeholt et al. 2018)",
     settings=ImpalaSpec,
-    section="impala",
     templates=("decoupled", "dp_only"),
     learner="rayagi.algorithms.impala.learner:ImpalaLearner",
     preset={**ONE_PASS_PRESET, "learning_rate": 5e-4},

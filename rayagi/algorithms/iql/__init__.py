@@ -50,7 +50,6 @@ IQL = AlgorithmDefinition(
     name="iql",
     summary="offline, implicit Q-learning (Kostrikov et al. 2021)",
     settings=IQLSpec,
-    section="iql",
     templates=("offline",),
     learner="rayagi.algorithms.iql.learner:IQLLearner",
     needs_separate_networks=True,

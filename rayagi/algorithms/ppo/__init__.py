@@ -31,7 +31,6 @@ PPO = AlgorithmDefinition(
     name="ppo",
     summary="synchronous, clipped surrogate loss (Schulman et al. 2017)",
     settings=PPOSpec,
-    section="ppo",
     templates=("dp_only", "ea_t", "e_at", "dp_mp"),
     learner="rayagi.algorithms.ppo.learner:PPOLearner",
     captured_learner="rayagi.algorithms.ppo.captured:CapturedPPOLearner",

@@ -47,7 +47,6 @@ SAC = AlgorithmDefinition(
     name="sac",
     summary="off-policy, maximum entropy, twin critics and a learned temperature (Haarnoja et al. 2018)",
     settings=SACSpec,
-    section="sac",
     templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.sac.learner:SACLearner",
     model="rayagi.algorithms.sac.learner:make_model",

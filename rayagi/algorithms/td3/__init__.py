@@ -64,7 +64,6 @@ TD3 = AlgorithmDefinition(
     name="td3",
     summary="off-policy, deterministic policy, delayed and smoothed against twin critics (Fujimoto et al. 2018)",
     settings=TD3Spec,
-    section="td3",
     templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.td3.learner:TD3Learner",
     model="rayagi.algorithms.td3.learner:make_model",

@@ -50,7 +50,6 @@ TD3_BC = AlgorithmDefinition(
     name="td3_bc",
     summary="offline, TD3 with behaviour cloning (Fujimoto and Gu 2021)",
     settings=TD3BCSpec,
-    section="td3_bc",
     templates=("offline",),
     learner="rayagi.algorithms.td3_bc.learner:TD3BCLearner",
     model="rayagi.algorithms.td3_bc.learner:make_model",

@@ -54,7 +54,6 @@ TRPO = AlgorithmDefinition(
     name="trpo",
     summary="synchronous, natural gradient within a trust region (Schulman et al. 2015)",
     settings=TRPOSpec,
-    section="trpo",
     templates=("dp_only", "ea_t", "e_at", "dp_mp"),
     learner="rayagi.algorithms.trpo.learner:TRPOLearner",
     needs_separate_networks=True,

@@ -60,7 +60,7 @@ class ContactPhysics:
     def __init__(
         self, model: mujoco.MjModel, num_worlds: int, num_threads: int, names: Sequence[str]
     ) -> None:
-        self._model, self._num_worlds = model, num_worlds
+        self._model = model
         self.rows = np.zeros((num_worlds, mujoco.mj_stateSize(model, STATE)))
         self.datas = [mujoco.MjData(model) for _ in range(min(num_threads, num_worlds))]
         views = _state_views(model, self.rows)

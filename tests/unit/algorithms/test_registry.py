@@ -12,7 +12,7 @@ import rayagi
 from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.offline_learner import OfflineLearner
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.registry import DEFINITIONS, SECTIONS
+from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.algorithms.rollout_learner import MergedLearner
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
@@ -29,8 +29,8 @@ EACH = pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=DEFINITIO
 def test_settings_go_through_a_file_under_their_section(definition):
     spec = RunSpec(algorithm=definition.name, learning=LearningSpec(gamma=0.5))
     data = run_spec_to_dict(spec)
-    assert set(data) & set(SECTIONS) == {definition.section}
-    assert data[definition.section]["gamma"] == 0.5
+    assert set(data) & set(DEFINITIONS) == {definition.name}
+    assert data[definition.name]["gamma"] == 0.5
     assert run_spec_from_dict(data) == spec
     assert type(spec.learning) is definition.settings
 
@@ -92,5 +92,5 @@ def test_definitions_import_neither_torch_nor_ray():
 def test_the_page_of_algorithms_has_a_row_for_each(definition):
     page = (Path(__file__).parents[3] / "docs" / "explanation" / "algorithms.md").read_text(encoding="utf-8")
     templates, face = ", ".join(definition.templates), definition.rllib
-    row = f"| `{definition.name}` | {definition.summary} | `{definition.section}` | {templates} | "
+    row = f"| `{definition.name}` | {definition.summary} | {templates} | "
     assert f"{row}`{face.config}`, `{face.algorithm}` |" in page
