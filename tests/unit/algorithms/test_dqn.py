@@ -12,8 +12,7 @@ from actors.roles import Agent
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.dqn import DQN, DQNSpec
-from rayagi.algorithms.dqn.learner import LEAST_PRIORITY, DQNLearner, DQNUpdater
-from rayagi.algorithms.dqn.model import QModel
+from rayagi.algorithms.dqn.learner import LEAST_PRIORITY, DQNLearner, DQNUpdater, QModel
 from rayagi.algorithms.publishing import published_tensors
 from rayagi.algorithms.transitions import ACTION, DISCOUNT, OBS, REWARD, SUBSCRIPTIONS, Transitions
 from rayagi.config.errors import ConfigError

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from actors.host_time import ThreadClock
+from rayagi.monitoring.exporting import ThreadClock
 
 
 def test_a_thread_that_shares_its_core_waits_about_half_of_the_time():
