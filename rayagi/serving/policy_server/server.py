@@ -113,10 +113,11 @@ class PolicyServer:
         finally:
             for task in background:
                 task.cancel()
-            if frontend is not None:
-                await frontend.close(DRAIN_S)
-            if runner is not None:
-                await runner.cleanup()
+            # At once: while one waits for slow clients, the other must not accept new requests.
+            await asyncio.gather(
+                *([] if frontend is None else [frontend.close(DRAIN_S)]),
+                *([] if runner is None else [runner.cleanup()]),
+            )
             self._batcher.close(DRAIN_S)
             for number in (*ending, signal.SIGHUP) if signals else ():
                 loop.remove_signal_handler(number)
@@ -185,7 +186,7 @@ class PolicyServer:
             logger=LOGGER,
             handler_cancellation=True,
             handle_signals=False,
-            shutdown_timeout=DRAIN_S,
+            shutdown_timeout=DRAIN_S / 2,  # it waits twice: for requests, then for those that it cancels
             keepalive_timeout=IDLE_S,
         )
         await runner.setup()

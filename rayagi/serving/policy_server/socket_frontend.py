@@ -69,15 +69,18 @@ class SocketFrontend:
             # At once, and only its own: from now on another server may take the path.
             if self._inode == _inode(self._path):
                 self._path.unlink(missing_ok=True)
-        if self._pending:
-            await asyncio.wait(self._pending, timeout=timeout_s)
         clients = dict(self._clients)
-        for writer in clients.values():
-            writer.close()  # flushes its buffer first
-        if clients:
-            _, slow = await asyncio.wait(clients, timeout=timeout_s)
-            for task in slow:
-                clients[task].transport.abort()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                if self._pending:
+                    await asyncio.wait(self._pending)
+                for writer in clients.values():
+                    writer.close()  # flushes its buffer first
+                if clients:
+                    await asyncio.wait(clients)
+        for task, writer in clients.items():
+            if not task.done():
+                writer.transport.abort()
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -101,10 +104,12 @@ class SocketFrontend:
         finally:
             for request in requests:
                 request.cancel()
-            del self._clients[task]
             writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
+            try:
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
+            finally:
+                del self._clients[task]  # not before its answers are sent: close() waits for them
 
     async def _attend(
         self,

@@ -60,7 +60,8 @@ def serving(run, *, which="best", **settings):
     try:
         yield server, f"http://127.0.0.1:{server.port}", messages
     finally:
-        running["loop"].call_soon_threadsafe(server.stop)
+        with suppress(RuntimeError):  # it has ended already
+            running["loop"].call_soon_threadsafe(server.stop)
         thread.join(30)
         assert not thread.is_alive()
         torch.set_num_threads(threads)
@@ -594,6 +595,33 @@ def test_following_goes_on_after_damaged_checkpoints_and_pointers(tmp_path, monk
         repaired = messages.count("now iteration_000002 (2,000 environment steps)")
         weights.write_bytes(intact)
         until(lambda: messages.count("now iteration_000002 (2,000 environment steps)") > repaired)
+
+
+def test_a_server_that_waits_for_a_slow_client_accepts_no_others(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "DRAIN_S", 600.0)
+    with (
+        serving(run, port=0, unix=tmp_path / "s") as (server, _, _),
+        socket.socket(socket.AF_UNIX) as slow,
+    ):
+        slow.settimeout(60)
+        slow.connect(str(tmp_path / "s"))
+        many = frame(Kind.OBSERVE, 1, np.zeros((4096, 4), "<f4").tobytes())
+        slow.sendall(40 * many)
+        slow.shutdown(socket.SHUT_WR)
+        until(lambda: server.statistics.requests == 40)  # more than the buffers of the socket hold
+        server._batcher._loop.call_soon_threadsafe(server.stop)
+
+        def is_refused():
+            try:
+                socket.create_connection(("127.0.0.1", server.port)).close()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        until(is_refused)
+        received = b"".join(iter(lambda: slow.recv(2**20), b""))
+    _, _, hello_bytes = header(received[: HEADER.size])
+    assert len(received) == HEADER.size + hello_bytes + 40 * (HEADER.size + 4096 * 4)
 
 
 def test_an_address_in_use_is_an_error(run, tmp_path):
