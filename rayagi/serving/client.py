@@ -33,6 +33,8 @@ Observations = ArrayLike | Mapping[str, Any] | tuple[Any, ...]
 """Flat observations, or as the environment gives them."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+_LONGEST_S = 366 * 86400
+"""Longest time limit: a socket takes no infinite one."""
 _TRY_AGAIN = (502, 503, 504)
 """HTTP statuses of a server that is overloaded, or that a proxy does not reach."""
 _VECTORS = "expected numbers of shape (obs_dim,) or (rows, obs_dim)"
@@ -58,8 +60,10 @@ class PolicyClient:
             timeout_s: for one answer, reconnecting included
 
         Raises:
-            ValueError: the address has neither form, or the token is not printable ASCII.
+            ValueError: the address has neither form, the token is not printable ASCII, or the time limit no time.
         """
+        if not 0 < timeout_s <= _LONGEST_S:
+            raise ValueError(f"timeout_s is {timeout_s}: expected more than 0 seconds, and at most a year")
         self.address, self._timeout_s = address, timeout_s
         self._states: NDArray[np.float32] | None = None
         """States of a recurrent policy, of the rows of the last request; None: episodes begin."""

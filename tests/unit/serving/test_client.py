@@ -1,6 +1,7 @@
 """The policy server's client with services that misbehave."""
 
 import io
+import math
 import socket
 import threading
 import time
@@ -213,6 +214,14 @@ def test_an_address_without_a_port_is_at_port_80():
 def test_a_token_that_no_header_can_hold_is_refused(token):
     with pytest.raises(ValueError, match="the token is not printable ASCII"):
         PolicyClient("http://a:1", token=token)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, math.inf, math.nan, 1e10])
+def test_a_time_limit_that_is_none_is_refused(timeout_s):
+    with pytest.raises(
+        ValueError, match=r"^timeout_s is .*: expected more than 0 seconds, and at most a year$"
+    ):
+        PolicyClient("http://a:1", timeout_s=timeout_s)
 
 
 def test_actions_of_a_policy_server_are_returned_as_they_are():
