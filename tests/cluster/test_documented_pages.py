@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != OWN_TEST])
 def test_a_pages_commands_run_in_order(name, tmp_path):
     run_page(ROOT / name, tmp_path)
