@@ -127,20 +127,24 @@ def table(report: dict[str, Any]) -> str:
 def draw(report: dict[str, Any], path: Path) -> None:
     """Mean evaluation return against training time, one line a seed, one colour a variant, one pair of axes a task."""
     tasks = tasks_of(report)
-    made = Figure(figsize=(4.6 * len(tasks) + 1, 4), layout="constrained")
-    for axes, task in zip(made.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+    columns = min(len(tasks), 3)
+    num_rows = -(-len(tasks) // columns)
+    made = Figure(figsize=(4.6 * columns + 1, 4 * num_rows), layout="constrained")
+    for place, task in enumerate(tasks):
+        axes = made.add_subplot(num_rows, columns, place + 1)
         for number, variant in enumerate(report["variants"]):
-            for place, curve in enumerate(curves_of(report, task, variant)):
+            for seed, curve in enumerate(curves_of(report, task, variant)):
                 axes.plot(
                     [row[0] for row in curve],
                     [row[2] for row in curve],
                     color=f"C{number}",
-                    label=variant if place == 0 else None,
+                    label=variant if seed == 0 else None,
                 )
         axes.set_title(task, fontsize=10)
         axes.set_xlabel("seconds of training")
         axes.grid(alpha=0.3)
-    made.axes[0].set_ylabel("mean evaluation return")
+        if place % columns == 0:
+            axes.set_ylabel("mean evaluation return")
     made.axes[0].legend(fontsize=8)
     made.savefig(path, dpi=90)
 
