@@ -16,7 +16,7 @@ from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.envs.fused.provider import make_simulator
-from rayagi.models import networks
+from rayagi.models import heads
 from rayagi.profiler.layout import Category
 from rayagi.profiler.trace import read_profile
 
@@ -53,7 +53,7 @@ def program_of(spec, engine="auto", threads=1):
 @pytest.fixture
 def kernel_noise(monkeypatch):
     """Makes the unfused loop sample with the kernel's random numbers."""
-    monkeypatch.setattr(networks, "exploration_noise", exploration_noise)
+    monkeypatch.setattr(heads, "exploration_noise", exploration_noise)
 
 
 @pytest.mark.parametrize(
