@@ -54,7 +54,7 @@ docs: setup
 # A head with a dashboard and its jobs are work for all cores.
 test: check
 	$(BIN)/python -m pytest -n 2 -m "not slow and not gpu" --ignore tests/cluster
-	$(BIN)/python -m pytest tests/cluster/test_job_submit.py
+	$(BIN)/python -m pytest -m "not slow and not gpu" tests/cluster/test_job_submit.py
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" tests/cluster --ignore tests/cluster/test_job_submit.py
 
 test-all: setup
