@@ -192,12 +192,7 @@ class ReplayStore(ClosesOnExit):
             ReplayError: an argument is outside its range, the store does not fit, or there is no C compiler.
         """
         check_sizes(capacity, max_times_sampled, shard, num_shards, incarnation)
-        name = removal if isinstance(removal, str) else "user"
-        if name not in kernel.REMOVALS or not (callable(removal) or name != "user"):
-            choices = ", ".join(kernel.REMOVALS[:-1])
-            raise ReplayError(
-                f"removal {removal!r} is not known: use {choices}, or a function of the status table"
-            )
+        name = _name_of(removal)
         if not kernel.library().replay_identity():
             raise ReplayError("replay stores need /proc, to see which writers are alive")
         meta: dict[str, Any] = {
@@ -877,6 +872,16 @@ class ReplayStore(ClosesOnExit):
         if result == kernel.DAMAGED:
             raise ReplayDamagedError(self.endpoint)
         raise ReplayError(_REASONS[result])
+
+
+def _name_of(removal: Removal) -> str:
+    name = removal if isinstance(removal, str) else "user"
+    if name not in kernel.REMOVALS or not (callable(removal) or name != "user"):
+        choices = ", ".join(kernel.REMOVALS[:-1])
+        raise ReplayError(
+            f"removal {removal!r} is not known: use {choices}, or a function of the status table"
+        )
+    return name
 
 
 def _described(descriptors: Sequence[int]) -> Mapping[str, Any] | None:

@@ -117,7 +117,7 @@ class TakingTurns(LocalShards):
 
 
 class Reader:
-    """Selects several times in a thread of its own, one question after the other, as it is told."""
+    """Selects several times in a thread of its own, one question after the other, each on request."""
 
     def __init__(self, shards, choose, requests, number):
         self.table, self.delivered, self.ended = TakingTurns(shards), [], False
