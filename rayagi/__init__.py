@@ -6,7 +6,10 @@ Names are imported when they are first used: ``import rayagi`` loads neither Ray
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +48,32 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+class HiddenPackageError(ImportError):
+    """A package of somebody else's has the name of one that rayagi needs, and comes first."""
+
+
+def _folder_above(package: str) -> Path:
+    """The folder that has a package, of the path of its __init__.py."""
+    return Path(package).resolve().parent.parent
+
+
+def refuse_hidden_packages() -> None:
+    """Check that Python's path leads to rayagi's other packages, here and in Ray's processes, which have the working folder
+    too.
+
+    Raises:
+        HiddenPackageError: another package of such a name comes first.
+    """
+    for name in ("actors", "collectives", "placement"):
+        found = PathFinder.find_spec(name, ["", *sys.path])
+        # Without an origin it is a folder without __init__.py, which hides nothing.
+        if found and found.origin and _folder_above(found.origin) != _folder_above(__file__):
+            raise HiddenPackageError(
+                f"{found.origin} hides rayagi's package {name!r} from Python: rename that package, or start elsewhere, "
+                "without it on Python's path"
+            )
+
+
 @cache
 def _homes() -> dict[str, str]:
     """The module of each name. Even the list of algorithms imports numpy, which `rayagi.profiler` must not."""
@@ -61,6 +90,7 @@ def __getattr__(name: str) -> Any:
     # `from rayagi import profiler` asks here before it imports the submodule; all names of _homes() are classes.
     if not name[:1].isupper() and name != "__all__":
         raise AttributeError(f"module 'rayagi' has no attribute {name!r}")
+    refuse_hidden_packages()
     names = tuple(sorted({*_homes(), "__version__"}))
     if name == "__all__":
         return names

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 KNOWN: dict[str, int] = {
+    "rayagi.HiddenPackageError": BAD_INPUT,
     "rayagi.config.errors.ConfigError": BAD_INPUT,
     "rayagi.envs.errors.SimulationError": FAILED,
     "rayagi.envs.errors.SimulatorLostError": FAILED,

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from rayagi import refuse_hidden_packages
 from rayagi.cli.failures import FAILED, INTERRUPTED, UsageError, explain
 from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
@@ -77,12 +78,15 @@ def _set_import_path(arguments: argparse.Namespace) -> None:
     A run folder may be somebody else's: its files must not take the place of modules that commands import.
 
     Raises:
+        HiddenPackageError: a package in the working folder has the name of one of rayagi's.
         UsageError: the command uses Ray in a run folder; Ray's processes import from the driver's working folder.
     """
     folder = os.getcwd()
     if getattr(arguments, "trust_modules", False) or not in_run_folder(Path(folder)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
+        if not arguments.command.startswith("profile"):  # the profiled program may have any packages
+            refuse_hidden_packages()
         return
     if _uses_ray(arguments):
         raise UsageError(

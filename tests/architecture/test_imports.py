@@ -45,6 +45,41 @@ def test_the_profiler_starts_in_any_process_without_anything_heavy(heavy):
 
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_program_beside_a_checkout_named_rayagi_imports_the_package_and_not_that_folder(tmp_path):
+    # As in a home folder with a clone. The clone itself has no __init__.py, so it is a namespace package of that name.
+    (tmp_path / "rayagi").mkdir()
+    program = tmp_path / "program.py"
+    program.write_text("from rayagi import PPOConfig")
+    subprocess.run([sys.executable, program], timeout=120, check=True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["-m", "rayagi", "envs", "Ant"],
+        # As the script `rayagi`, whose own folder is on Python's path instead of the working folder.
+        ["-P", "-c", "from rayagi.cli import run_process; run_process()", "envs", "Ant"],
+        ["-c", "from rayagi import PPOConfig"],
+    ],
+    ids=["module", "script", "program"],
+)
+@pytest.mark.parametrize(
+    ("place", "name"), [("actors/__init__.py", "actors"), ("collectives.py", "collectives")]
+)
+def test_a_users_package_that_hides_one_of_rayagis_is_named(tmp_path, place, name, command):
+    hidden = tmp_path / place
+    hidden.parent.mkdir(exist_ok=True)
+    hidden.touch()
+    done = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode
+    assert f"{hidden} hides rayagi's package {name!r} from Python: rename that package" in done.stderr
+    assert "Traceback" not in done.stderr or "PPOConfig" in command[-1]
+
+
 ISAAC_SCRIPT = "rayagi/envs/isaac/host.py"
 """Runs under Pythons that have no rayagi; its docstring says why all of its imports are in functions."""
 
