@@ -37,6 +37,10 @@ class Latencies:
         self.total_s += other.total_s
         self.longest_s = max(self.longest_s, other.longest_s)
 
+    def count_up_to(self, seconds: float) -> int:
+        """How many durations were not longer, to the accuracy of a bucket."""
+        return sum(count for bucket, count in self.counts.items() if _LEAST_S * _GROWTH**bucket <= seconds)
+
     def percentile(self, share: float) -> float | None:
         """The duration in seconds that a share (0 to 1) did not exceed; None without data.
 

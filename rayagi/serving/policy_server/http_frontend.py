@@ -3,6 +3,7 @@
     POST /act      observations: JSON {"obs": [...]}, application/x-npy, or application/octet-stream (raw float32)
     GET  /info     task, sizes, ranges, checkpoint
     GET  /stats    requests, latency percentiles, requests per second
+    GET  /metrics  the same counters for Prometheus
     GET  /health   200 while the server runs; needs no token
 
 JSON observations of spaces that are no vectors may have their form.
@@ -25,8 +26,10 @@ from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
+from rayagi.serving.policy_server.prometheus import PolicyMetrics
 from rayagi.serving.policy_server.requests import BodyFormat, Expected, RequestError
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 
@@ -118,6 +121,7 @@ class HttpFrontend:
         self.app.router.add_post("/act", self._act)
         self.app.router.add_get("/info", self._info)
         self.app.router.add_get("/stats", self._stats)
+        self.app.router.add_get("/metrics", self._prometheus)
         self.app.router.add_get("/health", self._health)
 
     async def _act(self, request: web.Request) -> web.Response:
@@ -160,6 +164,10 @@ class HttpFrontend:
     async def _stats(self, request: web.Request) -> web.Response:
         return web.json_response(self._statistics.to_dict())
 
+    async def _prometheus(self, request: web.Request) -> web.Response:
+        text = generate_latest(PolicyMetrics(self._statistics, self._policy.saved.version))
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "checkpoint": self._policy.saved.checkpoint})
 
@@ -175,8 +183,11 @@ class HttpFrontend:
         except RequestError as error:
             return self._refusal(error.status, error.reason)
         except web.HTTPException as error:
-            paths = "expected POST /act, GET /info, GET /stats or GET /health"
-            return self._refusal(error.status, f"{request.method} {request.path}: {error.reason}; {paths}")
+            paths = "expected POST /act, GET /info, GET /stats, GET /metrics or GET /health"
+            refusal = self._refusal(error.status, f"{request.method} {request.path}: {error.reason}; {paths}")
+            if isinstance(error, web.HTTPMethodNotAllowed):
+                refusal.headers["Allow"] = error.headers["Allow"]
+            return refusal
 
     def _check_token(self, request: web.Request, token: str) -> None:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()

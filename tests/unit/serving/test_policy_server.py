@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 from saved_runs import save, saved_run
 
 from actors.protocols import ObsLeaf
@@ -28,6 +29,7 @@ from rayagi.config.convert import run_spec_from_dict
 from rayagi.run.folder import open_run
 from rayagi.serving.client import PolicyClient, PolicyRefusedError, PolicyUnreachableError, decoded_answers
 from rayagi.serving.errors import ListenError
+from rayagi.serving.latency import Latencies
 from rayagi.serving.policy_server import server as server_module
 from rayagi.serving.policy_server import socket_frontend
 from rayagi.serving.policy_server.frames import HEADER, Kind, frame, header
@@ -122,6 +124,43 @@ def test_every_transport_returns_the_policys_actions(run, tmp_path):
         assert stats["latency"]["p99_ms"] >= stats["latency"]["p50_ms"] > 0
         assert json.loads(asked(f"{url}/health")[1])["status"] == "ok"
     assert not (tmp_path / "s").exists()
+
+
+def test_prometheus_gets_the_servers_counters(run):
+    with serving(run, port=0) as (server, url, _):
+        assert asked(f"{url}/act", OBS.tobytes(), "application/octet-stream")[0] == 200
+        assert asked(f"{url}/act", OBS[:2].tobytes(), "application/octet-stream")[0] == 200
+        assert asked(f"{url}/act", b"{}")[0] == 400
+        server.statistics.latency = Latencies()
+        for seconds in (2e-4, 4e-4, 0.3, 99.0):
+            server.statistics.latency.add(seconds)
+        status, body = asked(f"{url}/metrics")
+    assert status == 200
+    samples = {
+        sample.name + "".join(sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+    counted = [
+        samples[f"rayagi_policy_{name}"]
+        for name in ("requests_total", "rows_total", "refused_total", "version")
+    ]
+    assert counted == [2, 7, 1, 9]
+    latency = "rayagi_policy_latency_seconds"
+    buckets = [
+        samples[f"{latency}_bucket{bound}"]
+        for bound in ("0.0001", "0.00025", "0.0005", "0.25", "0.5", "50", "+Inf")
+    ]
+    assert buckets == [0, 1, 2, 2, 3, 3, 4]
+    assert samples[f"{latency}_count"] == 4
+    assert samples[f"{latency}_sum"] == pytest.approx(99.3006)
+    assert samples["rayagi_policy_inference_seconds_count"] == samples["rayagi_policy_batches_total"]
+
+
+def test_a_refused_method_names_those_that_are_allowed(run):
+    with serving(run, port=0) as (_, url, _), pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(urllib.request.Request(f"{url}/act", method="DELETE"), timeout=10)
+    assert (refused.value.code, refused.value.headers["Allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
@@ -446,7 +485,7 @@ def test_a_checkpoint_of_other_arrays_of_observations_is_not_used(tmp_path):
 
 def test_without_the_token_only_health_is_answered(run):
     with serving(run, port=0, token="a-token-that-is-long") as (_, url, _):
-        for path in ("/info", "/stats"):
+        for path in ("/info", "/stats", "/metrics"):
             assert asked(f"{url}{path}")[0] == 401
             assert asked(f"{url}{path}", Authorization="Bearer a-token-that-is-lonh")[0] == 401
             assert asked(f"{url}{path}", Authorization="Bearer ä".encode().decode("latin-1"))[0] == 401
