@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -200,17 +201,17 @@ def _log_item(metrics: MetricsLogger, key: tuple[str, ...], value: Any) -> None:
 
 
 def episode_metrics(returns: Sequence[float], lengths: Sequence[int]) -> dict[str, Any]:
-    """Episode statistics by RLlib's names; empty without episodes."""
-    if not returns:
-        return {}
-    mean = sum(returns) / len(returns)
+    """Episode statistics by RLlib's names; NaN without episodes."""
+    # RLlib leaves them out until then, which Tune takes for a wrong metric; its iterations mostly have whole episodes.
+    nan = math.nan
+    mean = sum(returns) / len(returns) if returns else nan
     return {
         "episode_return_mean": mean,
-        "episode_return_min": min(returns),
-        "episode_return_max": max(returns),
-        "episode_len_mean": sum(lengths) / len(lengths),
-        "episode_len_min": min(lengths),
-        "episode_len_max": max(lengths),
+        "episode_return_min": min(returns, default=nan),
+        "episode_return_max": max(returns, default=nan),
+        "episode_len_mean": sum(lengths) / len(lengths) if lengths else nan,
+        "episode_len_min": min(lengths, default=nan),
+        "episode_len_max": max(lengths, default=nan),
         "agent_episode_returns_mean": {DEFAULT_AGENT_ID: mean},
         "module_episode_returns_mean": {DEFAULT_MODULE_ID: mean},
     }

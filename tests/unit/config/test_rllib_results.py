@@ -1,5 +1,7 @@
 """Iterations of GMIs under RLlib's keys, through RLlib's own logger."""
 
+import math
+
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from actors.protocols import EvaluationResult, IterationResult
@@ -32,6 +34,18 @@ def test_a_gauge_that_an_iteration_does_not_report_holds_and_counters_do_not():
     assert second["env_runners"]["num_env_steps_sampled_lifetime"] == 64
     assert second["env_runners"]["episode_return_mean"] == 3.0
     assert second["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 64 + 32
+
+
+def test_statistics_of_episodes_are_nan_before_the_first_one_has_ended():
+    """As Tune needs them: a metric that a result lacks is an error there."""
+    log, logger = log_of(100), MetricsLogger(root=True)
+    metrics = {"env_steps": 64.0, "episodes": 0.0}
+    found = reduced(log, logger, metrics)["env_runners"]
+    names = [f"episode_{what}_{which}" for what in ("return", "len") for which in ("mean", "min", "max")]
+    for results in (found, evaluation_results(EvaluationResult([], []))["env_runners"]):
+        assert all(math.isnan(results[name]) for name in names)
+        assert results["num_episodes"] == 0
+    assert reduced(log, logger, metrics, [3.0])["env_runners"]["episode_return_mean"] == 3.0
 
 
 def test_statistics_of_episodes_have_rllib_s_names():
@@ -93,13 +107,6 @@ def test_the_rows_of_a_run_are_those_of_progress_csv_and_survive_a_checkpoint(tm
     (row,) = read_rows(tmp_path / "evaluations.csv")
     assert (row["iteration"], row["evaluation_return_mean"], row["evaluation_return_std"]) == (1, 5.0, 1.0)
     assert position_of(again.counters()).env_steps == 128
-
-
-def test_without_episodes_there_are_no_statistics_of_them():
-    assert evaluation_results(EvaluationResult([], []))["env_runners"] == {
-        "num_episodes": 0,
-        "num_env_steps_sampled": 0,
-    }
 
 
 def test_reward_terms_are_means_over_the_last_episodes_and_survive_a_checkpoint():
