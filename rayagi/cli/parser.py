@@ -76,6 +76,7 @@ start here:
   rayagi evaluate runs/NAME --video out.mp4
   rayagi serve runs/NAME --out DIR                     record a dataset of the policy's experience
   rayagi policy-server runs/NAME --port 8000           serve its actions to a robot or game
+  rayagi export-policy runs/NAME ant.onnx              the policy as a file, to run without rayagi
   rayagi comm plan --layout 4x3    how 3 GMIs on each of 4 GPUs would reduce gradients
   rayagi comm bench                what reducing gradients costs on this machine
   rayagi replay info PATH          what a dataset holds: of rayagi serve, Minari, LeRobot, RLlib, D4RL or torch

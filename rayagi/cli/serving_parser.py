@@ -1,4 +1,4 @@
-"""Argument parsers of ``rayagi serve``, ``policy-server`` and ``export``."""
+"""Argument parsers of ``rayagi serve``, ``policy-server``, ``export-policy`` and ``export``."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ ask it:
 Concurrent requests share one inference. /stats has p50, p90, p99 and requests per second. SIGHUP reloads the checkpoint;
 SIGTERM or Ctrl-C answers pending requests, then ends.
 """
+_EXPORT_POLICY_EXAMPLES = """\
+examples:
+  rayagi export-policy runs/NAME ant.onnx         for ONNX Runtime, TensorRT or OpenVINO; needs `pip install 'rayagi[onnx]'`
+  rayagi export-policy runs/NAME ant.pt2          for torch.export.load, in a Python that has torch and no rayagi
+
+The file takes raw observations, any number of rows, and has the normalisation, the networks and the range of actions.
+Its metadata `rayagi` (in .pt2 the extra file rayagi.json) is what the policy server's /info says. It is compared with
+the policy before it is written.
+"""
 _EXPORT_EXAMPLES = """\
 examples:
   rayagi export data/ant --to minari data/ant-minari      opened by minari.MinariDataset; needs `pip install minari`
@@ -51,9 +60,10 @@ examples:
 
 
 def add_serving(commands: Any) -> None:
-    """Add the three commands."""
+    """Add the four commands."""
     _add_serve(commands)
     _add_policy_server(commands)
+    _add_export_policy(commands)
     _add_export(commands)
 
 
@@ -148,6 +158,19 @@ def _add_policy_server(commands: Any) -> None:
     how.add_argument(
         "--threads", type=count_argument, default=1, metavar="N", help="inference threads (default 1)"
     )
+
+
+def _add_export_policy(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "export-policy",
+        "write a policy as ONNX or for torch, to run without rayagi",
+        _EXPORT_POLICY_EXAMPLES,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("out", type=Path, metavar="OUT", help="file to write: .onnx or .pt2")
+    _add_checkpoint(parser)
+    add_trust(parser)
 
 
 def _add_export(commands: Any) -> None:

@@ -44,7 +44,7 @@ NO_EPISODES = (
 
 
 class ExportError(RunError):
-    """A dataset cannot be exported as requested."""
+    """A dataset or a policy cannot be exported as requested."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)

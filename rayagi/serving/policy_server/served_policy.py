@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import ActionSpec
-from actors.roles import Agent
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.serving.policy_server.requests import Expected
 from rayagi.serving.source import SavedPolicy, saved_policy
@@ -24,30 +23,61 @@ class GreedyPolicy:
 
     def __init__(self, saved: SavedPolicy) -> None:
         self.saved, self.version = saved, saved.version
-        self._agent = Agent(saved.policy)
         action = saved.info.action
         self._range = None if action.is_discrete else _float32_range(action)
 
+    def actions(self, obs: Tensor, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Actions for raw observations (rows, obs_dim): (rows, dim) or (rows,).
+
+        A recurrent policy's with the episodes' states (rows, state_dim), and the next states; else None of both.
+        """
+        policy = self.saved.policy
+        observed = policy.observe(obs)
+        if states is None:
+            outputs = policy.outputs(observed)
+        else:
+            outputs, states = policy.step(observed, states)
+        actions = policy.environment_actions(policy.mode(outputs))
+        return (actions if self._range is None else actions.clamp(*self._range)), states
+
+    @torch.inference_mode()
     def act(self, obs: NDArray[np.float32]) -> NDArray[Any]:
         """Actions for observations (rows, obs_dim), (rows, dim) or (rows,).
 
         A recurrent policy takes rows of an observation and the episode's state, (rows, obs_dim + state_dim), and returns
         records with the fields ``actions`` and ``states``: the client keeps the states between its requests.
         """
-        rows, policy = torch.from_numpy(obs), self.saved.policy
-        if not policy.state_dim:
-            return self._clipped(self._agent.act_greedily(rows))
-        seen, states = rows.split((self.saved.info.obs_dim, policy.state_dim), -1)
-        with torch.inference_mode():
-            outputs, states = policy.step(policy.observe(seen), states)
-            actions = self._clipped(policy.environment_actions(policy.mode(outputs)))
-        fields = [("actions", actions.dtype, actions.shape[1:]), ("states", np.float32, (policy.state_dim,))]
+        rows, state_dim = torch.from_numpy(obs), self.saved.policy.state_dim
+        if not state_dim:
+            return self.actions(rows, None)[0].numpy()
+        found, states = self.actions(*rows.split((self.saved.info.obs_dim, state_dim), -1))
+        assert states is not None
+        actions = found.numpy()
+        fields = [("actions", actions.dtype, actions.shape[1:]), ("states", np.float32, (state_dim,))]
         answers = np.empty(len(rows), dtype=fields)
         answers["actions"], answers["states"] = actions, states.numpy()
         return answers
 
-    def _clipped(self, actions: Tensor) -> NDArray[Any]:
-        return (actions if self._range is None else actions.clamp(*self._range)).numpy()
+
+def policy_info(saved: SavedPolicy) -> dict[str, Any]:
+    """What clients of a policy need to know, as of /info: task, sizes, range, checkpoint."""
+    info, action = saved.info, saved.info.action
+    return {
+        "task": info.env_id,
+        "obs_dim": info.obs_dim,
+        "obs_leaves": [asdict(leaf) for leaf in info.obs_leaves],
+        "state_dim": saved.policy.state_dim,
+        "action": {
+            "kind": action.kind,
+            "dim": action.dim,
+            "num_choices": action.num_choices,
+            "choices": list(action.choices),
+            "low": [_finite_or_none(bound) for bound in action.low],
+            "high": [_finite_or_none(bound) for bound in action.high],
+        },
+        "checkpoint": saved.checkpoint,
+        "policy_version": saved.version,
+    }
 
 
 class ServedPolicy:
@@ -77,24 +107,8 @@ class ServedPolicy:
         )
 
     def info(self) -> dict[str, Any]:
-        """Content of /info: task, sizes, range, checkpoint."""
-        info, action = self.saved.info, self.saved.info.action
-        return {
-            "task": info.env_id,
-            "obs_dim": info.obs_dim,
-            "obs_leaves": [asdict(leaf) for leaf in info.obs_leaves],
-            "state_dim": self.saved.policy.state_dim,
-            "action": {
-                "kind": action.kind,
-                "dim": action.dim,
-                "num_choices": action.num_choices,
-                "choices": list(action.choices),
-                "low": [_finite_or_none(bound) for bound in action.low],
-                "high": [_finite_or_none(bound) for bound in action.high],
-            },
-            "checkpoint": self.saved.checkpoint,
-            "policy_version": self.saved.version,
-        }
+        """Content of /info."""
+        return policy_info(self.saved)
 
     def newest(self) -> str | None:
         """Name of the checkpoint that ``read`` loads; None: the run names none. Cheap: opens no checkpoint."""
