@@ -1,4 +1,4 @@
-"""JSON requests of policies whose observations are dicts, tuples or images, parsed in pieces of bounded work."""
+"""JSON requests, parsed in pieces of bounded work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayagi.serving.policy_server.obs_leaves import Leaf, flat_row, list_levels
+from placement.errors import counted
+from rayagi.serving.policy_server.obs_leaves import Leaf, flat_row, list_levels, vector_leaf
 
 _HEAD = re.compile(r'[ \t\n\r]*\{[ \t\n\r]*"obs"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*')
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
@@ -30,7 +31,7 @@ class JsonRows:
     piece_rows: int
     """Most rows of a piece."""
 
-    def pieces(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[np.float32], bool]]:
+    def pieces(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
         """Rows (rows, row_dim), or one observation (row_dim,), each with whether they are the last.
 
         Raises:
@@ -55,7 +56,7 @@ class JsonRows:
             rows = obs[begin : begin + self.piece_rows]
             yield self._rows(rows, begin), begin + len(rows) == len(obs)
 
-    def _long(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[np.float32], bool]]:
+    def _long(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
         """A list of observations, each parsed alone: a window of the body holds one or more."""
         before, begin, num_rows, is_last = _HEAD, 0, 0, False
         while not is_last:
@@ -88,7 +89,9 @@ class JsonRows:
     def _is_vector(self, obs: Any) -> bool:
         return isinstance(obs, list) and len(obs) == self.row_dim and {*map(type, obs)} == {float}
 
-    def _rows(self, rows: Sequence[Any], first: int) -> NDArray[np.float32]:
+    def _rows(self, rows: Sequence[Any], first: int) -> NDArray[Any]:
+        if all(map(self._is_vector, rows)):
+            return np.array(rows, np.float64)
         if float in map(type, rows) and not list_levels(self.leaves) and not self.leaves[0]["path"]:
             raise ValueError(
                 f"obs is a list of numbers; {self._expected()}"
@@ -97,15 +100,12 @@ class JsonRows:
 
     def _row(self, obs: Any, name: str) -> NDArray[np.float32]:
         """(row_dim,) of an observation."""
-        if self._is_vector(obs):
-            return flat_row(obs, [{"path": (), "shape": (self.row_dim,), "choices": ()}], name)
-        return flat_row(obs, self.leaves, name)
+        return flat_row(obs, [vector_leaf(self.row_dim)] if self._is_vector(obs) else self.leaves, name)
 
     def _expected(self) -> str:
-        return (
-            f'expected JSON like {{"obs": ...}} with an observation as obs_leaves in /info describe it, or {self.row_dim} '
-            "numbers, or a list of these"
-        )
+        is_vector = [*self.leaves] == [vector_leaf(self.row_dim)]
+        form = "" if is_vector else "an observation as obs_leaves in /info describe it, or "
+        return f'expected JSON like {{"obs": ...}} with {form}{counted(self.row_dim, "number")}, or a list of these'
 
 
 def _parsed_rows(window: str, before: re.Pattern[str], most: int) -> tuple[list[Any], int, str]:

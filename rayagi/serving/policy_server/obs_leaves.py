@@ -74,6 +74,11 @@ def flat_row(obs: Any, leaves: Sequence[Leaf], name: str) -> NDArray[np.float32]
     return np.concatenate(columns)
 
 
+def vector_leaf(size: int) -> Leaf:
+    """The one array of an observation that is a vector."""
+    return {"path": (), "shape": (size,), "choices": ()}
+
+
 def list_levels(leaves: Sequence[Leaf]) -> int:
     """Levels of lists of one observation in JSON, from the outside to its first dict or number."""
     path = leaves[0]["path"]

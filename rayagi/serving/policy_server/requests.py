@@ -6,10 +6,8 @@ from __future__ import annotations
 import io
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from placement.errors import counted
 from rayagi.serving.policy_server.json_rows import JsonRows
-from rayagi.serving.policy_server.obs_leaves import Leaf
+from rayagi.serving.policy_server.obs_leaves import Leaf, vector_leaf
 
 BodyFormat = Literal["json", "npy", "raw"]
 PIECE_ROWS = 128
@@ -27,8 +25,6 @@ PIECE_BYTES = 32 * 2**10
 """Most JSON that is parsed, and float32 that goes to one inference, at once, unless a row is longer."""
 _NPY_HEADER_BYTES = 2**14
 """More than numpy's limit for headers that it evaluates."""
-_HEAD = re.compile(rb'[ \t\n\r]*\{[ \t\n\r]*"obs"[ \t\n\r]*:[ \t\n\r]*\[[ \t\n\r]*(?=\[)')
-_BETWEEN_ROWS = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*(?=\[)")
 
 
 class RequestError(Exception):
@@ -86,9 +82,11 @@ class Expected:
     @property
     def _json_leaves(self) -> tuple[Leaf, ...]:
         """Arrays of a row in JSON. A recurrent policy's row is a pair of the observation and the state."""
-        if not self.leaves or not self.state_dim:
+        if not self.leaves:
+            return (vector_leaf(self.row_dim),)
+        if not self.state_dim:
             return self.leaves
-        state = {"path": (1,), "shape": (self.state_dim,), "choices": ()}
+        state = {**vector_leaf(self.state_dim), "path": (1,)}
         return (*({**leaf, "path": (0, *leaf["path"])} for leaf in self.leaves), state)
 
     def shapes(self) -> str:
@@ -128,66 +126,16 @@ class Expected:
             num_rows += len(rows)
 
     def _from_json(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
-        """Arrays, each with whether it is the last. Text in the form {"obs": [[..], [..]]} is cut between rows into
-        texts of the same form: valid bodies have no other text with a ``]`` that a comma and a ``[`` follow."""
-        piece_bytes = max(PIECE_BYTES, 4096 + self._json_row_bytes)
-        if self.leaves:
-            rows = JsonRows(
-                leaves=self._json_leaves,
-                row_dim=self.row_dim,
-                piece_bytes=piece_bytes,
-                piece_rows=self.piece_rows,
-            )
-            try:
-                yield from rows.pieces(body)
-            except ValueError as error:
-                raise RequestError(str(error)) from None
-            return
-        head = _HEAD.match(body, 0, piece_bytes) if len(body) > piece_bytes else None
-        if head is None:
-            if len(body) > piece_bytes:
-                raise RequestError(
-                    f'the body has {len(body)} bytes and does not begin with {{"obs": [[; {self._json()}'
-                )
-            yield self._from_json_text(body), True
-            return
-        begin = head.end()
-        while len(body) - begin > piece_bytes:
-            end = body.rfind(b"]", begin, begin + piece_bytes) + 1
-            between = _BETWEEN_ROWS.match(body, end, end + piece_bytes) if end else None
-            if between is None:
-                break  # the end, unless the text is invalid or has long blanks
-            yield self._from_json_text(b'{"obs": [%b]}' % bytes(body[begin:end])), False
-            begin = between.end()
-        if len(body) - begin > 2 * piece_bytes:
-            raise RequestError(
-                f"after byte {begin} the body is not JSON, or has more than {piece_bytes} bytes for a row; {self._json()}"
-            )
-        yield self._from_json_text(b'{"obs": [%b' % bytes(body[begin:])), True
-
-    def _from_json_text(self, text: bytes | bytearray) -> NDArray[Any]:
+        rows = JsonRows(
+            leaves=self._json_leaves,
+            row_dim=self.row_dim,
+            piece_bytes=max(PIECE_BYTES, 4096 + self._json_row_bytes),
+            piece_rows=self.piece_rows,
+        )
         try:
-            given = json.loads(text, object_pairs_hook=tuple)
-        except (ValueError, RecursionError) as error:
-            raise RequestError(f"the body is not JSON ({error}); {self._json()}") from None
-        if not isinstance(given, tuple) or [key for key, _ in given] != ["obs"]:
-            raise RequestError(f"the body is not an object with the one key 'obs'; {self._json()}")
-        obs = given[0][1]
-        is_table = isinstance(obs, list) and bool(obs) and all(isinstance(row, list) for row in obs)
-        numbers = chain.from_iterable(obs) if is_table else obs if isinstance(obs, list) else [obs]
-        if not {*map(type, numbers)} <= {int, float}:  # true and false are no numbers
-            raise RequestError(f"'obs' holds values that are not numbers; {self._json()}")
-        try:
-            return np.array(obs, np.float64)
-        except ValueError:
-            raise RequestError(f"'obs' has rows of different lengths; {self._json()}") from None
-        except OverflowError:
-            raise RequestError(
-                f"'obs' holds a number that is not finite in float32; {self._json()}"
-            ) from None
-
-    def _json(self) -> str:
-        return f'expected JSON like {{"obs": [...]}} with {counted(self.row_dim, "number")}, or a list of such lists'
+            yield from rows.pieces(body)
+        except ValueError as error:
+            raise RequestError(str(error) if self.leaves else f"{error}; {self.shapes()}") from None
 
     def _from_npy(self, body: bytes | bytearray) -> Iterator[tuple[NDArray[Any], bool]]:
         wanted = f"expected a .npy file of {self.shapes().removeprefix('expected ')}"
