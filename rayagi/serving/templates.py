@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -88,18 +88,13 @@ def served_steps_per_s(job: ServingJob, template: str) -> float:
 
 def serving_factory(job: ServingJob, template: str) -> WorkloadFactory:
     """The factory of each GMI's program."""
-    return DpOnlyServingFactory(job) if template == "dp_only" else TaskDedicatedServingFactory(job)
+    return partial(DpOnlyServing if template == "dp_only" else _of_role, job)
 
 
-@dataclass(frozen=True, slots=True)
-class DpOnlyServingFactory:
-    """Picklable: carries the job to the GMI's process and builds the program there."""
-
-    job: ServingJob
-
-    def __call__(self, context: GmiContext) -> DpOnlyServing:
-        """Build simulator and agent on this GMI's slice."""
-        return DpOnlyServing(self.job, context)
+def _of_role(job: ServingJob, context: GmiContext) -> SimulatorServing | AgentServing:
+    assignment = RoleAssignment.for_gmi(context.identity, job.spec.gmi)
+    program = SimulatorServing if context.identity.roles == ("simulator",) else AgentServing
+    return program(job, context, assignment)
 
 
 class DpOnlyServing(SimulatingProgram):
@@ -134,19 +129,6 @@ class DpOnlyServing(SimulatingProgram):
                 result.simulate.add(simulated - recorded)
                 result.step.add(clock() - started)
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDedicatedServingFactory:
-    """Picklable: carries the job to the GMI's process and builds the program of its role there."""
-
-    job: ServingJob
-
-    def __call__(self, context: GmiContext) -> SimulatorServing | AgentServing:
-        """Build the simulator or the agent on this GMI's slice."""
-        assignment = RoleAssignment.for_gmi(context.identity, self.job.spec.gmi)
-        program = SimulatorServing if context.identity.roles == ("simulator",) else AgentServing
-        return program(self.job, context, assignment)
 
 
 class SimulatorServing(SimulatingProgram):
