@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from collectives.alphabeta import AlphaBetaModel
-from collectives.composed import TransportFactory, run_step
+from collectives.composed import run_step
 from collectives.compositions import compose
 from collectives.layout import Layout
 from collectives.planner import CompositionPlan, plan_composition
@@ -21,6 +22,9 @@ from collectives.rendezvous import Member
 from collectives.schedule import CollectiveSchedule, Primitive, Step
 from collectives.transports.base import Transport
 from collectives.tuning import ScheduleTuner
+
+if TYPE_CHECKING:  # it imports this module
+    from collectives.transport_factory import GroupTransportFactory
 
 TYPICAL_BYTES = 440_000
 """Size of the first choice, before the actual buckets are known: Ant's float32 gradients in the preprint's Table 7."""
@@ -37,7 +41,7 @@ class ScheduleChoice:
 
 
 def choose_schedule(
-    transport_factory: TransportFactory,
+    transport_factory: GroupTransportFactory,
     members: Sequence[Member],
     rank: int,
     composition: str,
@@ -69,7 +73,7 @@ def choose_schedule(
 
 
 def supported_primitives(
-    transport_factory: TransportFactory,
+    transport_factory: GroupTransportFactory,
     layout: Layout,
     rank: int,
     control: Transport,
@@ -95,7 +99,7 @@ def supported_primitives(
 
 
 def plan_cheapest(
-    transport_factory: TransportFactory,
+    transport_factory: GroupTransportFactory,
     layout: Layout,
     rank: int,
     control: Transport,

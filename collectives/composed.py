@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,12 +16,15 @@ from collectives.closing import ClosesOnExit
 from collectives.communicator import Communicator, Tensors
 from collectives.errors import CommunicatorError, MismatchedCallError
 from collectives.objects import all_gather_objects
-from collectives.point_to_point import Direction, PointToPointChannels
+from collectives.point_to_point import PointToPointChannels
 from collectives.queue import OperationQueue, QueuedOperation
 from collectives.schedule import CollectiveSchedule, Primitive, Step, ranks_text
 from collectives.transports.base import ReduceOp, Transport
 from collectives.transports.calls import shapes_digest
 from collectives.tuning import ScheduleTuner
+
+if TYPE_CHECKING:  # it imports this module
+    from collectives.transport_factory import GroupTransportFactory
 
 _logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -32,36 +35,6 @@ _CLOSE_LIMIT_S = 1.0
 """How long ``close`` waits for an interrupted operation."""
 
 
-class TransportFactory(Protocol):
-    """Connects members. Every member requests the same transports and groups in the same order."""
-
-    def transport(self, primitive: Primitive, ranks: tuple[int, ...]) -> Transport:
-        """A transport of the primitive among these ranks, which include this member.
-
-        Raises:
-            CommunicatorError, RendezvousError: they could not connect.
-        """
-
-    def channel(self, direction: Direction) -> Transport:
-        """The transport for messages from one rank to another; only these two members request it.
-
-        Raises:
-            CommunicatorError, RendezvousError: they could not connect.
-        """
-
-    def scoped(self, name: str) -> TransportFactory:
-        """A factory for the same members with separate transports, for example to probe or time them."""
-
-    def group(self, ranks: tuple[int, ...]) -> Communicator | None:
-        """A communicator among these ranks; None on other members."""
-
-    def with_root_cause(self, error: CommunicatorError) -> CommunicatorError:
-        """The error that caused this one, such as the loss of a member; else the error itself."""
-
-    def close(self) -> None:
-        """Free what all transports and groups share. Safe to call twice."""
-
-
 class ComposedCommunicator(ClosesOnExit):
     """All-reduces by a schedule. Other operations use one transport among all members."""
 
@@ -69,7 +42,7 @@ class ComposedCommunicator(ClosesOnExit):
         self,
         rank: int,
         schedule: CollectiveSchedule,
-        transport_factory: TransportFactory,
+        transport_factory: GroupTransportFactory,
         generation: int = 0,
         reason: str = "it was requested",
         tuner: ScheduleTuner | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,7 +13,10 @@ from collectives.closing import ClosesOnExit
 from collectives.experience.errors import ChannelTimeoutError, SchemaError
 from collectives.experience.packer import ROW_FIELD, ChannelPlan
 from collectives.experience.producer_ring import ProducerRing, ReservedSlot
-from collectives.experience.routes import Route, Router, SharedMemoryRoute
+from collectives.experience.routes import Route, SharedMemoryRoute
+
+if TYPE_CHECKING:  # it imports this module
+    from collectives.experience.migrator import Migrator
 
 _POLL_S = 0.05
 """Longest wait for a slot before consumers and routes are checked again."""
@@ -80,7 +84,7 @@ class Dispenser(ClosesOnExit):
         self._routes: dict[int, Route] = {}
         self._carried: dict[int, int] = {}
         """Consumer by sequence number, of transfers whose slots are kept until their route reports the release."""
-        self.router: Router | None = None
+        self.router: Migrator | None = None
         """Chooses the consumers, and attaches them; None: the one with the least backlog of those that are attached."""
         self.incomplete = 0
         """Transfers that a dead consumer had released in part. They count as consumed; the other parts are dropped."""

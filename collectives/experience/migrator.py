@@ -10,7 +10,7 @@ from collectives.experience.directory import ConsumerAnnouncement, Directory, co
 from collectives.experience.dispenser import Dispenser, least_backlog
 from collectives.experience.errors import ChannelError, SchemaError
 from collectives.experience.parameters import ReadableParameterStore
-from collectives.experience.routes import Route, Router, SharedMemoryRoute
+from collectives.experience.routes import Route, SharedMemoryRoute
 from collectives.rendezvous import host_identity
 
 _logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class RemoteTransport(Protocol):
         """Close all of them. Safe to call twice."""
 
 
-class Migrator(Router):
+class Migrator:
     """Router of one dispenser. Runs within the calls of the dispenser, without a thread of its own.
 
     ::

@@ -1,4 +1,4 @@
-"""Interfaces between dispenser and migrator: ``Route`` delivers to one consumer, ``Router`` chooses the consumer."""
+"""Routes from a dispenser to one consumer."""
 
 from __future__ import annotations
 
@@ -76,13 +76,3 @@ class SharedMemoryRoute(Route):
 
     def close(self) -> None:
         """Nothing to do: the rings detach consumers that are gone."""
-
-
-class Router(Protocol):
-    """Chooses the consumer of each transfer of a dispenser."""
-
-    def discover_consumers(self) -> None:
-        """Attach new consumers. Called before each choice, and repeatedly while the dispenser waits."""
-
-    def route(self, sequence: int) -> int | None:
-        """Index of the consumer for a sequence number; None if no consumer can take it now."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import mean, stdev
-from typing import Protocol
 
 from collectives.errors import counted
 from rayagi.profiler.calibration import (
@@ -21,7 +20,7 @@ from rayagi.profiler.calibration import (
     relative_spread,
 )
 from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS
-from rayagi.profiler.program_runs import Run, Variant
+from rayagi.profiler.program_runs import ProgramRunner, Run, Variant
 from rayagi.profiler.schedule import SKIPPED_TURNS
 
 MOST_ROUNDS = 12
@@ -31,16 +30,6 @@ _SMALLEST_SHARE = 0.001
 """A kind of hook is not measured if even at its largest cost it would take less than this share of the CPU time."""
 
 Report = Callable[[str], None]
-
-
-class MeasuredProgram(Protocol):
-    """Can be run any number of times: a ProgramRunner."""
-
-    def __call__(self, hooks: Variant, /) -> Run:
-        """Run it once."""
-
-    def in_turns(self, variants: Sequence[frozenset[str]], num_rounds: int, /) -> list[dict[Variant, Run]]:
-        """Run it once, each iteration with the next variant; the first one is uninstrumented."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class Measured:
 
 
 def calibrate(
-    program: MeasuredProgram, most_rounds: int = MOST_ROUNDS, report: Report = lambda text: None
+    program: ProgramRunner, most_rounds: int = MOST_ROUNDS, report: Report = lambda text: None
 ) -> Measured:
     """Measure what each kind of hook costs in a program.
 
@@ -129,7 +118,7 @@ def _can_take_turns(run: Run, num_variants: int) -> bool:
     return run.iterations > SKIPPED_TURNS + FEWEST_ROUNDS * num_variants
 
 
-def _round(program: MeasuredProgram, variants: Sequence[Variant], *, is_reversed: bool) -> dict[Variant, Run]:
+def _round(program: ProgramRunner, variants: Sequence[Variant], *, is_reversed: bool) -> dict[Variant, Run]:
     """A run of each variant."""
     runs = {variant: program(variant) for variant in (variants[::-1] if is_reversed else variants)}
     return {variant: runs[variant] for variant in variants}
@@ -230,7 +219,7 @@ class Validation:
 
 
 def validate(
-    program: MeasuredProgram,
+    program: ProgramRunner,
     first: Run,
     calibration: Calibration,
     repetitions: int,

@@ -6,39 +6,21 @@ import inspect
 import time
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
-from typing import ClassVar, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, Self, TypeVar
 
 from rayagi.profiler.layout import Category
+
+if TYPE_CHECKING:  # it imports this module
+    from rayagi.profiler.session import RecordingSession
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-
-class ScopeRecorder(Protocol):
-    """What a scope needs of a session."""
-
-    def begin(self, category: Category, name: str) -> None:
-        """Open a scope of the calling thread."""
-
-    def end(self, category: Category, name: str) -> None:
-        """Close it."""
-
-    def record(self, start: int, end: int, category: Category, name: str, depth: int = 0) -> None:
-        """Record what the calling thread did between two times of CLOCK_MONOTONIC, in ns; depth 1: a part of another."""
-
-    def begin_iteration(self) -> None:
-        """Before an iteration's scope."""
-
-    def end_iteration(self) -> None:
-        """After it."""
-
-
-session: ScopeRecorder | None = None
+session: RecordingSession | None = None
 """The session of this process, if it is profiled. It hears of iterations."""
-annotation_recorder: ScopeRecorder | None = None
+annotation_recorder: RecordingSession | None = None
 """Records annotations: the session, except while the costs of hooks are measured one by one."""
-activity_recorder: ScopeRecorder | None = None
+activity_recorder: RecordingSession | None = None
 """Records activities; likewise."""
 
 
@@ -49,19 +31,16 @@ class _Scope:
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        self.name = _checked(name, _kind(self))
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"the name of {type(self).__name__} is text, not {name!r}")
+        self.name = name
 
     def __enter__(self) -> Self:
         if annotation_recorder is not None:
             annotation_recorder.begin(self.category, self.name)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if annotation_recorder is not None:
             annotation_recorder.end(self.category, self.name)
 
@@ -77,8 +56,8 @@ class _Scope:
             or inspect.isasyncgenfunction(function)
         ):
             raise TypeError(
-                f"{_kind(self)} {self.name!r} cannot decorate {function.__qualname__}, which is suspended and resumed; "
-                "use it as a context manager around parts without yield and await"
+                f"{type(self).__name__} {self.name!r} cannot decorate {function.__qualname__}, which is suspended and "
+                "resumed; use it as a context manager around parts without yield and await"
             )
 
         @wraps(function)
@@ -98,7 +77,7 @@ class operation(_Scope):  # noqa: N801  used like a function
     __slots__ = ()
 
 
-class timed_operation:  # noqa: N801
+class timed_operation(operation):  # noqa: N801
     """An operation whose durations the program reads too, with a profile or without: metrics and profiles then agree.
 
     An object is entered any number of times, by one thread, and not within itself.
@@ -107,28 +86,20 @@ class timed_operation:  # noqa: N801
         durations_s: seconds of each time that it was entered, in order
     """
 
-    __slots__ = ("_start_s", "durations_s", "name")
+    __slots__ = ("_start_s", "durations_s")
 
     def __init__(self, name: str) -> None:
-        self.name = _checked(name, _kind(self))
+        super().__init__(name)
         self.durations_s: list[float] = []
-        self._start_s = 0.0
 
     def __enter__(self) -> Self:
-        if annotation_recorder is not None:
-            annotation_recorder.begin(Category.OPERATION, self.name)
+        super().__enter__()
         self._start_s = time.monotonic()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.durations_s.append(time.monotonic() - self._start_s)
-        if annotation_recorder is not None:
-            annotation_recorder.end(Category.OPERATION, self.name)
+        super().__exit__(*error)
 
     @property
     def seconds(self) -> float:
@@ -155,18 +126,10 @@ class iteration(_Scope):  # noqa: N801
     def __enter__(self) -> Self:
         if session is not None:
             session.begin_iteration()
-        if annotation_recorder is not None:
-            annotation_recorder.begin(self.category, self.name)
-        return self
+        return super().__enter__()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if annotation_recorder is not None:
-            annotation_recorder.end(self.category, self.name)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         if session is not None:
             session.end_iteration()
 
@@ -188,12 +151,7 @@ class activity:  # noqa: N801
             self._start = time.monotonic_ns()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if activity_recorder is not None and self._start is not None:
             activity_recorder.record(self._start, time.monotonic_ns(), self.category, self.name)
 
@@ -206,13 +164,3 @@ class activity:  # noqa: N801
         """Record a part of it, of which the called program tells the times, in ns of CLOCK_MONOTONIC."""
         if activity_recorder is not None:
             activity_recorder.record(start, end, category, name, depth=1)
-
-
-def _kind(scope: _Scope | timed_operation) -> str:
-    return type(scope).__name__
-
-
-def _checked(name: str, kind: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"the name of {kind} is text, not {name!r}")
-    return name
