@@ -5,15 +5,17 @@ from __future__ import annotations
 from rayagi.run.errors import RunError
 
 
-class DatasetError(RunError):
-    """A folder is no dataset, or one that cannot be appended to."""
-
+class _FolderError(RunError):
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class DatasetError(_FolderError):
+    """A folder is no dataset, or one that cannot be appended to."""
 
 
 class WriterError(RunError):
@@ -43,12 +45,5 @@ NO_EPISODES = (
 )
 
 
-class ExportError(RunError):
+class ExportError(_FolderError):
     """A dataset or a policy cannot be exported as requested."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
