@@ -92,19 +92,13 @@ def _load_from(path: Path, name: str, command: list[str], program: str) -> ctype
         OSError: the folder cannot be made or written.
         CompilerError: the library cannot be compiled or loaded.
     """
-    with private_folder(path) as folder:
-        try:
-            is_made = is_private_file(folder, name)
-        except FileNotFoundError:
-            is_made = False
-        if not is_made:
-            _compile(command, program, path / name)
-        # Open it through the folder's descriptor: no other user can have replaced the file since the check. A descriptor of
-        # the file itself would not work: dlopen identifies libraries by name, and /proc/self/fd/5 may name two files.
-        try:
-            return ctypes.CDLL(f"/proc/self/fd/{folder}/{name}")
-        except OSError as error:
-            raise CompilerError(f"{path / name} cannot be loaded: {error}; delete it") from error
+    library = private_folder(path) / name
+    if not is_private_file(library):
+        _compile(command, program, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise CompilerError(f"{library} cannot be loaded: {error}; delete it") from error
 
 
 @cache

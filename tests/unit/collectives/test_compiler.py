@@ -150,9 +150,9 @@ def no_folder(tmp_path):
 
 CACHES = {
     shared_above: "others can write to .*shared",
-    shared_itself: "others can write to .*kernels; .*chmod go-w",
+    shared_itself: "others can write to .*kernels, .*chmod go-w",
     group_writable: "others can write to .*kernels,",
-    linked_in_a_circle: "more than 40 symbolic links",
+    linked_in_a_circle: "Not a directory: '.*link'",
     no_folder: "Not a directory: '.*rayagi'",
     of_another_user: f"cache belongs to user {OTHER_UID}",
     behind_another_users_link: f"the symbolic link .*link belongs to user {OTHER_UID}",
@@ -194,11 +194,8 @@ def test_only_a_regular_file_that_nobody_else_can_write_is_private(tmp_path):
         (tmp_path / name).chmod(mode)
     (tmp_path / "folder").mkdir(0o700)
     (tmp_path / "link").symlink_to("own")
-    with private_folder(tmp_path) as folder:
-        found = {name: is_private_file(folder, name) for name in os.listdir(tmp_path)}
-        with pytest.raises(FileNotFoundError):
-            is_private_file(folder, "nothing")
-    assert found == {"own": True, "of_the_group": False, "of_all": False, "folder": False, "link": False}
+    names = ["own", "of_the_group", "of_all", "folder", "link", "nothing"]
+    assert [name for name in names if is_private_file(private_folder(tmp_path) / name)] == ["own"]
 
 
 @as_root
