@@ -19,13 +19,14 @@ from rayagi.profiler.summary import (
     MOST_OPERATIONS,
     RESOURCES,
     RUN_HEAD,
+    TRANSITION_HEAD,
+    WAIT_HEAD,
     OperationTime,
     Wait,
     arrival_rows,
     command_text,
     core_lines,
     gpu_lines,
-    iteration_mean,
     missing_processes,
     omitted_operations,
     operation_times,
@@ -38,7 +39,8 @@ from rayagi.profiler.summary import (
     seconds,
     set_name,
     silent_processes,
-    transition_sums,
+    transition_rows,
+    wait_rows,
 )
 from rayagi.profiler.timeline import Lane, Timeline
 from rayagi.profiler.trace import Profile, printable
@@ -57,6 +59,8 @@ _COLOURS = {
     "gpu_copy": "#ffaabb",
     "profiler": "#000000",
 }
+_MOST_ROWS = 200
+"""Of a table."""
 _SMALLEST_SHARE = 0.001
 """Sets below it are one segment of a bar."""
 
@@ -97,7 +101,13 @@ def report_page(
     for each in recorded(found):
         times = operation_times(row for row in found.rows if row.cell.process == each.label)
         sections.append(f"<h3>{_escaped(each.label)}</h3>{_bars(times)}")
-    sections += [_run(run), _transitions(found), _waits(waits), _critical_path(path), _timeline(lanes)]
+    sections += [
+        _run(run),
+        "<h2>Transitions</h2>" + _table(TRANSITION_HEAD, transition_rows(found), left=2),
+        "<h2>Waits by cause</h2>" + _table(WAIT_HEAD, wait_rows(found, waits), left=3),
+        _critical_path(path),
+        _timeline(lanes),
+    ]
     resources = files(__package__)
     style, script = (
         resources.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js")
@@ -171,33 +181,6 @@ def _background(categories: frozenset[str]) -> str:
     return f"repeating-linear-gradient(45deg,{stops})"
 
 
-def _transitions(found: Breakdown) -> str:
-    rows = [
-        [each.operation, f"{each.source} \u2192 {each.target}", f"{each.count:,}", iteration_mean(each)]
-        for each in transition_sums(found)
-    ]
-    return "<h2>Transitions</h2>" + _table(
-        ["operation", "from and to", "count", "per iteration"], rows, left=2
-    )
-
-
-def _waits(waits: Sequence[Wait]) -> str:
-    rows = [
-        [
-            each.process,
-            each.category,
-            each.cause,
-            f"{each.count:,}",
-            f"{each.threads:,}",
-            seconds(each.total_ns),
-            seconds(each.longest_ns),
-        ]
-        for each in waits
-    ]
-    head = ["process", "category", "cause", "count", "threads", "total", "longest"]
-    return "<h2>Waits by cause</h2>" + _table(head, rows, left=3)
-
-
 def _run(run: Extrapolation | None) -> str:
     if run is None:
         return ""
@@ -220,7 +203,7 @@ def _advice(advice: Sequence[str]) -> str:
     return f"<h2>What would help</h2><ul>{items}</ul>" if items else ""
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, most: int = 200) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> str:
     if not rows:
         return "<p>none</p>"
     classes = [""] * left + [' class="number"'] * (len(head) - left)
@@ -228,9 +211,9 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int, most: 
         "<tr>"
         + "".join(f"<td{kind}>{_escaped(cell)}</td>" for kind, cell in zip(classes, row, strict=True))
         + "</tr>"
-        for row in rows[:most]
+        for row in rows[:_MOST_ROWS]
     )
-    more = f"<p>and {len(rows) - most:,} more</p>" if len(rows) > most else ""
+    more = f"<p>and {len(rows) - _MOST_ROWS:,} more</p>" if len(rows) > _MOST_ROWS else ""
     return f"<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>{lines}</table>{more}"
 
 

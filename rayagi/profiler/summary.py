@@ -121,41 +121,6 @@ def largest_sets(times: Iterable[OperationTime], most: int = _MOST_COLUMNS) -> l
     ]
 
 
-@dataclass(frozen=True)
-class TransitionSum:
-    """How often the code of an operation went from one category into another one.
-
-    Attributes:
-        operation: with its phase
-        source: category
-        target: category
-        count: in all
-        per_iteration: mean of those within iterations; None without numbered iterations
-    """
-
-    operation: str
-    source: str
-    target: str
-    count: int
-    per_iteration: float | None
-
-
-def transition_sums(found: Breakdown) -> list[TransitionSum]:
-    """Transitions of all processes, the most frequent first."""
-    counts: Counter[tuple[str, str, str]] = Counter()
-    inside: Counter[tuple[str, str, str]] = Counter()
-    for each, number in found.transitions.items():
-        source, target = (set_name(frozenset([label])) for label in (each.source, each.target))
-        key = operation_name(each.cell.phase, each.cell.operation), source, target
-        counts[key] += number
-        inside[key] += number if each.cell.iteration != NO_ITERATION else 0
-    iterations = num_iterations(found.rows)
-    return [
-        TransitionSum(*key, count, inside[key] / iterations if iterations else None)
-        for key, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    ]
-
-
 def num_iterations(rows: Iterable[Row]) -> int:
     """How many iterations have time."""
     return len({row.cell.iteration for row in rows} - {NO_ITERATION})
@@ -358,34 +323,39 @@ def run_rows(run: Extrapolation) -> list[list[str]]:
     ]
 
 
-def _transition_lines(found: Breakdown) -> list[str]:
-    sums = transition_sums(found)
-    if not sums:
-        return []
-    rows = [
-        [each.operation, f"{each.source} -> {each.target}", f"{each.count:,}", iteration_mean(each)]
-        for each in sums[:30]
+TRANSITION_HEAD = ["operation", "transition", "count", "per iteration"]
+
+
+def transition_rows(found: Breakdown) -> list[list[str]]:
+    """One row of TRANSITION_HEAD for each transition of an operation, of all processes, the most frequent first.
+
+    The last number is the mean of those within iterations.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    inside: Counter[tuple[str, str]] = Counter()
+    for each, number in found.transitions.items():
+        source, target = (set_name(frozenset([label])) for label in (each.source, each.target))
+        key = operation_name(each.cell.phase, each.cell.operation), f"{source} -> {target}"
+        counts[key] += number
+        inside[key] += number if each.cell.iteration != NO_ITERATION else 0
+    iterations = num_iterations(found.rows)
+    return [
+        [*key, f"{count:,}", f"{inside[key] / iterations:,.1f}" if iterations else "-"]
+        for key, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     ]
-    header = ["operation", "transition", "count", "per iteration"]
-    return ["", "transitions of all processes", *aligned([header, *rows], left=2)]
 
 
-def iteration_mean(each: TransitionSum) -> str:
-    """Transitions per iteration as text."""
-    return "-" if each.per_iteration is None else f"{each.per_iteration:,.1f}"
+def _transition_lines(found: Breakdown) -> list[str]:
+    rows = transition_rows(found)[:30]
+    return ["", "transitions of all processes", *aligned([TRANSITION_HEAD, *rows], left=2)] if rows else []
 
 
-def _wait_lines(found: Breakdown, causes: Sequence[Wait]) -> list[str]:
-    """Waits of at least ``LEAST_WAIT_SHARE`` of their process's time, and how many others there are."""
-    whole_ns = {label: sum(sets.values()) for label, sets in found.totals.items()}
-    kept = [
-        each
-        for each in causes
-        if each.total_ns > 0 and each.mean_ns >= LEAST_WAIT_SHARE * whole_ns.get(each.process, 0)
-    ][:MOST_WAITS]
-    if not causes:
-        return []
-    rows = [
+WAIT_HEAD = ["process", "category", "cause", "count", "threads", "total", "share", "longest"]
+
+
+def wait_rows(found: Breakdown, causes: Iterable[Wait]) -> list[list[str]]:
+    """One row of WAIT_HEAD for each cause."""
+    return [
         [
             each.process,
             each.category,
@@ -393,19 +363,30 @@ def _wait_lines(found: Breakdown, causes: Sequence[Wait]) -> list[str]:
             f"{each.count:,}",
             f"{each.threads:,}",
             seconds(each.total_ns),
-            _share(each.mean_ns, whole_ns.get(each.process, 0)),
+            _share(each.mean_ns, _whole_ns(found, each.process)),
             seconds(each.longest_ns),
         ]
-        for each in kept
+        for each in causes
     ]
-    lines = ["", "waits by cause"]
-    if rows:
-        head = ["process", "category", "cause", "count", "threads", "total", "share", "longest"]
-        lines += aligned([head, *rows], left=3)
-    left_out = len(causes) - len(kept)
-    if left_out:
+
+
+def _wait_lines(found: Breakdown, causes: Sequence[Wait]) -> list[str]:
+    """Waits of at least ``LEAST_WAIT_SHARE`` of their process's time, and how many others there are."""
+    kept = [
+        each
+        for each in causes
+        if each.total_ns > 0 and each.mean_ns >= LEAST_WAIT_SHARE * _whole_ns(found, each.process)
+    ][:MOST_WAITS]
+    lines = ["", "waits by cause"] if causes else []
+    if kept:
+        lines += aligned([WAIT_HEAD, *wait_rows(found, kept)], left=3)
+    if left_out := len(causes) - len(kept):
         lines.append(f"left out: {counted(left_out, 'shorter cause')}; the page has all")
     return lines
+
+
+def _whole_ns(found: Breakdown, process: str) -> int:
+    return sum(found.totals.get(process, {}).values())
 
 
 def _path_lines(path: CriticalPath | None) -> list[str]:

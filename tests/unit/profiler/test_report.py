@@ -23,7 +23,7 @@ from rayagi.profiler.summary import (
     recorded,
     report_text,
     seconds,
-    transition_sums,
+    transition_rows,
     waits,
 )
 from rayagi.profiler.timeline import timeline
@@ -130,8 +130,8 @@ def test_transitions_outside_of_iterations_are_not_per_iteration():
     (warm_up,) = process([[(C.BACKEND, 10 * MS, 11 * MS, "save", 0)]]).threads
     trained = iterations([4, 4])
     found = breakdown(profile(replace(trained, threads=(*trained.threads, replace(warm_up, thread_id=2)))))
-    by_target = {each.target: (each.count, each.per_iteration) for each in transition_sums(found)}
-    assert by_target == {"simulator": (2, 1.0), "backend": (1, 0.0)}
+    by_transition = {transition: numbers for _, transition, *numbers in transition_rows(found)}
+    assert by_transition == {"python -> simulator": ["2", "1.0"], "python -> backend": ["1", "0.0"]}
 
 
 def test_resources_of_an_operation():
