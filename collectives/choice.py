@@ -94,8 +94,8 @@ def supported_primitives(
         primitive: PrimitiveProbe(members=ranks, open=partial(probe.transport, primitive, ranks))
         for primitive, ranks in groups.items()
     }
-    probe_results = probe_primitives(control, local_capabilities(device), candidates, timeout_s / 2)
-    return {"net", *(primitive for primitive in groups if probe_results[primitive].supported)}
+    objections = probe_primitives(control, local_capabilities(device), candidates, timeout_s / 2)
+    return {"net", *(primitive for primitive in groups if not objections[primitive])}
 
 
 def plan_cheapest(

@@ -46,14 +46,6 @@ class PrimitiveProbe:
     """Connects the group; called by all its members at the same time. The probe closes the transport."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """Whether a primitive works, and the reason if not; equal on all members."""
-
-    supported: bool
-    reason: str
-
-
 def local_capabilities(device: torch.device) -> ProcessCapabilities:
     """Capabilities of the calling process. [unverified on GPU] the UUID of a GPU or MIG instance."""
     return ProcessCapabilities(
@@ -69,8 +61,8 @@ def probe_primitives(
     capabilities: ProcessCapabilities,
     candidates: Mapping[Primitive, PrimitiveProbe],
     limit_s: float,
-) -> dict[Primitive, ProbeResult]:
-    """Probe each candidate. All members of ``control`` call it with the same primitives.
+) -> dict[Primitive, str]:
+    """Why each candidate does not work; empty if it does. All members of ``control`` call it with the same primitives.
 
     A member in no group of a primitive leaves its candidate's ``members`` empty. A primitive is supported only if it works
     for every member of ``control`` in its group. Members wait for each other in ``control``, whose time limit must exceed
@@ -80,15 +72,15 @@ def probe_primitives(
         CommunicatorError: a member is lost.
     """
     everyone: list[ProcessCapabilities] = all_gather_objects(capabilities, control)
-    probe_results: dict[Primitive, ProbeResult] = {}
+    objections: dict[Primitive, str] = {}
     for primitive in sorted(candidates):
         candidate = candidates[primitive]
         objection = ""
         if len(candidate.members) > 1:
             group = [everyone[rank] for rank in candidate.members]
             objection = primitive_unsupported_reason(primitive, group) or probe(candidate.open, limit_s)
-        probe_results[primitive] = _combine_objections(all_gather_objects(objection, control))
-    return probe_results
+        objections[primitive] = _combine_objections(all_gather_objects(objection, control))
+    return objections
 
 
 def primitive_unsupported_reason(primitive: Primitive, group: Sequence[ProcessCapabilities]) -> str:
@@ -145,14 +137,13 @@ def _wrong_result(open_transport: Callable[[], Transport]) -> str:
         transport.close()
 
 
-def _combine_objections(objections: Sequence[str]) -> ProbeResult:
-    """Supported only if no member objects; equal objections are merged."""
+def _combine_objections(objections: Sequence[str]) -> str:
+    """Empty only if no member objects; equal objections are merged."""
     ranks: dict[str, list[int]] = {}
     for rank, objection in enumerate(objections):
         if objection:
             ranks.setdefault(objection, []).append(rank)
-    reasons = [f"ranks {', '.join(map(str, who))}: {what}" for what, who in ranks.items()]
-    return ProbeResult(supported=not ranks, reason="; ".join(reasons))
+    return "; ".join(f"ranks {', '.join(map(str, who))}: {what}" for what, who in ranks.items())
 
 
 def _no_shared_host(group: Sequence[ProcessCapabilities]) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -17,30 +16,6 @@ from rayagi.native.worlds import compiled_loop
 
 _MAX_ITEMS = 64
 """Items per call. Between calls Python handles signals."""
-
-
-class SharedWork(Protocol):
-    """Items of work that threads claim, each thread with its own MjData."""
-
-    def run(self, data: mujoco.MjData, max_items: int) -> bool:
-        """Claim and do at most ``max_items`` items. Returns whether unclaimed items may be left."""
-
-    def cancel(self) -> None:
-        """Make all threads return, those included that wait for another item."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One step of all worlds: an item is a world, and items are independent."""
-
-    loop: WorldLoop
-    num_substeps: int
-
-    def run(self, data: mujoco.MjData, max_items: int) -> bool:
-        return self.loop.run(data, self.num_substeps, max_items)
-
-    def cancel(self) -> None:
-        """Nothing to do: no item waits for another."""
 
 
 class ContactPhysics:
@@ -87,32 +62,39 @@ class ContactPhysics:
         self.controls[:] = controls
         self._unstable[:] = False  # of a step that ended with an error
         self.loop.begin()
-        self.run_parallel(_Step(self.loop, num_substeps))
+        self.run_parallel(lambda data, most: self.loop.run(data, num_substeps, most))
         if not self._unstable.any():
             return None
         return self._unstable.copy()
 
-    def run_parallel(self, work: SharedWork) -> None:
-        """Do work on this GMI's threads."""
+    def run_parallel(
+        self, work: Callable[[mujoco.MjData, int], bool], cancel: Callable[[], None] = lambda: None
+    ) -> None:
+        """Do work on this GMI's threads.
+
+        Args:
+            work: claims and does at most so many items with a thread's MjData; returns whether unclaimed ones may be left
+            cancel: makes all threads return, those included that wait for another item
+        """
         self._owner.check()
         futures: list[Future[None]] = []
         if self._pool is not None:
-            futures = [self._pool.submit(self._run_to_end, work, data) for data in self.datas[1:]]
+            futures = [self._pool.submit(self._run_to_end, work, cancel, data) for data in self.datas[1:]]
         try:
-            self._run_to_end(work, self.datas[0])
-        except BaseException:
-            work.cancel()  # others may wait for an item that this thread has begun
-            raise
+            self._run_to_end(work, cancel, self.datas[0])
         finally:
             wait(futures)
         for future in futures:
             future.result()
 
-    def _run_to_end(self, work: SharedWork, data: mujoco.MjData) -> None:
+    def _run_to_end(
+        self, work: Callable[[mujoco.MjData, int], bool], cancel: Callable[[], None], data: mujoco.MjData
+    ) -> None:
         try:
-            while work.run(data, _MAX_ITEMS):
+            while work(data, _MAX_ITEMS):
                 pass
-        except Exception:
+        except BaseException:
+            cancel()  # others may wait for an item that this thread has begun
             mujoco.mj_resetData(self._model, data)  # an error leaves MuJoCo's stack in it as full as it was
             raise
 

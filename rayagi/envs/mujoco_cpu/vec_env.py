@@ -266,26 +266,22 @@ class RolloutLoop:
         """Step at most ``max_items`` groups, in this thread's own MjData. Returns whether groups may be left.
 
         Raises:
-            WorldError: MuJoCo refuses to step a world, or its ``action`` is not finite. The rollout is cancelled.
+            WorldError: MuJoCo refuses to step a world, or its ``action`` is not finite.
         """
         env, state = self._env, self._thread_state(data)
-        try:
-            while True:
-                end = env.loop.run_rollout(data, self._rollout, state, max_items)
-                if end == EPISODE_ENDED:
-                    env._physics.restart_in(data, state.world, *env._next_start(state.world))
-                elif end == ACTION_NOT_FINITE:
-                    raise WorldError(state.world, "action")
-                elif end != WARNED:
-                    return end != NONE_LEFT
-                elif env.loop.became_unstable(data):  # other warnings are harmless
-                    state.unstable = 1
-                    with self._counting:
-                        self.num_unstable += 1
-                max_items = max(max_items - 1, 0)
-        except BaseException:
-            self.cancel()
-            raise
+        while True:
+            end = env.loop.run_rollout(data, self._rollout, state, max_items)
+            if end == EPISODE_ENDED:
+                env._physics.restart_in(data, state.world, *env._next_start(state.world))
+            elif end == ACTION_NOT_FINITE:
+                raise WorldError(state.world, "action")
+            elif end != WARNED:
+                return end != NONE_LEFT
+            elif env.loop.became_unstable(data):  # other warnings are harmless
+                state.unstable = 1
+                with self._counting:
+                    self.num_unstable += 1
+            max_items = max(max_items - 1, 0)
 
     def cancel(self) -> None:
         """Make all threads return, those included that wait for a group's previous step."""
@@ -359,7 +355,7 @@ class RolloutMujocoVecEnv(MujocoVecEnv):
         group = max(1, min(_GROUP, self.num_envs // (2 * len(self._physics.datas))))
         loop = RolloutLoop(self, agent, rollout, self._final_obs, group)
         try:
-            self._physics.run_parallel(loop)
+            self._physics.run_parallel(loop.run, loop.cancel)
         except WorldError as error:
             step = int(self._elapsed[error.world])
             raise SimulationError(self._first_env_index + error.world, step, error.quantity) from error
