@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -30,16 +29,6 @@ TYPICAL_BYTES = 440_000
 """Size of the first choice, before the actual buckets are known: Ant's float32 gradients in the preprint's Table 7."""
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleChoice:
-    """The schedule of a group."""
-
-    schedule: CollectiveSchedule
-    reason: str
-    tuner: ScheduleTuner | None = None
-    """Chooses again by the measured cost of reductions; None if there is no alternative, or one was requested."""
-
-
 def choose_schedule(
     transport_factory: GroupTransportFactory,
     members: Sequence[Member],
@@ -47,8 +36,8 @@ def choose_schedule(
     composition: str,
     device: torch.device,
     timeout_s: float,
-) -> ScheduleChoice:
-    """Choose the schedule for these members, the same on all of them.
+) -> tuple[CollectiveSchedule, str, ScheduleTuner | None]:
+    """Choose the schedule for these members, the same on all of them; also why, and its tuner where it may change.
 
     Members without a GPU use ``ip_only``: shared memory inside a host, then across hosts. On GPUs the primitives are probed,
     the steps of all compositions are timed, and then the chosen composition as a whole. During training the tuner chooses
@@ -59,9 +48,9 @@ def choose_schedule(
     """
     layout = Layout.from_placement([(member.host_id, member.device) for member in members])
     if composition != "auto":
-        return ScheduleChoice(compose(composition, layout), "it was requested")
+        return compose(composition, layout), "it was requested", None
     if device.type == "cpu":
-        return ScheduleChoice(compose("ip_only", layout), "the only composition without GPUs")
+        return compose("ip_only", layout), "the only composition without GPUs", None
     everyone = tuple(range(len(members)))
     across = len(layout.nodes) > 1
     with closing(
@@ -69,7 +58,7 @@ def choose_schedule(
     ) as control:
         usable = supported_primitives(transport_factory, layout, rank, control, device, timeout_s)
         plan = plan_cheapest(transport_factory, layout, rank, control, device, usable)
-    return ScheduleChoice(plan.schedule, plan.reason, ScheduleTuner(plan))
+    return plan.schedule, plan.reason, ScheduleTuner(plan)
 
 
 def supported_primitives(

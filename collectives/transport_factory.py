@@ -130,10 +130,10 @@ def communicator_among(
     composition = context.composition
     if composition == "auto" and context.transport != "auto":
         composition = "ip_only"  # with a single transport there is no choice
-    choice = choose_schedule(transport_factory, members, rank, composition, context.device, context.timeout_s)
-    return ComposedCommunicator(
-        rank, choice.schedule, transport_factory, context.generation, choice.reason, choice.tuner
+    schedule, reason, tuner = choose_schedule(
+        transport_factory, members, rank, composition, context.device, context.timeout_s
     )
+    return ComposedCommunicator(rank, schedule, transport_factory, context.generation, reason, tuner)
 
 
 class GroupTransportFactory:

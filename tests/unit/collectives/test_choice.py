@@ -101,12 +101,12 @@ def chosen(composition, places):
 def test_without_a_gpu_there_is_nothing_to_choose():
     reason = "the only composition without GPUs"
     for places, text in (([("a", None)] * 3, "3"), ([("a", None), ("b", None), ("b", None)], "1|2")):
-        assert chosen("auto", places) == choice.ScheduleChoice(compose("ip_only", Layout.parse(text)), reason)
+        assert chosen("auto", places) == (compose("ip_only", Layout.parse(text)), reason, None)
 
 
 def test_a_requested_composition_is_run_or_refused():
     places = [("a", "GPU-0"), ("a", "GPU-1"), ("a", "GPU-0"), ("a", "GPU-1")]
-    assert chosen("rp_only", places).schedule.layout.mpl == [[0, 2], [1, 3]]
+    assert chosen("rp_only", places)[0].layout.mpl == [[0, 2], [1, 3]]
     with pytest.raises(CompositionError, match="no such composition"):
         chosen("ring", places)
 
