@@ -1,4 +1,4 @@
-"""Interface of fused backends (torch, C, Warp, JAX, CUDA): K steps of N environments per call.
+"""Interface of fused backends: K steps of N environments per call.
 
 All reals have one type, ``EnvConfig.real``.
 """
@@ -73,21 +73,16 @@ class StepBatch:
 
     @classmethod
     def allocate(
-        cls,
-        num_steps: int,
-        num_envs: int,
-        obs_dim: int,
-        device: torch.device | str = "cpu",
-        real: torch.dtype = torch.float32,
+        cls, num_steps: int, num_envs: int, obs_dim: int, real: torch.dtype = torch.float32
     ) -> StepBatch:
         """Zeroed storage."""
         shape = (num_steps, num_envs)
         return cls(
-            torch.zeros((num_steps, obs_dim, num_envs), dtype=real, device=device),
-            torch.zeros(shape, dtype=real, device=device),
-            torch.zeros(shape, dtype=torch.bool, device=device),
-            torch.zeros(shape, dtype=torch.bool, device=device),
-            torch.zeros((num_steps, obs_dim, num_envs), dtype=real, device=device),
+            torch.zeros((num_steps, obs_dim, num_envs), dtype=real),
+            torch.zeros(shape, dtype=real),
+            torch.zeros(shape, dtype=torch.bool),
+            torch.zeros(shape, dtype=torch.bool),
+            torch.zeros((num_steps, obs_dim, num_envs), dtype=real),
         )
 
 
@@ -121,7 +116,7 @@ class FusedBackend(Protocol):
     """Runs N environments. The first call must be ``start``."""
 
     env_state: BatchedEnvState
-    """State of the environments, on the backend's device. May be written between calls."""
+    """State of the environments. May be written between calls."""
 
     def start(self) -> None:
         """Start a new episode in every environment."""

@@ -1,13 +1,12 @@
 """Reference backend (engine fused_torch): a simulator's functions on torch tensors over environments.
 
-Nothing is traced: tests compare every other backend with the functions as the user wrote them. ``compiled=True`` passes
-them to ``torch.compile``.
+Nothing is traced: tests compare every other backend with the functions as the user wrote them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,48 +17,22 @@ from rayagi.envs.fused.ops import clip
 from rayagi.envs.fused.simulator import Box, Simulator, named
 
 
-class TorchStepResult(NamedTuple):
-    """One step of N environments: the fields of BatchedEnvState and of StepBatch without its dimension K."""
-
-    state: Tensor
-    elapsed: Tensor
-    episode: Tensor
-    obs: Tensor
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    final_obs: Tensor
-
-
 class TorchBackend:
     """Implements FusedBackend."""
 
-    def __init__(
-        self, env_config: EnvConfig, device: torch.device | str = "cpu", *, compiled: bool = False
-    ) -> None:
-        """``compiled``: run each step through torch.compile instead of eagerly."""
+    def __init__(self, env_config: EnvConfig) -> None:
         self.env_config = env_config
         self.env_state = BatchedEnvState.allocate(
-            env_config.simulator, env_config.num_envs, device, env_config.real
+            env_config.simulator, env_config.num_envs, real=env_config.real
         )
-        self._indices = torch.arange(
-            env_config.first_env_index, env_config.first_env_index + env_config.num_envs, device=device
-        )
-        self._advance: Callable[..., TorchStepResult] = torch.compile(advance) if compiled else advance
+        first = env_config.first_env_index
+        self._indices = torch.arange(first, first + env_config.num_envs)
 
     def start(self) -> None:
         """Start a new episode in every environment."""
         self.env_state.episode += 1
         self.env_state.elapsed.zero_()
-        env_config, env_state = self.env_config, self.env_state
-        started = started_states(
-            env_config.simulator,
-            seed_word(env_config.seed),
-            self._indices,
-            env_state.episode,
-            env_config.real,
-        )
-        self.env_state.state.copy_(started)
+        self.env_state.state.copy_(self._begun())
 
     def observe(self) -> Tensor:
         """(D, N)."""
@@ -69,60 +42,43 @@ class TorchBackend:
         """K steps, one after another."""
         check_actions(self.env_config, actions, len(out.rewards))
         for t in range(len(out.rewards)):
-            after = self._step(actions[t])
-            for name in ("obs", "rewards", "terminated", "truncated", "final_obs"):
-                getattr(out, name)[t].copy_(getattr(after, name))
+            self._step(t, actions[t], out)
 
     @torch.no_grad()
-    def _step(self, actions: Tensor) -> TorchStepResult:
-        env_config, env_state = self.env_config, self.env_state
-        after = self._advance(
+    def _step(self, t: int, actions: Tensor, out: StepBatch) -> None:
+        """One step of every environment, with auto-reset."""
+        simulator, env_state = self.env_config.simulator, self.env_state
+        state, shape = env_state.state, env_state.elapsed.shape
+        # 1. Dynamics, reward and termination.
+        result = simulator.step(
+            named(simulator, state.unbind(0)), clipped_actions(simulator, actions, state.dtype)
+        )
+        after = _stacked(result[0], shape, state)
+        out.rewards[t] = _column(
+            result[1], shape, state
+        )  # it may be a view of a state, which is about to change
+        out.terminated[t] = torch.as_tensor(result[2], dtype=torch.bool)
+        # 2. Time limit.
+        env_state.elapsed += 1
+        out.truncated[t] = (env_state.elapsed >= self.env_config.limit) & ~out.terminated[t]
+        ended = out.terminated[t] | out.truncated[t]
+        env_state.episode += ended
+        out.final_obs[t] = observations(simulator, after)
+        # 3. Reset: first states of every environment's next episode, selected where one ended.
+        state.copy_(torch.where(ended, self._begun(), after))
+        env_state.elapsed.masked_fill_(ended, 0)
+        out.obs[t] = observations(simulator, state)
+
+    def _begun(self) -> Tensor:
+        """First states of the environments' episodes, (S, N)."""
+        env_config = self.env_config
+        return started_states(
             env_config.simulator,
             seed_word(env_config.seed),
-            env_config.limit,
             self._indices,
-            env_state.state,
-            env_state.elapsed,
-            env_state.episode,
-            actions,
+            self.env_state.episode,
+            env_config.real,
         )
-        env_state.copy_(BatchedEnvState(after.state, after.elapsed, after.episode))
-        return after
-
-
-def advance(
-    simulator: Simulator,
-    word: int,
-    limit: int,
-    indices: Tensor,
-    state: Tensor,
-    elapsed: Tensor,
-    episode: Tensor,
-    actions: Tensor,
-) -> TorchStepResult:
-    """One step of every environment, with auto-reset."""
-    shape = elapsed.shape
-    # 1. Dynamics, reward and termination.
-    result = simulator.step(
-        named(simulator, state.unbind(0)), clipped_actions(simulator, actions, state.dtype)
-    )
-    after = _stacked(result[0], shape, state)
-    rewards = _column(
-        result[1], shape, state
-    ).clone()  # it may be a view of a state, which is about to change
-    terminated = torch.as_tensor(result[2], dtype=torch.bool, device=state.device).expand(shape)
-    # 2. Time limit.
-    elapsed = elapsed + 1
-    truncated = (elapsed >= limit) & ~terminated
-    ended = terminated | truncated
-    episode = episode + ended.to(torch.int32)
-    final_obs = observations(simulator, after)
-    # 3. Reset: first states of every environment's next episode, selected where one ended.
-    begun = started_states(simulator, word, indices, episode, state.dtype)
-    after = torch.where(ended, begun, after)
-    elapsed = torch.where(ended, 0, elapsed)
-    obs = observations(simulator, after)
-    return TorchStepResult(after, elapsed, episode, obs, rewards, terminated, truncated, final_obs)
 
 
 def clipped_actions(simulator: Simulator, actions: Tensor, real: torch.dtype) -> Any:
