@@ -13,7 +13,7 @@ Without this code, ``pyarrow.dataset.dataset("data/ant/data")`` has the same row
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,12 @@ class Dataset:
 
     def arrow(self) -> pyarrow.dataset.Dataset:
         """All rows as a pyarrow dataset."""
+        return self._arrow([file.path for file in self.files])
+
+    def _arrow(self, paths: list[Path]) -> pyarrow.dataset.Dataset:
         description = self.folder.description
         return pyarrow.dataset.dataset(
-            [str(file.path) for file in self.files],
+            [str(path) for path in paths],
             format="parquet" if description.format == "parquet" else "ipc",
             schema=description.layout.arrow({}),
         )
@@ -110,22 +113,17 @@ class Dataset:
                     yield episode
 
     def _of_one_writer(self, paths: list[Path]) -> Iterator[Episode]:
-        running: dict[int, _Running] = {}
-        kind = "parquet" if self.folder.description.format == "parquet" else "ipc"
-        schema = self.folder.description.layout.arrow({})
+        running: dict[int, list[Episode]] = {}
+        """Parts of each episode that may have more rows."""
         for path in paths:
-            file = pyarrow.dataset.dataset(str(path), format=kind, schema=schema)
-            for batch in row_batches(file, _COLUMNS):
-                for part in _runs_of(batch):
-                    own = running.setdefault(part.number, _Running())
-                    own.parts.append(part)
-                    if part.is_last:
-                        del running[part.number]
-                        yield own.episode()
-        for own in running.values():
-            episode = own.episode_without_end()
-            if episode is not None:
-                yield episode
+            for batch in row_batches(self._arrow([path]), _COLUMNS):
+                for part, final_obs in _runs_of(batch):
+                    running.setdefault(part.number, []).append(part)
+                    if final_obs is not None:
+                        yield _joined(running.pop(part.number), [final_obs[None]])
+        for parts in running.values():
+            if sum(len(part.rewards) for part in parts) > 1:
+                yield _joined(parts, [])
 
 
 def open_dataset(path: Path | str) -> Dataset:
@@ -137,59 +135,25 @@ def open_dataset(path: Path | str) -> Dataset:
     return Dataset(DatasetFolder.open(Path(path)))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """Consecutive rows of one episode."""
-
-    number: int
-    env: int
-    obs: NDArray[np.float32]
-    actions: NDArray[Any]
-    rewards: NDArray[np.float32]
-    versions: NDArray[np.int64]
-    log_probs: NDArray[np.float32]
-    terminated: bool
-    truncated: bool
-    final_obs: NDArray[np.float32] | None
-
-    @property
-    def is_last(self) -> bool:
-        return self.final_obs is not None
+def _joined(parts: list[Episode], final_obs: list[NDArray[np.float32]]) -> Episode:
+    """The episode of these parts. Without the observation after it, its last step, whose result is unknown, is left out."""
+    obs = np.concatenate([*(part.obs for part in parts), *final_obs])
+    steps = len(obs) - 1
+    return replace(
+        parts[-1],
+        obs=obs,
+        actions=np.concatenate([part.actions for part in parts])[:steps],
+        rewards=np.concatenate([part.rewards for part in parts])[:steps],
+        policy_versions=np.concatenate([part.policy_versions for part in parts])[:steps],
+        log_probs=np.concatenate([part.log_probs for part in parts])[:steps],
+    )
 
 
-@dataclass(slots=True)
-class _Running:
-    """An episode that may have more rows."""
+def _runs_of(batch: pa.RecordBatch) -> Iterator[tuple[Episode, NDArray[np.float32] | None]]:
+    """Split a batch into runs of rows of one episode, which have the observations before their steps only.
 
-    parts: list[_Part] = field(default_factory=list)
-
-    def episode(self) -> Episode:
-        last = self.parts[-1]
-        assert last.final_obs is not None
-        return self._with([*(part.obs for part in self.parts), last.final_obs[None]], steps=None)
-
-    def episode_without_end(self) -> Episode | None:
-        """The episode closed by its last known observation; None if that is its only one."""
-        steps = sum(len(part.rewards) for part in self.parts) - 1
-        return self._with([part.obs for part in self.parts], steps=steps) if steps else None
-
-    def _with(self, obs: list[NDArray[np.float32]], steps: int | None) -> Episode:
-        last = self.parts[-1]
-        return Episode(
-            number=last.number,
-            env=last.env,
-            obs=np.concatenate(obs),
-            actions=np.concatenate([part.actions for part in self.parts])[:steps],
-            rewards=np.concatenate([part.rewards for part in self.parts])[:steps],
-            terminated=last.terminated,
-            truncated=last.truncated,
-            policy_versions=np.concatenate([part.versions for part in self.parts])[:steps],
-            log_probs=np.concatenate([part.log_probs for part in self.parts])[:steps],
-        )
-
-
-def _runs_of(batch: pa.RecordBatch) -> Iterator[_Part]:
-    """Split a batch into runs of rows of one episode."""
+    The last run of an episode comes with the observation after it.
+    """
     if not batch.num_rows:
         return
     numbers = batch.column("episode").to_numpy()
@@ -201,18 +165,18 @@ def _runs_of(batch: pa.RecordBatch) -> Iterator[_Part]:
     begin = 0
     for end in ends:
         last = batch.column("final_obs")[end - 1].as_py()
-        yield _Part(
+        part = Episode(
             number=int(numbers[begin]),
             env=batch.column("env")[begin].as_py(),
             obs=obs[begin:end],
             actions=actions[begin:end],
             rewards=batch.column("reward").to_numpy()[begin:end],
-            versions=batch.column("policy_version").to_numpy()[begin:end],
+            policy_versions=batch.column("policy_version").to_numpy()[begin:end],
             log_probs=log_probs[begin:end],
             terminated=bool(terminated[end - 1]),
             truncated=bool(truncated[end - 1]),
-            final_obs=None if last is None else np.array(last, dtype=np.float32),
         )
+        yield part, None if last is None else np.array(last, dtype=np.float32)
         begin = end
 
 

@@ -112,38 +112,38 @@ def finished_folder(out: Path) -> Iterator[Path]:
         ExportError: ``out`` exists already.
         DiskError: it cannot be written.
     """
-    _check_free(out, "folder")
-    unfinished = _unfinished(out)
-    with disk_errors(out, "free space there, or choose another folder"):
-        try:
-            unfinished.mkdir(parents=True)
-            yield unfinished
-            _check_free(out, "folder")  # another process may have made it meanwhile
-            unfinished.rename(out)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    with _renamed(out, "folder") as unfinished:
+        unfinished.mkdir()
+        yield unfinished
 
 
 @contextmanager
 def finished_file(out: Path) -> Iterator[Path]:
-    """A temporary file's path, renamed to ``out`` when the block succeeds and removed when it fails.
+    """A temporary file's path; the same as ``finished_folder`` of a file."""
+    with _renamed(out, "file") as unfinished:
+        yield unfinished
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
 
-    Raises:
-        ExportError: ``out`` exists already.
-        DiskError: it cannot be written.
-    """
-    _check_free(out, "file")
-    unfinished = _unfinished(out)
+
+@contextmanager
+def _renamed(out: Path, what: str) -> Iterator[Path]:
+    _check_free(out, what)
+    prefix = f".{out.name}.{socket.gethostname()}."
+    folder = out.absolute().parent
+    for left in folder.glob(f"{glob.escape(prefix)}*.unfinished"):
+        pid = left.name.removeprefix(prefix).removesuffix(".unfinished")
+        if pid.isdecimal() and (int(pid) == os.getpid() or start_ticks(int(pid)) is None):
+            _remove(left)  # of a killed process of this host
+    unfinished = folder / f"{prefix}{os.getpid()}.unfinished"
     with disk_errors(out, "free space there, or choose another folder"):
         try:
-            unfinished.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             yield unfinished
-            with unfinished.open("rb") as file:
-                os.fsync(file.fileno())
-            _check_free(out, "file")
+            _check_free(out, what)  # another process may have made it meanwhile
             unfinished.rename(out)
         finally:
-            unfinished.unlink(missing_ok=True)
+            _remove(unfinished)
 
 
 def _check_free(out: Path, what: str) -> None:
@@ -151,16 +151,10 @@ def _check_free(out: Path, what: str) -> None:
         raise ExportError(str(out), f"exists already; choose another {what}")
 
 
-def _unfinished(out: Path) -> Path:
-    """Temporary path beside ``out``. Removes what killed processes of this host left for the same ``out``."""
-    prefix = f".{out.name}.{socket.gethostname()}."
-    for left in out.absolute().parent.glob(f"{glob.escape(prefix)}*.unfinished"):
-        pid = left.name.removeprefix(prefix).removesuffix(".unfinished")
-        if pid.isdecimal() and (int(pid) == os.getpid() or start_ticks(int(pid)) is None):
-            shutil.rmtree(left, ignore_errors=True)
-            with suppress(OSError):
-                left.unlink()
-    return out.absolute().with_name(f"{prefix}{os.getpid()}.unfinished")
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()
 
 
 class _OpenFile:
