@@ -37,6 +37,8 @@ from actors.protocols import ActionSpec, EnvInfo
 from collectives.experience.schema import ExperienceSchema, Field
 
 LAYOUT_VERSION = 1
+STEP_FIELDS = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "final_obs")
+"""Of a block: those with one entry for each step."""
 _METADATA_KEY = b"rayagi.dataset"
 
 

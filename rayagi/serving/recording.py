@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import select
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.file_layout import pid_of
 from collectives.experience.producer_ring import ProducerRing, ReservedSlot
 from rayagi.run.errors import DiskError
-from rayagi.serving.column_layout import ColumnLayout
+from rayagi.serving.column_layout import STEP_FIELDS, ColumnLayout
 from rayagi.serving.errors import WriterError
 from rayagi.serving.program import ServingJob
 from rayagi.serving.writer_process import WriterJob
@@ -179,8 +180,7 @@ class ChannelSink(RowSink):
                 break
         self.wait_s += time.monotonic() - begin
         if reservation.slot not in self._views:
-            steps = ("obs", "action", "log_prob", "reward", "terminated", "truncated", "final_obs")
-            self._views[reservation.slot] = {name: reservation[name].unbind(1) for name in steps}
+            self._views[reservation.slot] = {name: reservation[name].unbind(1) for name in STEP_FIELDS}
         return reservation
 
 
@@ -202,7 +202,7 @@ class _WriterHandle:
         assert self._process.stdout is not None
         self._status_pipe = self._process.stdout
         self._text = b""
-        self._process.stdin.write(f"{job.to_json()}\n".encode())
+        self._process.stdin.write(pickle.dumps(job))
         self._process.stdin.close()
         self._process.wait()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi.run.errors import DiskError
-from rayagi.serving.column_layout import ColumnBlock, ColumnLayout, Numbering, record_batch
+from rayagi.serving.column_layout import STEP_FIELDS, ColumnBlock, ColumnLayout, Numbering, record_batch
 from rayagi.serving.files import RotatingFiles
 from rayagi.serving.manifest import DatasetFolder
 from rayagi.serving.program import Recording
@@ -34,7 +35,7 @@ _TAKE_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriterJob:
-    """The writer's parameters, sent as JSON."""
+    """The writer's parameters; picklable."""
 
     recording: Recording
     layout: ColumnLayout
@@ -44,22 +45,6 @@ class WriterJob:
     total_envs: int
     num_steps: int
     """Steps of a block."""
-
-    def to_json(self) -> str:
-        """The job as one line of JSON."""
-        recording = {name: getattr(self.recording, name) for name in Recording.__dataclass_fields__}
-        own = {name: getattr(self, name) for name in _NUMBERS}
-        return json.dumps({"recording": recording, "layout": self.layout.to_dict(), **own})
-
-    @classmethod
-    def from_json(cls, text: str) -> WriterJob:
-        """Inverse of ``to_json``."""
-        stored = json.loads(text)
-        recording, layout = Recording(**stored.pop("recording")), ColumnLayout.from_dict(stored.pop("layout"))
-        return cls(recording=recording, layout=layout, **stored)
-
-
-_NUMBERS = ("gmi", "num_envs", "first_env_index", "total_envs", "num_steps")
 
 
 class Writer:
@@ -143,21 +128,8 @@ def _check_finite(block: ColumnBlock, envs: NDArray[np.int32]) -> None:
 def block_of(batch: Batch) -> ColumnBlock:
     """Copy a batch to a block, so that its slot can be released."""
     length = int(batch["length"][0])
-
-    def steps(name: str) -> Any:
-        return np.array(batch[name].numpy()[:, :length])
-
-    return ColumnBlock(
-        obs=steps("obs"),
-        action=steps("action"),
-        log_prob=steps("log_prob"),
-        reward=steps("reward"),
-        terminated=steps("terminated"),
-        truncated=steps("truncated"),
-        final_obs=steps("final_obs"),
-        last_obs=np.array(batch["last_obs"].numpy()),
-        version=batch.version,
-    )
+    steps: dict[str, Any] = {name: np.array(batch[name].numpy()[:, :length]) for name in STEP_FIELDS}
+    return ColumnBlock(**steps, last_obs=np.array(batch["last_obs"].numpy()), version=batch.version)
 
 
 def write_all(writer: Writer, consumer_endpoint: ConsumerEndpoint) -> None:
@@ -201,7 +173,7 @@ def send_status(**values: Any) -> None:
 def main() -> None:
     """Read the job from standard input and run it."""
     torch.set_num_threads(1)
-    job = WriterJob.from_json(sys.stdin.readline())
+    job: WriterJob = pickle.load(sys.stdin.buffer)
     try:
         writer = Writer(job)
         with (
