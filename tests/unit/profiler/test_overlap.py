@@ -10,7 +10,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rayagi.profiler import overlap
-from rayagi.profiler.intervals import exact_sums
 from rayagi.profiler.overlap import NONE, breakdown, clock_offsets, resource
 from rayagi.profiler.trace import Category as C
 from rayagi.profiler.trace import TraceError
@@ -215,15 +214,6 @@ def test_processes_whose_clocks_are_years_apart_are_damage():
 )
 def test_a_wait_alone_uses_neither_cpu_nor_gpu(categories, expected):
     assert resource(frozenset(categories.split())) == expected
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(2**61, 2**62), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2**58)), max_size=9))
-def test_sums_of_large_numbers_are_those_of_python(large, rows):
-    rows = [(0, large), (0, 1), *rows]
-    groups, values = (np.array(each, np.int64) for each in zip(*rows, strict=True))
-    expected = [sum(value for group, value in rows if group == each) for each in range(groups.max() + 1)]
-    assert exact_sums(groups, values).tolist() == expected
 
 
 # Against a sweep that looks at every nanosecond.
