@@ -6,7 +6,6 @@ numbers are varints of a fixed width, so that all packets of a kind are equally 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
@@ -191,7 +190,19 @@ def assign_lanes(starts: Ints, ends: Ints, *, may_nest: bool) -> Ints:
     """
     if _fits_one_lane(starts, ends, may_nest):
         return np.zeros(len(starts), np.int64)
-    return (_nesting_lanes if may_nest else _disjoint_lanes)(starts.tolist(), ends.tolist())
+    stacks: list[list[int]] = []  # ends of the open intervals of each lane
+    lanes = []
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        for stack in stacks:
+            while stack and stack[-1] <= start:
+                stack.pop()
+        fitting = (lane for lane, stack in enumerate(stacks) if not stack or (may_nest and end <= stack[-1]))
+        lane = next(fitting, len(stacks))
+        if lane == len(stacks):
+            stacks.append([])
+        stacks[lane].append(end)
+        lanes.append(lane)
+    return np.array(lanes, np.int64)
 
 
 def _fits_one_lane(starts: Ints, ends: Ints, may_nest: bool) -> bool:
@@ -205,34 +216,6 @@ def _fits_one_lane(starts: Ints, ends: Ints, may_nest: bool) -> bool:
         if (ends[level] > ends[parents]).any():
             return False
     return True
-
-
-def _nesting_lanes(starts: list[int], ends: list[int]) -> Ints:
-    stacks: list[list[int]] = []  # ends of the open intervals of each lane
-    lanes = []
-    for start, end in zip(starts, ends, strict=True):
-        for stack in stacks:
-            while stack and stack[-1] <= start:
-                stack.pop()
-        fitting = (lane for lane, stack in enumerate(stacks) if not stack or end <= stack[-1])
-        lane = next(fitting, len(stacks))
-        if lane == len(stacks):
-            stacks.append([])
-        stacks[lane].append(end)
-        lanes.append(lane)
-    return np.array(lanes, np.int64)
-
-
-def _disjoint_lanes(starts: list[int], ends: list[int]) -> Ints:
-    busy: list[tuple[int, int]] = []  # (end, lane)
-    free: list[int] = []
-    lanes = []
-    for start, end in zip(starts, ends, strict=True):
-        while busy and busy[0][0] <= start:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        lanes.append(heapq.heappop(free) if free else len(busy))
-        heapq.heappush(busy, (end, lanes[-1]))
-    return np.array(lanes, np.int64)
 
 
 def _packets(times: Ints, kinds: Ints, track: int, names: Ints, categories: Ints) -> bytes:
