@@ -15,17 +15,17 @@ from __future__ import annotations
 import http.client
 import io
 import json
-import queue
 import socket
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from collectives.limits import call_with_timeout
 from rayagi.serving.policy_server.frames import HEADER, FrameError, Kind, frame, header
 from rayagi.serving.policy_server.obs_leaves import Leaf, flat_rows
 
@@ -362,23 +362,12 @@ def _connected(host: str, port: int, until: float) -> _TimedSocket:
 
 
 def _addresses(host: str, port: int, until: float) -> list[Any]:
-    """Those of ``getaddrinfo``, which has no time limit: a thread of its own waits for it."""
-    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
-
-    def resolve() -> None:
-        try:
-            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except Exception as error:  # the caller raises it
-            answers.put(error)
-
-    threading.Thread(target=resolve, daemon=True).start()
+    """Those of ``getaddrinfo``, which has no time limit."""
+    resolve = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = answers.get(timeout=_remaining_s(until))
-    except queue.Empty:
+        return call_with_timeout(_remaining_s(until), resolve)
+    except TimeoutError:
         raise TimeoutError(f"the address of {host} was not found in time") from None
-    if isinstance(found, Exception):
-        raise found
-    return found
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:
