@@ -115,6 +115,18 @@ class Graph:
         return Expr(self, index)
 
 
+def _infix(op: str) -> tuple[Callable[[Expr, Any], Expr], Callable[[Expr, Any], Expr]]:
+    """Methods of an operator of two values: of its left one, and of its right one."""
+
+    def of_left(self: Expr, other: Any) -> Expr:
+        return self.graph.apply(op, self, other)
+
+    def of_right(self: Expr, other: Any) -> Expr:
+        return self.graph.apply(op, other, self)
+
+    return of_left, of_right
+
+
 class Expr:
     """A symbolic value: Python's operators on it add nodes to its graph."""
 
@@ -129,29 +141,15 @@ class Expr:
         """Its node."""
         return self.graph.nodes[self.index]
 
-    def __add__(self, other: Any) -> Expr:
-        return self.graph.apply("add", self, other)
-
-    def __radd__(self, other: Any) -> Expr:
-        return self.graph.apply("add", other, self)
-
-    def __sub__(self, other: Any) -> Expr:
-        return self.graph.apply("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Expr:
-        return self.graph.apply("sub", other, self)
-
-    def __mul__(self, other: Any) -> Expr:
-        return self.graph.apply("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Expr:
-        return self.graph.apply("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Expr:
-        return self.graph.apply("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Expr:
-        return self.graph.apply("div", other, self)
+    __add__, __radd__ = _infix("add")
+    __sub__, __rsub__ = _infix("sub")
+    __mul__, __rmul__ = _infix("mul")
+    __truediv__, __rtruediv__ = _infix("div")
+    __and__, __rand__ = _infix("and")
+    __or__, __ror__ = _infix("or")
+    __lt__, __gt__ = _infix("lt")[0], _infix("gt")[0]
+    __le__, __ge__ = _infix("le")[0], _infix("ge")[0]
+    __eq__, __ne__ = _infix("eq")[0], _infix("ne")[0]  # type: ignore[assignment]
 
     def __mod__(self, other: Any) -> Expr:
         """a - floor(a / b) b: as in Python, the result has the divisor's sign."""
@@ -179,36 +177,6 @@ class Expr:
 
     def __abs__(self) -> Expr:
         return self.graph.apply("abs", self)
-
-    def __lt__(self, other: Any) -> Expr:
-        return self.graph.apply("lt", self, other)
-
-    def __le__(self, other: Any) -> Expr:
-        return self.graph.apply("le", self, other)
-
-    def __gt__(self, other: Any) -> Expr:
-        return self.graph.apply("gt", self, other)
-
-    def __ge__(self, other: Any) -> Expr:
-        return self.graph.apply("ge", self, other)
-
-    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
-        return self.graph.apply("eq", self, other)
-
-    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
-        return self.graph.apply("ne", self, other)
-
-    def __and__(self, other: Any) -> Expr:
-        return self.graph.apply("and", self, other)
-
-    def __rand__(self, other: Any) -> Expr:
-        return self.graph.apply("and", other, self)
-
-    def __or__(self, other: Any) -> Expr:
-        return self.graph.apply("or", self, other)
-
-    def __ror__(self, other: Any) -> Expr:
-        return self.graph.apply("or", other, self)
 
     def __invert__(self) -> Expr:
         return self.graph.apply("not", self)
