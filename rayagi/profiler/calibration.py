@@ -100,9 +100,7 @@ def largest_spread(count: int) -> float:
     return LARGEST_SPREAD * math.sqrt(count / FEWEST_ROUNDS)
 
 
-def delta_calibration(
-    blocks: Sequence[CalibrationBlock], functions: Mapping[str, float] | None = None
-) -> Calibration:
+def delta_calibration(blocks: Sequence[CalibrationBlock]) -> Calibration:
     """Costs of hooks: what blocks with a hook take longer than those without, by how often it ran (appendix C.1).
 
     Totals are compared, not single blocks. Blocks with several hooks are used after those with fewer: what is known of
@@ -110,7 +108,6 @@ def delta_calibration(
 
     Args:
         blocks: uninstrumented and instrumented ones, alternating
-        functions: from ``difference_of_averages``
 
     Raises:
         CalibrationError: the uninstrumented blocks spread too much, or the blocks leave a cost undetermined.
@@ -136,7 +133,7 @@ def delta_calibration(
             )
         for kind in new:
             hooks[kind] = max(0.0, _cost(kind, groups[kinds], hooks, mean(plain)))
-    return Calibration(hooks, dict(functions or {}), spread)
+    return Calibration(hooks, spread=spread)
 
 
 def _cost(
@@ -146,27 +143,6 @@ def _cost(
     counts = {each: sum(block.counts[each] for block in blocks) for each in blocks[0].counts}
     others = sum(known[each] * count for each, count in counts.items() if each in known)
     return (sum(block.cpu_ns for block in blocks) - len(blocks) * plain_ns - others) / counts[kind]
-
-
-def difference_of_averages(
-    with_profiling: Mapping[str, tuple[int, int]], without: Mapping[str, tuple[int, int]]
-) -> dict[str, float]:
-    """What a library's own profiling adds to a call of each function, in ns (appendix C.2).
-
-    Args:
-        with_profiling: calls and their total time in ns, by function
-        without: the same, timed from outside
-
-    Raises:
-        CalibrationError: a function was never called on one side.
-    """
-    costs = {}
-    for name, (calls, total_ns) in with_profiling.items():
-        plain_calls, plain_ns = without.get(name, (0, 0))
-        if not calls or not plain_calls:
-            raise CalibrationError(f"{name} was not called both with and without profiling")
-        costs[name] = max(0.0, total_ns / calls - plain_ns / plain_calls)
-    return costs
 
 
 def corrected(profile: Profile, calibration: Calibration) -> Breakdown:

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from rayagi.profiler.calibration import CalibrationError, difference_of_averages
+from rayagi.profiler.calibration import CalibrationError
 from rayagi.profiler.session import profile
 
 REPEATS = 5
@@ -102,14 +103,14 @@ def measured(repeats: int = REPEATS) -> list[dict[str, CallTimes]]:
 
 def function_costs(repeats: Iterable[Mapping[str, CallTimes]]) -> dict[str, float]:
     """What recording adds to a call of each function, in ns: the mean over its cases and all repeats."""
-    plain: dict[str, tuple[int, int]] = {}
-    recorded: dict[str, tuple[int, int]] = {}
+    calls: Counter[str] = Counter()
+    added_ns: Counter[str] = Counter()
     for name, times in (pair for each in repeats for pair in each.items()):
         function = name.partition(",")[0]
-        for sums, ns in ((plain, times.ns), (recorded, times.recorded_ns)):
-            calls, total = sums.get(function, (0, 0))
-            sums[function] = calls + times.calls, total + ns
-    return difference_of_averages(recorded, plain)
+        calls[function] += times.calls
+        added_ns[function] += times.recorded_ns - times.ns
+    # The difference of averages: both have as many calls. Below 0 it is noise.
+    return {function: max(0.0, added_ns[function] / count) for function, count in calls.items()}
 
 
 def main() -> int:

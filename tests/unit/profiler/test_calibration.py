@@ -14,7 +14,6 @@ from rayagi.profiler.calibration import (
     corrected,
     count_hooks,
     delta_calibration,
-    difference_of_averages,
 )
 from rayagi.profiler.gpu_calls import CallTimes, function_costs, measured
 from rayagi.profiler.layout import FROM_PYTHON
@@ -167,13 +166,6 @@ def test_costs_of_calls_of_cuda_by_hand():
 def test_calls_of_cuda_need_a_gpu():
     with pytest.raises(CalibrationError, match="calls of CUDA cannot be calibrated: torch sees no GPU here"):
         measured(repeats=1)
-
-
-def test_difference_of_averages_by_hand():
-    found = difference_of_averages({"launch": (4, 40), "copy": (1, 5)}, {"launch": (2, 14), "copy": (3, 18)})
-    assert found == {"launch": 3.0, "copy": 0.0}
-    with pytest.raises(CalibrationError, match="launch was not called both with and without"):
-        difference_of_averages({"launch": (4, 40)}, {})
 
 
 def test_each_kind_of_hook_has_its_own_cost_and_it_is_removed_from_who_paid_it():
