@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rayagi.run.quantities import parse_bytes, parse_count, parse_duration_s
 
 
 def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
-    """A command's parser, with its description, examples and ``--debug``."""
+    """A command's parser, with its description, examples and ``--debug``. Its full name is the argument ``command``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
@@ -19,19 +20,29 @@ def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # an abbreviated option could start minutes of unwanted work
     )
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.set_defaults(command=parser.prog.removeprefix("rayagi "))
+    add_flag(parser, "--debug", "show tracebacks")
     return parser
+
+
+def add_flag(parser: Any, name: str, text: str) -> None:
+    """An option without a value."""
+    parser.add_argument(name, action="store_true", help=text)
+
+
+def add_value(parser: Any, name: str, metavar: str, text: str, **more: Any) -> None:
+    """An argument whose ``metavar`` says its type (``_TYPES``); others are texts."""
+    parser.add_argument(name, metavar=metavar, type=_TYPES.get(metavar, str), help=text, **more)
 
 
 def add_trust(parser: Any) -> None:
     """The option ``--trust-modules`` of a command that opens a run folder or reads settings."""
-    parser.add_argument(
-        "--trust-modules",
-        action="store_true",
-        help="import what a run folder or a settings file names (task, network) from wherever it is; default: for a run "
+    text = (
+        "import what a run folder or a settings file names (task, network) from wherever it is; default: for a run "
         "folder from the current folder only, but not from run folders or installed packages; for a file outside of the "
-        "current folder not from beside it",
+        "current folder not from beside it"
     )
+    add_flag(parser, "--trust-modules", text)
 
 
 def checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -56,6 +67,14 @@ def seed_argument(text: str) -> int:
 duration_argument = checked(parse_duration_s)
 count_argument = checked(parse_count)
 bytes_argument = checked(parse_bytes)
+
+_TYPES: dict[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("N", "L", "MB"), count_argument),
+    "TIME": duration_argument,
+    "BYTES": bytes_argument,
+    **dict.fromkeys(("DATASET", "DIR", "FILE", "FOLDER", "JSON", "OUT", "PATH", "RUN"), Path),
+}
+"""Type of an argument by its ``metavar``."""
 
 
 def skip_argument(text: str) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from rayagi.cli.arguments import add_command, bytes_argument, count_argument, duration_argument
+from rayagi.cli.arguments import add_command, add_flag, add_value
 
 _BENCH_EXAMPLES = """\
 examples:
@@ -49,26 +48,18 @@ def _add_comm_plan(commands: Any) -> None:
         "show how a layout would reduce its gradients, the projected cost, and why",
         examples,
     )
-    parser.set_defaults(command="comm plan")
-    parser.add_argument(
-        "--layout", required=True, metavar="LAYOUT", help="where the GMIs are: 4x3, 2x4x3, 3+2, '3+2|4'"
-    )
+    add_value(parser, "--layout", "LAYOUT", "where the GMIs are: 4x3, 2x4x3, 3+2, '3+2|4'", required=True)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--size",
-        type=bytes_argument,
-        metavar="BYTES",
-        help="of the gradients: 440000, 0.44MB, 1MiB (default 0.44MB)",
-    )
-    size.add_argument("--task", metavar="TASK", help="the gradients of this environment's networks")
-    size.add_argument("--params", type=count_argument, metavar="N", help="float32 parameters: 110k")
-    parser.add_argument(
+    add_value(size, "--size", "BYTES", "of the gradients: 440000, 0.44MB, 1MiB (default 0.44MB)")
+    add_value(size, "--task", "TASK", "the gradients of this environment's networks")
+    add_value(size, "--params", "N", "float32 parameters: 110k")
+    add_value(
+        parser,
         "--profile",
-        type=Path,
-        metavar="FILE",
-        help="measured costs of operations on the target machine (JSON); default: nominal rates of a DGX A100",
+        "FILE",
+        "measured costs of operations on the target machine (JSON); default: nominal rates of a DGX A100",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, in seconds and bytes")
+    add_flag(parser, "--json", "print JSON, in seconds and bytes")
 
 
 def _add_comm_bench(commands: Any) -> None:
@@ -78,60 +69,48 @@ def _add_comm_bench(commands: Any) -> None:
         "measure the cost of compositions of collectives here, and compare the cost models with it",
         _BENCH_EXAMPLES,
     )
-    parser.set_defaults(command="comm bench")
     what = parser.add_argument_group("what to measure")
-    what.add_argument(
+    add_value(
+        what,
         "--layouts",
+        "LAYOUT",
+        "where the GMIs are: 4x3, 3+2, '3+2|4' (default 2x1 2x2)",
         nargs="+",
         default=["2x1", "2x2"],
-        metavar="LAYOUT",
-        help="where the GMIs are: 4x3, 3+2, '3+2|4' (default 2x1 2x2)",
     )
-    what.add_argument(
+    add_value(
+        what,
         "--sizes",
+        "BYTES",
+        "of float32 gradients: 440000, 1MiB (default 440kB 1160kB 6MB, the preprint's Table 7)",
         nargs="+",
-        type=bytes_argument,
         default=[440_000, 1_160_000, 6_000_000],
-        metavar="BYTES",
-        help="of float32 gradients: 440000, 1MiB (default 440kB 1160kB 6MB, the preprint's Table 7)",
     )
-    what.add_argument(
+    add_value(
+        what,
         "--compositions",
+        "NAME",
+        "ip_only, rp_only, hybrid:K, har, mpr, mrr, device_rp, device_ip (default: all that apply)",
         nargs="+",
         default=[],
-        metavar="NAME",
-        help="ip_only, rp_only, hybrid:K, har, mpr, mrr, device_rp, device_ip (default: all that apply)",
     )
     how = parser.add_argument_group("how")
-    how.add_argument(
-        "--time",
-        type=duration_argument,
-        default=45.0,
-        metavar="TIME",
-        help="for all timings together (default 45s)",
-    )
-    how.add_argument(
+    add_value(how, "--time", "TIME", "for all timings together (default 45s)", default=45.0)
+    add_value(
+        how,
         "--repeats",
-        type=count_argument,
+        "N",
+        "number of timings of each composition, interleaved with the others (default 7)",
         default=7,
-        metavar="N",
-        help="number of timings of each composition, interleaved with the others (default 7)",
     )
-    how.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="measure between nodes of this Ray cluster, one per node of the layout",
+    add_value(
+        how, "--ray", "ADDRESS", "measure between nodes of this Ray cluster, one per node of the layout"
     )
     where = parser.add_argument_group("where it goes")
-    where.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="results.json, cost_model.png (default runs/comm-DATE-TIME)",
-    )
-    where.add_argument(
+    add_value(where, "--out", "FOLDER", "results.json, cost_model.png (default runs/comm-DATE-TIME)")
+    add_value(
+        where,
         "--profile-out",
-        type=Path,
-        metavar="FILE",
-        help="profile for `rayagi comm plan --profile` (default FOLDER/profile.json)",
+        "FILE",
+        "profile for `rayagi comm plan --profile` (default FOLDER/profile.json)",
     )

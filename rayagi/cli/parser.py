@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.cli.arguments import add_command, add_trust, count_argument, duration_argument, seed_argument
+from rayagi.cli.arguments import (
+    add_command,
+    add_flag,
+    add_trust,
+    add_value,
+    count_argument,
+    duration_argument,
+    seed_argument,
+)
 from rayagi.cli.comm_parser import add_comm
 from rayagi.cli.profile_parser import add_profile
 from rayagi.cli.replay_parser import add_replay
@@ -125,57 +133,45 @@ class _VersionAction(argparse.Action):
 
 def _add_train(commands: Any) -> None:
     parser = add_command(commands, "train", "train a policy, save it, and report", _TRAIN_EXAMPLES)
-    parser.add_argument("task", nargs="?", metavar="TASK", help="environment id; `rayagi envs` lists them")
+    add_value(parser, "task", "TASK", "environment id; `rayagi envs` lists them", nargs="?")
     _add_spec_options(parser)
-    parser.add_argument(
+    add_value(
+        parser,
         "--init",
-        type=Path,
-        metavar="RUN",
-        help="begin a new run of an off-policy algorithm with the networks of this run's best checkpoint, of an "
+        "RUN",
+        "begin a new run of an off-policy algorithm with the networks of this run's best checkpoint, of an "
         "offline algorithm, say",
     )
     limits = parser.add_argument_group("when to end")
-    limits.add_argument(
-        "--time", type=duration_argument, metavar="TIME", help="training time: 90s, 5m, 1h30m"
-    )
-    limits.add_argument(
-        "--env-steps", type=count_argument, metavar="N", help="environment steps of all GMIs: 500k, 2M"
-    )
-    limits.add_argument(
-        "--iterations", type=count_argument, metavar="N", help="iterations (rollout and update)"
-    )
+    add_value(limits, "--time", "TIME", "training time: 90s, 5m, 1h30m")
+    add_value(limits, "--env-steps", "N", "environment steps of all GMIs: 500k, 2M")
+    add_value(limits, "--iterations", "N", "iterations (rollout and update)")
     limits.add_argument("--stop-return", type=_return, metavar="R", help="mean return that ends the run")
     during = parser.add_argument_group("while it runs")
-    during.add_argument(
-        "--evaluate-every", type=count_argument, metavar="N", help="evaluate every N iterations"
-    )
+    add_value(during, "--evaluate-every", "N", "evaluate every N iterations")
     during.add_argument(
         "--checkpoint-every",
         type=_interval,
         metavar="N|TIME",
         help="save every N iterations or every TIME (default 60s); always at the end too",
     )
-    during.add_argument(
-        "--dashboard",
-        action="store_true",
-        help="start Ray's dashboard with the local Ray, and print its address",
-    )
-    during.add_argument(
+    add_flag(during, "--dashboard", "start Ray's dashboard with the local Ray, and print its address")
+    add_value(
+        during,
         "--profile",
-        type=count_argument,
-        metavar="N",
-        help="record where the time of N iterations goes, of all GMIs, into the run's folder `profile`; with a local Ray",
+        "N",
+        "record where the time of N iterations goes, of all GMIs, into the run's folder `profile`; with a local Ray",
     )
-    during.add_argument(
+    add_flag(
+        during,
         "--replan",
-        action="store_true",
-        help="if a GMI is too slow or memory runs out, continue with another plan at the next checkpoint; the "
+        "if a GMI is too slow or memory runs out, continue with another plan at the next checkpoint; the "
         "total batch may change (default: only report it)",
     )
     folder = parser.add_argument_group("where it goes")
     folder.add_argument("--out", type=Path, help="folder of run folders (default runs)")
     folder.add_argument("--name", type=_name, help="name of the run folder (default TASK-DATE-TIME)")
-    folder.add_argument("--resume", type=Path, metavar="RUN", help="continue this run folder")
+    add_value(folder, "--resume", "RUN", "continue this run folder")
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -184,23 +180,14 @@ def _add_evaluate(commands: Any) -> None:
         "  rayagi evaluate runs/NAME --checkpoint last --seed 7\n"
     )
     parser = add_command(commands, "evaluate", "run episodes with a trained policy, without noise", examples)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    add_value(parser, "run", "RUN", "run folder")
     add_trust(parser)
-    parser.add_argument(
-        "--episodes", type=count_argument, default=10, metavar="N", help="episodes (default 10)"
-    )
+    add_value(parser, "--episodes", "N", "episodes (default 10)", default=10)
     parser.add_argument(
         "--seed", type=seed_argument, default=0, help="seed of the episodes' starts (default 0)"
     )
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="WHICH", help="best (default), last, or a name"
-    )
-    parser.add_argument(
-        "--video",
-        type=Path,
-        metavar="FILE",
-        help="also record a video of one episode, e.g. out.mp4 or out.gif",
-    )
+    add_value(parser, "--checkpoint", "WHICH", "best (default), last, or a name", default="best")
+    add_value(parser, "--video", "FILE", "also record a video of one episode, e.g. out.mp4 or out.gif")
 
 
 def _add_info(commands: Any) -> None:
@@ -215,10 +202,8 @@ def _add_info(commands: Any) -> None:
         "--json", nargs="?", const="-", metavar="FILE", help="write it as JSON, to FILE or standard output"
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--cluster", action="store_true", help="the Ray cluster at RAY_ADDRESS, or the one of this machine"
-    )
-    source.add_argument("--machine", type=Path, metavar="FILE", help="a recorded machine (JSON)")
+    add_flag(source, "--cluster", "the Ray cluster at RAY_ADDRESS, or the one of this machine")
+    add_value(source, "--machine", "FILE", "a recorded machine (JSON)")
 
 
 def _add_plan(commands: Any) -> None:
@@ -230,26 +215,20 @@ def _add_plan(commands: Any) -> None:
     parser = add_command(
         commands, "plan", "show how a machine would be partitioned, without starting anything", examples
     )
-    parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
+    add_value(parser, "task", "TASK", "environment id; `rayagi envs` lists them")
     _add_spec_options(parser)
-    parser.add_argument(
+    add_value(
+        parser,
         "--machine",
-        type=Path,
-        metavar="FILE",
-        help="a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
+        "FILE",
+        "a recorded machine (JSON) instead of this one, or of the cluster at RAY_ADDRESS",
     )
     group = parser.add_argument_group("from unit costs, measured by a short profile and cached")
-    group.add_argument("--explain", action="store_true", help="compare the templates by the throughput model")
-    group.add_argument(
-        "--nodes", type=count_argument, metavar="N", help="forecast a cluster of 1, 2, 4, ... N nodes"
-    )
-    group.add_argument("--gpus-per-node", type=count_argument, default=8, metavar="N", help="default 8")
-    group.add_argument(
-        "--gpu", default="H100", metavar="NAME", help="V100, A100-40, A100-80, H100 (default), H200"
-    )
-    group.add_argument(
-        "--cores-per-node", type=count_argument, metavar="N", help="default: as in the vendor's own host"
-    )
+    add_flag(group, "--explain", "compare the templates by the throughput model")
+    add_value(group, "--nodes", "N", "forecast a cluster of 1, 2, 4, ... N nodes")
+    add_value(group, "--gpus-per-node", "N", "default 8", default=8)
+    add_value(group, "--gpu", "NAME", "V100, A100-40, A100-80, H100 (default), H200", default="H100")
+    add_value(group, "--cores-per-node", "N", "default: as in the vendor's own host")
 
 
 def _add_search(commands: Any) -> None:
@@ -262,7 +241,7 @@ def _add_search(commands: Any) -> None:
     parser = add_command(
         commands, "search", "find the numbers of GMIs and environments that train fastest here", examples
     )
-    parser.add_argument("task", metavar="TASK", help="environment id; `rayagi envs` lists them")
+    add_value(parser, "task", "TASK", "environment id; `rayagi envs` lists them")
     _add_spec_options(parser)
     group = parser.add_argument_group("how to search")
     group.add_argument(
@@ -271,20 +250,16 @@ def _add_search(commands: Any) -> None:
         default="throughput",
         help="steps per second, or these divided by the cost of larger batches in learning",
     )
-    group.add_argument(
-        "--budget", type=duration_argument, metavar="TIME", help="start no trial after this long: 5m"
-    )
-    group.add_argument("--again", action="store_true", help="ignore cached measurements")
-    group.add_argument(
-        "--cache", type=Path, metavar="DIR", help="measurements (default ~/.cache/rayagi/search)"
-    )
-    group.add_argument("--out", type=Path, metavar="DIR", help="figures (default runs/search-TASK)")
-    group.add_argument(
+    add_value(group, "--budget", "TIME", "start no trial after this long: 5m")
+    add_flag(group, "--again", "ignore cached measurements")
+    add_value(group, "--cache", "DIR", "measurements (default ~/.cache/rayagi/search)")
+    add_value(group, "--out", "DIR", "figures (default runs/search-TASK)")
+    add_flag(
+        group,
         "--explain",
-        action="store_true",
-        help="then profile the best and the second, and show where their time differs; with a local Ray",
+        "then profile the best and the second, and show where their time differs; with a local Ray",
     )
-    group.add_argument("--json", action="store_true", help="print the result as JSON, progress on stderr")
+    add_flag(group, "--json", "print the result as JSON, progress on stderr")
 
 
 def _add_envs(commands: Any) -> None:
@@ -292,14 +267,14 @@ def _add_envs(commands: Any) -> None:
         "examples:\n  rayagi envs\n  rayagi envs ant        ids that contain 'ant', Gymnasium's own too\n"
     )
     parser = add_command(commands, "envs", "list the available environments", examples)
-    parser.add_argument("pattern", nargs="?", metavar="PATTERN", help="part of a name, ignoring case")
+    add_value(parser, "pattern", "PATTERN", "part of a name, ignoring case", nargs="?")
 
 
 def _add_report(commands: Any) -> None:
     parser = add_command(
         commands, "report", "rewrite a run's report.html and plots, and print its figures", ""
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    add_value(parser, "run", "RUN", "run folder")
 
 
 def _add_cleanup(commands: Any) -> None:
@@ -309,46 +284,38 @@ def _add_cleanup(commands: Any) -> None:
         "restore this host's GPUs after killed runs: MPS daemons, MIG instances",
         "examples:\n  rayagi cleanup --dry-run     only list it\n  rayagi cleanup\n",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only list what would be undone")
+    add_flag(parser, "--dry-run", "only list what would be undone")
 
 
 def _add_channels(commands: Any) -> None:
     parser = add_command(
         commands, "channels", "show the experience channels on this machine", _CHANNELS_EXAMPLES
     )
-    parser.add_argument("--watch", action="store_true", help="repeat until Ctrl-C")
-    parser.add_argument(
-        "--every",
-        type=duration_argument,
-        default=1.0,
-        metavar="TIME",
-        help="time between two snapshots, for rates (default 1s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON; with --watch, one line per snapshot")
+    add_flag(parser, "--watch", "repeat until Ctrl-C")
+    add_value(parser, "--every", "TIME", "time between two snapshots, for rates (default 1s)", default=1.0)
+    add_flag(parser, "--json", "print JSON; with --watch, one line per snapshot")
     more = parser.add_subparsers(metavar="COMMAND")
     dump = add_command(
         more, "dump", "write a channel's newest batch to an Arrow file", _CHANNELS_DUMP_EXAMPLES
     )
-    dump.set_defaults(command="channels dump")
-    dump.add_argument("channel", metavar="CHANNEL", help="its name, as `rayagi channels` shows it")
-    dump.add_argument("out", type=Path, metavar="FILE", help="where to write, e.g. out.arrow")
+    add_value(dump, "channel", "CHANNEL", "its name, as `rayagi channels` shows it")
+    add_value(dump, "out", "FILE", "where to write, e.g. out.arrow")
 
 
 def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to run")
-    group.add_argument(
-        "--config", type=Path, metavar="FILE", help="settings: .yaml, or .py that defines `config`"
-    )
+    add_value(group, "--config", "FILE", "settings: .yaml, or .py that defines `config`")
     add_trust(group)
     group.add_argument(
         "--algorithm",
         choices=tuple(DEFINITIONS),
         help="; ".join(f"{name}: {each.summary}" for name, each in DEFINITIONS.items()) + " (default: ppo)",
     )
-    group.add_argument(
+    add_value(
+        group,
         "--dataset",
-        metavar="DIR",
-        help="what an offline algorithm learns from, or an off-policy one's replay begins with: of `rayagi serve`, or "
+        "DIR",
+        "what an offline algorithm learns from, or an off-policy one's replay begins with: of `rayagi serve`, or "
         "Minari, D4RL, ...",
     )
     group.add_argument(
@@ -369,13 +336,14 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
     group.add_argument("--seed", type=seed_argument, help="seed of all random numbers (default 0)")
-    group.add_argument(
+    add_value(
+        group,
         "--set",
+        "KEY=VALUE",
+        "one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and overrides --config",
         action="append",
         default=[],
-        metavar="KEY=VALUE",
         dest="settings",
-        help="one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and overrides --config",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rayagi.cli.arguments import add_command, count_argument, skip_argument
+from rayagi.cli.arguments import add_command, add_flag, add_value, skip_argument
 from rayagi.profiler.measurement import MOST_ROUNDS
 from rayagi.profiler.session import DEFAULT_LIMIT_MB
 
@@ -93,123 +93,95 @@ def add_profile(commands: Any) -> None:
     """Add ``rayagi profile`` and its subcommands. `split_program` has taken away ``--`` and the program after it."""
     parser = add_command(commands, "profile", "record where the time of a program goes", _EXAMPLES)
     parser.usage = "rayagi profile [options] -- COMMAND ..."
-    parser.add_argument("--out", type=Path, metavar="DIR", help="new folder (default profiles/NAME-TIME)")
+    add_value(parser, "--out", "DIR", "new folder (default profiles/NAME-TIME)")
     _add_recording(parser)
-    parser.add_argument(
-        "--iterations", type=count_argument, metavar="N", help="record N iterations (default: everything)"
-    )
+    add_value(parser, "--iterations", "N", "record N iterations (default: everything)")
     parser.add_argument(
         "--skip", type=skip_argument, default=0, metavar="N", help="iterations before them (default 0)"
     )
-    parser.add_argument(
+    add_flag(
+        parser,
         "--gpu",
-        action="store_true",
-        help="record calls of CUDA, kernels and copies too, of processes that use torch on a GPU; they "
+        "record calls of CUDA, kernels and copies too, of processes that use torch on a GPU; they "
         "are in memory until recording ends, so name --iterations",
     )
     more = parser.add_subparsers(
         metavar="COMMAND", prog="rayagi profile", title="with a recorded profile, or a program again"
     )
-    report = _command(
+    report = add_command(
         more, "report", "print a profile's tables, and write its report as HTML", _REPORT_EXAMPLES
     )
-    report.add_argument("profile", type=Path, metavar="DIR", help="profile")
-    report.add_argument("--html", type=Path, metavar="FILE", help="page to write (default DIR/report.html)")
-    report.add_argument(
-        "--calibration",
-        type=Path,
-        metavar="FILE",
-        help="calibration to use (default: the stored one that fits)",
-    )
-    report.add_argument(
+    add_value(report, "profile", "DIR", "profile")
+    add_value(report, "--html", "FILE", "page to write (default DIR/report.html)")
+    add_value(report, "--calibration", "FILE", "calibration to use (default: the stored one that fits)")
+    add_value(
+        report,
         "--iterations",
-        type=count_argument,
-        metavar="N",
-        help="of the run, whose times are estimated (default: as many as the program made)",
+        "N",
+        "of the run, whose times are estimated (default: as many as the program made)",
     )
-    report.add_argument("--raw", action="store_true", help="do not remove the time that recording took")
-    diff = _command(more, "diff", "compare two profiles", _DIFF_EXAMPLES)
+    add_flag(report, "--raw", "do not remove the time that recording took")
+    diff = add_command(more, "diff", "compare two profiles", _DIFF_EXAMPLES)
     diff.add_argument("first", type=Path, metavar="A", help="profile")
     diff.add_argument("second", type=Path, metavar="B", help="profile to compare with it")
-    export = _command(
-        more,
-        "export",
-        "write a profile as a Perfetto trace or a table",
-        _EXPORT_EXAMPLES,
-    )
-    export.add_argument("profile", type=Path, metavar="DIR", help="profile")
-    export.add_argument(
-        "out", type=Path, metavar="FILE", help="file to write; .arrow and .parquet are tables"
-    )
-    export.add_argument(
+    export = add_command(more, "export", "write a profile as a Perfetto trace or a table", _EXPORT_EXAMPLES)
+    add_value(export, "profile", "DIR", "profile")
+    add_value(export, "out", "FILE", "file to write; .arrow and .parquet are tables")
+    add_value(
+        export,
         "--merge",
-        type=Path,
+        "JSON",
+        "a trace of torch.profiler or `ray timeline` to show beside it, on the same clock; may be repeated",
         action="append",
         default=[],
-        metavar="JSON",
-        help="a trace of torch.profiler or `ray timeline` to show beside it, on the same clock; may be repeated",
     )
     _add_calibrate(more)
     _add_validate(more)
 
 
 def _add_calibrate(commands: Any) -> None:
-    parser = _command(commands, "calibrate", "measure what recording costs in a program", _CALIBRATE_EXAMPLES)
+    parser = add_command(
+        commands, "calibrate", "measure what recording costs in a program", _CALIBRATE_EXAMPLES
+    )
     parser.usage = "rayagi profile calibrate [options] -- COMMAND ..."
-    parser.add_argument(
-        "--rounds",
-        type=count_argument,
-        default=MOST_ROUNDS,
-        metavar="N",
-        help=f"give up after N rounds (default {MOST_ROUNDS})",
-    )
-    parser.add_argument(
-        "--gpu",
-        action="store_true",
-        help="also measure what recording adds to calls of CUDA, in a loop of them",
-    )
+    add_value(parser, "--rounds", "N", f"give up after N rounds (default {MOST_ROUNDS})", default=MOST_ROUNDS)
+    add_flag(parser, "--gpu", "also measure what recording adds to calls of CUDA, in a loop of them")
     _add_recording(parser)
 
 
 def _add_validate(commands: Any) -> None:
-    parser = _command(commands, "validate", "measure how well the correction works", _VALIDATE_EXAMPLES)
+    parser = add_command(commands, "validate", "measure how well the correction works", _VALIDATE_EXAMPLES)
     parser.usage = "rayagi profile validate [options] -- COMMAND ..."
-    parser.add_argument(
-        "--repetitions", type=count_argument, default=5, metavar="N", help="of each (default 5, at least 2)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, times in ns")
+    add_value(parser, "--repetitions", "N", "of each (default 5, at least 2)", default=5)
+    add_flag(parser, "--json", "print JSON, times in ns")
     _add_recording(parser)
 
 
 def _add_recording(parser: Any) -> None:
     """Options of all commands that record a program."""
-    parser.add_argument(
+    add_value(
+        parser,
         "--simulator",
+        "MODULE",
+        "a top-level module whose native functions count as a simulator's; may be repeated",
         action="append",
         default=[],
-        metavar="MODULE",
-        help="a top-level module whose native functions count as a simulator's; may be repeated",
     )
-    parser.add_argument(
+    add_value(
+        parser,
         "--native",
+        "MODULE",
+        "one whose native functions count as other native code, such as numpy, not as Python; may be repeated",
         action="append",
         default=[],
-        metavar="MODULE",
-        help="one whose native functions count as other native code, such as numpy, not as Python; may be repeated",
     )
-    parser.add_argument(
+    add_value(
+        parser,
         "--limit-mb",
-        type=count_argument,
+        "MB",
+        f"disk space for each process; the rest is dropped and counted (default {DEFAULT_LIMIT_MB})",
         default=DEFAULT_LIMIT_MB,
-        metavar="MB",
-        help=f"disk space for each process; the rest is dropped and counted (default {DEFAULT_LIMIT_MB})",
     )
-
-
-def _command(commands: Any, name: str, text: str, examples: str) -> Any:
-    parser = add_command(commands, name, text, examples)
-    parser.set_defaults(command=f"profile {name}")
-    return parser
 
 
 def split_program(argv: list[str]) -> tuple[list[str], list[str]]:

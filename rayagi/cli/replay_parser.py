@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from rayagi.cli.arguments import add_command, bytes_argument, count_argument, duration_argument, seed_argument
+from rayagi.cli.arguments import add_command, add_flag, add_value, seed_argument
 
 SELECTORS = ("uniform", "sequences", "prioritized", "fifo", "lifo", "top-k", "without-replacement")
 _INFO_EXAMPLES = """\
@@ -75,32 +74,30 @@ def add_replay(commands: Any) -> None:
 
 
 def _add_info(commands: Any) -> None:
-    parser = _command(commands, "info", "show what a dataset or a saved replay holds", _INFO_EXAMPLES)
+    parser = add_command(commands, "info", "show what a dataset or a saved replay holds", _INFO_EXAMPLES)
     _add_path(parser)
-    _add_json(parser)
+    add_flag(parser, "--json", "print JSON")
 
 
 def _add_import(commands: Any) -> None:
-    parser = _command(commands, "import", "read a dataset into a replay, and save it", _IMPORT_EXAMPLES)
+    parser = add_command(commands, "import", "read a dataset into a replay, and save it", _IMPORT_EXAMPLES)
     _add_path(parser)
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to create")
-    parser.add_argument(
+    add_value(parser, "out", "OUT", "folder to create")
+    add_value(
+        parser,
         "--max-length",
-        type=count_argument,
-        metavar="N",
-        help="cut longer trajectories into pieces of N steps (default: the longest trajectory's)",
+        "N",
+        "cut longer trajectories into pieces of N steps (default: the longest trajectory's)",
     )
     _add_memory(parser)
 
 
 def _add_export(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands, "export", "write a dataset or a saved replay in another format", _EXPORT_EXAMPLES
     )
     _add_path(parser)
-    parser.add_argument(
-        "out", type=Path, metavar="OUT", help="folder to create; for d4rl a file .hdf5, for torch .pt"
-    )
+    add_value(parser, "out", "OUT", "folder to create; for d4rl a file .hdf5, for torch .pt")
     parser.add_argument(
         "--to",
         required=True,
@@ -110,7 +107,7 @@ def _add_export(commands: Any) -> None:
 
 
 def _add_sample(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands, "sample", "select a batch, and show its rows and statistics", _SAMPLE_EXAMPLES
     )
     _add_path(parser)
@@ -119,63 +116,48 @@ def _add_sample(commands: Any) -> None:
     )
     _add_batch(parser)
     parser.add_argument("--seed", type=seed_argument, default=0, help="seed of the selection (default 0)")
-    parser.add_argument(
-        "--rows", type=count_argument, default=5, metavar="N", help="rows to print (default 5)"
-    )
+    add_value(parser, "--rows", "N", "rows to print (default 5)", default=5)
     _add_memory(parser)
-    _add_json(parser)
+    add_flag(parser, "--json", "print JSON")
 
 
 def _add_bench(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands, "bench", "measure selecting and copying batches beside memcpy", _BENCH_EXAMPLES
     )
-    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help="dataset or saved replay")
+    add_value(parser, "path", "PATH", "dataset or saved replay", nargs="?")
     _add_columns(parser)
     _add_batch(parser)
-    parser.add_argument(
-        "--time", type=duration_argument, default=2.0, metavar="TIME", help="of measuring (default 2s)"
-    )
+    add_value(parser, "--time", "TIME", "of measuring (default 2s)", default=2.0)
     _add_memory(parser)
-    _add_json(parser)
-
-
-def _command(commands: Any, name: str, text: str, examples: str) -> Any:
-    parser = add_command(commands, name, text, examples)
-    parser.set_defaults(command=f"replay {name}")
-    return parser
+    add_flag(parser, "--json", "print JSON")
 
 
 def _add_path(parser: Any) -> None:
-    parser.add_argument("path", type=Path, metavar="PATH", help="dataset (file or folder), or saved replay")
+    add_value(parser, "path", "PATH", "dataset (file or folder), or saved replay")
     _add_columns(parser)
 
 
 def _add_columns(parser: Any) -> None:
-    parser.add_argument(
+    add_value(
+        parser,
         "--columns",
+        "NAME",
+        "columns to read beyond the usual ones; `rayagi replay info` lists those that are left out",
         nargs="+",
         default=[],
-        metavar="NAME",
-        help="columns to read beyond the usual ones; `rayagi replay info` lists those that are left out",
     )
 
 
 def _add_batch(parser: Any) -> None:
-    parser.add_argument("--batch", type=count_argument, default=256, metavar="N", help="rows (default 256)")
-    parser.add_argument(
-        "--length", type=count_argument, default=1, metavar="L", help="steps of each (default 1)"
-    )
+    add_value(parser, "--batch", "N", "rows (default 256)", default=256)
+    add_value(parser, "--length", "L", "steps of each (default 1)", default=1)
 
 
 def _add_memory(parser: Any) -> None:
-    parser.add_argument(
+    add_value(
+        parser,
         "--memory",
-        type=bytes_argument,
-        metavar="BYTES",
-        help="of the replay; rows beyond it are in an unnamed file in the temporary folder (default: all in memory)",
+        "BYTES",
+        "of the replay; rows beyond it are in an unnamed file in the temporary folder (default: all in memory)",
     )
-
-
-def _add_json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON")

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any, get_args
 
-from rayagi.cli.arguments import (
-    add_command,
-    add_trust,
-    bytes_argument,
-    count_argument,
-    duration_argument,
-    seed_argument,
-)
+from rayagi.cli.arguments import add_command, add_flag, add_trust, add_value, seed_argument
 from rayagi.config.spec import Backend
 
 _SERVE_EXAMPLES = """\
@@ -71,7 +63,7 @@ def _add_serve(commands: Any) -> None:
     parser = add_command(
         commands, "serve", "run a trained policy at full speed and record its experience", _SERVE_EXAMPLES
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    add_value(parser, "run", "RUN", "run folder")
     _add_checkpoint(parser)
     add_trust(parser)
     parser.add_argument(
@@ -80,18 +72,9 @@ def _add_serve(commands: Any) -> None:
         default="dp_only",
         help="which roles share a GMI (GMI-DRL, Figure 5); auto: predicted by the throughput model, decided by short runs",
     )
-    parser.add_argument(
-        "--gmis", type=count_argument, metavar="N", help="total number of GMIs (default: one per core or GPU)"
-    )
-    parser.add_argument(
-        "--agents", type=count_argument, metavar="N", help="GMIs with an agent, for mp_dp (default 1)"
-    )
-    parser.add_argument(
-        "--num-envs",
-        type=count_argument,
-        metavar="N",
-        help="environments of each GMI (default: as in the run)",
-    )
+    add_value(parser, "--gmis", "N", "total number of GMIs (default: one per core or GPU)")
+    add_value(parser, "--agents", "N", "GMIs with an agent, for mp_dp (default 1)")
+    add_value(parser, "--num-envs", "N", "environments of each GMI (default: as in the run)")
     parser.add_argument("--backend", choices=get_args(Backend), help="how devices are shared")
     parser.add_argument(
         "--seed",
@@ -100,64 +83,44 @@ def _add_serve(commands: Any) -> None:
         help="seed of start states and exploration (default: the session's number)",
     )
     actions = parser.add_mutually_exclusive_group()
-    actions.add_argument("--greedy", action="store_true", help="the policy's mode (default)")
-    actions.add_argument("--explore", action="store_true", help="samples of the policy, as in training")
+    add_flag(actions, "--greedy", "the policy's mode (default)")
+    add_flag(actions, "--explore", "samples of the policy, as in training")
     limits = parser.add_argument_group("when to end")
-    limits.add_argument(
-        "--steps", type=count_argument, metavar="N", help="environment steps of all GMIs: 500k, 2M"
-    )
-    limits.add_argument("--episodes", type=count_argument, metavar="N", help="ended episodes of all GMIs")
-    limits.add_argument("--time", type=duration_argument, metavar="TIME", help="time of serving: 90s, 5m")
+    add_value(limits, "--steps", "N", "environment steps of all GMIs: 500k, 2M")
+    add_value(limits, "--episodes", "N", "ended episodes of all GMIs")
+    add_value(limits, "--time", "TIME", "time of serving: 90s, 5m")
     out = parser.add_argument_group("where it goes")
-    out.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder of the dataset (default: nothing is written)"
-    )
-    out.add_argument("--append", action="store_true", help="append to an existing dataset")
+    add_value(out, "--out", "DIR", "folder of the dataset (default: nothing is written)")
+    add_flag(out, "--append", "append to an existing dataset")
     out.add_argument("--format", choices=("parquet", "arrow"), help="file format (default parquet)")
-    out.add_argument(
-        "--rows-per-file", type=count_argument, default=1_000_000, metavar="N", help="maximum (default 1M)"
-    )
-    out.add_argument(
-        "--file-size",
-        type=bytes_argument,
-        default=256 * 2**20,
-        metavar="BYTES",
-        help="approximate limit (default 256MiB)",
-    )
+    add_value(out, "--rows-per-file", "N", "maximum (default 1M)", default=1_000_000)
+    add_value(out, "--file-size", "BYTES", "approximate limit (default 256MiB)", default=256 * 2**20)
 
 
 def _add_policy_server(commands: Any) -> None:
     parser = add_command(
         commands, "policy-server", "serve a policy's actions to an external robot or game", _SERVER_EXAMPLES
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    add_value(parser, "run", "RUN", "run folder")
     _add_checkpoint(parser)
     add_trust(parser)
-    parser.add_argument("--follow", action="store_true", help="use newer checkpoints as they are saved")
+    add_flag(parser, "--follow", "use newer checkpoints as they are saved")
     where = parser.add_argument_group("addresses: at least one")
     where.add_argument("--port", type=_port, metavar="P", help="HTTP; 0: any free port, which is printed")
     where.add_argument(
         "--host", default="127.0.0.1", help="address for HTTP (default 127.0.0.1, this machine only)"
     )
-    where.add_argument("--unix", type=Path, metavar="PATH", help="local socket, for processes of this user")
-    where.add_argument(
+    add_value(where, "--unix", "PATH", "local socket, for processes of this user")
+    add_value(
+        where,
         "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="file whose first line is the bearer token of HTTP clients (default: none on this machine; with another "
+        "FILE",
+        "file whose first line is the bearer token of HTTP clients (default: none on this machine; with another "
         "--host one is created and printed)",
     )
     how = parser.add_argument_group("how it answers")
-    how.add_argument(
-        "--max-rows",
-        type=count_argument,
-        default=4096,
-        metavar="N",
-        help="maximum observations per request (default 4096)",
-    )
-    how.add_argument(
-        "--threads", type=count_argument, default=1, metavar="N", help="inference threads (default 1)"
-    )
+    add_value(how, "--max-rows", "N", "maximum observations per request (default 4096)", default=4096)
+    add_value(how, "--threads", "N", "inference threads (default 1)", default=1)
 
 
 def _add_export_policy(commands: Any) -> None:
@@ -175,20 +138,18 @@ def _add_export_policy(commands: Any) -> None:
 
 def _add_export(commands: Any) -> None:
     parser = add_command(commands, "export", "convert a dataset for other tools", _EXPORT_EXAMPLES)
-    parser.add_argument("dataset", type=Path, metavar="DATASET", help="folder that `rayagi serve` wrote")
+    add_value(parser, "dataset", "DATASET", "folder that `rayagi serve` wrote")
     parser.add_argument("--to", choices=("minari", "rllib"), required=True, help="which format")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist")
-    parser.add_argument(
+    add_value(parser, "out", "OUT", "folder to write; must not exist")
+    add_flag(
+        parser,
         "--whole",
-        action="store_true",
-        help="leave out episodes cut by the end of the recording (default: they count as truncated)",
+        "leave out episodes cut by the end of the recording (default: they count as truncated)",
     )
 
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="WHICH", help="best (default), last, or a name"
-    )
+    add_value(parser, "--checkpoint", "WHICH", "best (default), last, or a name", default="best")
 
 
 def _port(text: str) -> int:
