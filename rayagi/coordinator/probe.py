@@ -25,7 +25,7 @@ from placement.search import FailureKind, TrialFailure, TrialMeasurement
 from placement.types import Machine
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.probe_program import ProbeFactory, parts_of
+from rayagi.coordinator.probe_program import ProbeProgram, parts_of
 from rayagi.coordinator.session import Session
 from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError, UnsupportedSpaceError
 from rayagi.planning import plan_of, uses_gpus
@@ -222,7 +222,7 @@ class SessionProbe(ClosesOnExit):
 
     def _session_for(self, gmis_per_gpu: int, spec: RunSpec, parts: int) -> Session:
         """A session that runs the candidate; reuses the current processes if the number of GMIs is the same."""
-        factory = ProbeFactory(spec, spec.env.factory(), parts)
+        factory = partial(ProbeProgram, spec, spec.env.factory(), parts)
         if self._session is not None and self._gmis == gmis_per_gpu:
             self._session.rebuild(factory)
             return self._session

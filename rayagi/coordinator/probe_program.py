@@ -7,7 +7,7 @@ milliseconds. Memory is measured with one whole rollout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -49,24 +49,10 @@ def parts_of(spec: RunSpec, iteration_s: float, wanted_s: float) -> int:
     return parts
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeFactory:
-    """Builds the program in its GMI; picklable."""
-
-    spec: RunSpec
-    """Spec of the candidate."""
-    make_env: EnvFactory
-    parts: int
-
-    def __call__(self, context: GmiContext) -> ProbeProgram:
-        """Build the program."""
-        return ProbeProgram(self.spec, self.make_env, context, self.parts)
-
-
 class ProbeProgram(DpOnlyProgram):
     """Trains in parts of an iteration, and reports its peak memory."""
 
-    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext, parts: int) -> None:
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, parts: int, context: GmiContext) -> None:
         self._knows_peak = reset_peak()
         if context.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(context.device)

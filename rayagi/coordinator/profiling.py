@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from actors.gmi import GmiContext
@@ -34,19 +35,6 @@ COST_GMIS = 8
 """Most GMIs that are measured at the same time."""
 COST_ENVS = 64
 """Environments for unit costs if the run's number is "auto"."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProfilingFactory:
-    """Builds a measuring program in its GMI; picklable."""
-
-    spec: RunSpec
-    make_env: EnvFactory
-    program: Callable[[RunSpec, EnvFactory, GmiContext], Program]
-
-    def __call__(self, context: GmiContext) -> Program:
-        """Build the program."""
-        return self.program(self.spec, self.make_env, context)
 
 
 class NoiseProgram(DpOnlyProgram):
@@ -164,6 +152,6 @@ def cached_unit_costs(
 
 def _run_profile(spec: RunSpec, program: Callable[..., Program], iterations: int) -> Any:
     """Run a measuring program for some iterations and return its measurements."""
-    with Session(spec, factory=ProfilingFactory(spec, spec.env.factory(), program)) as session:
+    with Session(spec, factory=partial(program, spec, spec.env.factory())) as session:
         session.train(iterations)
         return session.state_dict()["shared"]["measured"]

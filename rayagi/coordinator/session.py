@@ -329,9 +329,9 @@ class Session:
             return self._factory
         # Imported here, as above.
         from rayagi.algorithms.factory import training_factory
-        from rayagi.monitoring.exporting import ExportingFactory
+        from rayagi.monitoring.exporting import exporting
 
-        return ExportingFactory(training_factory(self._spec), run=self._run_name)
+        return partial(exporting, training_factory(self._spec), self._run_name)
 
     def _open(self) -> GmiGroup:
         if self._group is None:

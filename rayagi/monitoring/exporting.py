@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
@@ -17,25 +16,11 @@ from rayagi.monitoring.catalogue import CATALOGUE
 from rayagi.monitoring.ray_metrics import Exporter
 
 
-@dataclass(frozen=True, slots=True)
-class ExportingFactory:
-    """Builds a program in its GMI and exports its metrics; picklable if ``inner`` is."""
-
-    inner: ProgramFactory
-    run: str
-    """Value of the tag ``run``."""
-
-    def __call__(self, context: GmiContext) -> Program:
-        """Build the program in the GMI's process."""
-        identity = context.identity
-        tags = {
-            "run": self.run,
-            "task": identity.task,
-            "gmi": str(identity.index),
-            "slice": identity.slice.label(),
-        }
-        exporter = Exporter(CATALOGUE, tags)
-        return cast("Program", ExportingProgram(self.inner(context), exporter, context.device))
+def exporting(inner: ProgramFactory, run: str, context: GmiContext) -> Program:
+    """Build a program in its GMI, with its metrics exported; ``run``: value of the tag of that name."""
+    identity = context.identity
+    tags = {"run": run, "task": identity.task, "gmi": str(identity.index), "slice": identity.slice.label()}
+    return cast("Program", ExportingProgram(inner(context), Exporter(CATALOGUE, tags), context.device))
 
 
 class ExportingProgram:

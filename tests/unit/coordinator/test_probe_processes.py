@@ -37,12 +37,13 @@ class Sessions:
 
     def build(self, what, gmis, factory):
         """Builds are numbered from 1."""
-        self.log.append((what, gmis, factory.spec.gmi.envs, factory.parts))
+        spec, _, parts = factory.args
+        self.log.append((what, gmis, spec.gmi.envs, parts))
         error = self.fails.get(len(self.log))
         if error is not None:
             raise error
-        steps = factory.spec.gmi.envs * gmis * 64 / factory.parts
-        seconds = factory.spec.gmi.envs / 1000 / factory.parts
+        steps = spec.gmi.envs * gmis * 64 / parts
+        seconds = spec.gmi.envs / 1000 / parts
         phases = dict.fromkeys(PHASES, seconds / 4)
         metrics = {"env_steps": steps, "iteration_s": seconds, "resident_bytes": 2.0**28, **phases}
         return IterationResult(iteration=1, metrics=metrics)

@@ -17,7 +17,7 @@ from placement.types import Slice
 from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
-from rayagi.coordinator.probe_program import ProbeFactory, _repeated, parts_of
+from rayagi.coordinator.probe_program import ProbeProgram, _repeated, parts_of
 from tests.fakes.point import make_point
 
 MIB = 2**20
@@ -34,7 +34,7 @@ def build(spec, parts):
         index=0, num_gmis=1, task="Point", slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("trainer",)
     )  # fmt: skip
     context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    return ProbeFactory(spec, make_point, parts)(context)
+    return ProbeProgram(spec, make_point, parts, context)
 
 
 @pytest.mark.parametrize(
