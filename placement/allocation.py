@@ -26,12 +26,6 @@ def assign_allocated_nodes(
     Raises:
         PlanError: a node is not in the plan's machine, or has too few cores or GPUs.
     """
-    if len(bundle_node_ids) != plan.num_gmis:
-        raise PlanError(
-            counted(plan.num_gmis, "GMI"),
-            f"got {counted(len(bundle_node_ids), 'bundle')}",
-            "Give one node id per GMI, in GMI order",
-        )
     nodes = [_node_of(plan.machine, node_id, bundle_node_ids) for node_id in bundle_node_ids]
     if any(gmi_slice.num_cpus is not None for gmi_slice in plan.slices):
         return replace(plan, slices=tuple(_assign_shared_cores(plan, nodes, pinned=pinned)))

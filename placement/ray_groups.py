@@ -25,7 +25,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from placement.allocation import assign_allocated_nodes, shares_per_gpu
+from placement.allocation import shares_per_gpu
 from placement.capacity import (
     ROUNDING,
     NodeResources,
@@ -37,18 +37,6 @@ from placement.capacity import (
 from placement.errors import ReservationError
 from placement.plan import PlacementPlan
 from placement.types import Machine, Node
-
-__all__ = [
-    "Reservation",
-    "assign_allocated_nodes",
-    "current_reservation",
-    "left_out_held",
-    "plan_beside_others",
-    "release",
-    "reserve",
-    "scheduling",
-    "verify",
-]
 
 NODE_ID_LABEL = "ray.io/node-id"
 """Label that Ray sets on every node."""
@@ -253,19 +241,6 @@ def scheduling(reservation: Reservation, index: int) -> PlacementGroupScheduling
     )
 
 
-def verify(plan: PlacementPlan, reservation: Reservation) -> dict[int, str]:
-    """Compare the current node of each GMI's bundle with the plan. Returns GMI index -> Ray node id.
-
-    Only planned nodes that came from this cluster are compared.
-
-    Raises:
-        ReservationError: the group is not created, or a bundle is on another node than planned.
-    """
-    node_ids = _bundle_node_ids(reservation.group, plan, reservation.bundles)
-    _verify_nodes(plan, node_ids)
-    return dict(enumerate(node_ids))
-
-
 def release(reservation: Reservation) -> None:
     """Release the bundles of an owned group. Idempotent; a no-op after Ray has shut down."""
     if reservation.owned and ray.is_initialized():
@@ -281,7 +256,7 @@ def _untouched(nodes: list[NodeResources], node_ids: tuple[str, ...]) -> bool:
 
 
 def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:
-    """Raise ReservationError if a bundle is on another node than planned."""
+    """Raise ReservationError if a bundle is on another node than planned. Only nodes of this cluster are compared."""
     misplaced = []
     for index, (gmi_slice, node_id) in enumerate(zip(plan.slices, node_ids, strict=True)):
         planned = plan.machine.node(gmi_slice.node).ray_node_id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -136,8 +135,7 @@ def cached_unit_costs(
     store, note = SearchStore(profiled, machine), f"unit costs, {profiled.gmi.num_envs} environments"
     stored = store.load_note(note)
     if stored is not None:
-        with suppress(ValueError):  # other fields than this version's: remeasure
-            return unit_costs_from_dict(stored)
+        return unit_costs_from_dict(stored)
     if not may_measure:
         raise PlanError(
             "a choice left to the throughput model",

@@ -12,9 +12,8 @@ Formulas, validation and limits: docs/explanation/throughput.md. Units: seconds,
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -289,33 +288,8 @@ def _steps(costs: UnitCosts, layout: ModelledPlan) -> float:
 
 
 def unit_costs_from_dict(data: Mapping[str, Any]) -> UnitCosts:
-    """Rebuild unit costs from the output of ``dataclasses.asdict``.
-
-    Raises:
-        ValueError: a field is missing, unknown, or not a finite number of at least 0.
-    """
-    values = {
-        name: _read(RoleCost, name, value, {})
-        if name in ("rollout", "simulate", "act", "update", "complete")
-        else value
-        for name, value in data.items()
+    """Rebuild unit costs from the output of ``dataclasses.asdict``, whose tuples JSON makes lists."""
+    values: dict[str, Any] = {
+        name: RoleCost(**value) if isinstance(value, Mapping) else value for name, value in data.items()
     }
-    return _read(UnitCosts, "unit costs", values, {"num_envs": tuple})
-
-
-def _read(
-    cls: type[Any], what: str, data: Mapping[str, Any], convert: Mapping[str, Callable[[Any], Any]]
-) -> Any:
-    names = {field.name for field in fields(cls)}
-    if not isinstance(data, Mapping) or set(data) != names:
-        raise ValueError(f"{what}: missing or unknown fields: {', '.join(sorted(names ^ set(data)))}")
-    values = {name: convert.get(name, lambda given: given)(value) for name, value in data.items()}
-    for name, value in values.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        if isinstance(value, RoleCost) or value in ("cores", "gpu"):
-            continue
-        if any(isinstance(each, bool) or not isinstance(each, int | float) for each in numbers) or not all(
-            0 <= each < math.inf for each in numbers
-        ):
-            raise ValueError(f"{what}: {name} = {value!r} is not a number of at least 0")
-    return cls(**values)
+    return UnitCosts(**{**values, "num_envs": tuple(data["num_envs"])})

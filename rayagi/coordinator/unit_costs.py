@@ -88,20 +88,13 @@ def unit_costs(
     """Compute the model's parameters from the medians over the rounds.
 
     Args:
-        shared: rounds of one of several GMIs that divide the device; the first is a warm-up, ignored if there are more
+        shared: rounds of one of two or more GMIs that divide the device; the first is a warm-up, ignored if there are more
         alone: the same of one GMI with the whole device
         num_steps: of a rollout
         num_updates: gradient reductions per iteration
         on_gpu: whether the device is a GPU
-
-    Raises:
-        ValueError: there are no readings, or ``shared`` is of a single GMI.
     """
-    if not shared or not alone:
-        raise ValueError("no readings")
     last, single = shared[-1], alone[-1]
-    if last.num_gmis < 2:
-        raise ValueError("messages are measured between two GMIs at least")
 
     def role(name: str, divisor: int, device: DeviceKind) -> RoleCost:
         narrow, wide = (

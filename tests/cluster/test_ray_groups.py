@@ -13,18 +13,19 @@ from ray import cloudpickle
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from placement.allocation import assign_allocated_nodes
 from placement.backends import get_backend
 from placement.errors import InventoryError, ReservationError, SliceError
 from placement.inventory import cluster_machine
 from placement.plan import PlacementPlan, make_plan
 from placement.ray_groups import (
     Reservation,
-    assign_allocated_nodes,
+    _bundle_node_ids,
+    _verify_nodes,
     current_reservation,
     release,
     reserve,
     scheduling,
-    verify,
 )
 from placement.types import Machine, Node, Slice
 from rayagi.cli import main
@@ -97,7 +98,6 @@ def test_a_plan_that_fits_is_reserved_verified_and_released(hold):
     plan = plan_for(num_gmis=3)
     reservation = hold(plan)
     assert reservation.bundle_node_ids == (node_id(),) * 3
-    assert verify(plan, reservation) == {0: node_id(), 1: node_id(), 2: node_id()}
     assert assign_allocated_nodes(plan, reservation.bundle_node_ids) == plan
     release(reservation)
     release(reservation)
@@ -113,7 +113,7 @@ def test_only_who_comes_to_an_idle_node_is_alone_there(hold):
 def test_the_bundles_of_a_node_from_this_cluster_are_held_to_it(hold):
     plan = plan_for(num_gmis=2, ray_node_id=node_id())
     reservation = hold(plan)
-    assert set(verify(plan, reservation).values()) == {node_id()}
+    assert set(reservation.bundle_node_ids) == {node_id()}
 
 
 def test_a_request_larger_than_the_cluster_is_refused_at_once_with_the_numbers():
@@ -155,14 +155,14 @@ def test_a_group_that_was_removed_is_no_longer_verified(hold):
     reservation = hold(plan)
     release(reservation)
     with pytest.raises(ReservationError, match="state REMOVED"):
-        verify(plan, reservation)
+        _bundle_node_ids(reservation.group, plan, reservation.bundles)
 
 
 def test_a_bundle_on_another_node_than_planned_names_both(hold):
     plan = plan_for(num_gmis=1)
     reservation = hold(plan)
     with pytest.raises(ReservationError, match=rf"GMI 0 planned on large \(beef\) is on {node_id()}"):
-        verify(plan_for(num_gmis=1, ray_node_id="beef"), reservation)
+        _verify_nodes(plan_for(num_gmis=1, ray_node_id="beef"), reservation.bundle_node_ids)
 
 
 def enter_slice(gmi_slice: Slice) -> tuple[list[int], str]:

@@ -134,13 +134,6 @@ def test_noise_gives_no_negative_costs():
     assert math.isfinite(found.bandwidth)
 
 
-def test_too_few_readings_are_refused():
-    with pytest.raises(ValueError, match="no readings"):
-        fitted(shared=())
-    with pytest.raises(ValueError, match="two GMIs"):
-        fitted(shared=(ALONE,))
-
-
 def profiled(spec, num_gmis):
     """The readings of GMI 0 of so many, after three iterations."""
     group, directory = ThreadGroup.on_one_device(num_gmis, timeout_s=30.0), RendezvousActor(num_gmis)

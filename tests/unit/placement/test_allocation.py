@@ -118,8 +118,3 @@ def test_a_machine_read_without_ray_cannot_be_two_nodes():
     plan = make_plan(Machine(nodes=(node("here", range(2)),), origin="local"), num_envs=1)
     with pytest.raises(PlanError, match=r"here \(not from Ray\).*cluster_machine"):
         assign_allocated_nodes(plan, ["one", "two"])
-
-
-def test_every_gmi_needs_a_node():
-    with pytest.raises(PlanError, match="2 GMIs: got 1 bundle"):
-        assign_allocated_nodes(make_plan(TWO_NODES, num_envs=1), ["ida"])
