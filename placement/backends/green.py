@@ -26,9 +26,8 @@ class GreenBackend(DirectBackend):
     name: BackendName = "green"
 
     def __init__(self) -> None:
-        self._context: Any = (
-            None  # kept for the life of the process: CUDA destroys the context with the object
-        )
+        # Kept for the life of the process: CUDA destroys the context with the object.
+        self._context: Any = None
 
     def availability(self, node: Node, gpu: Gpu | None) -> Availability:
         """Usable if the driver has green contexts and the GPU's SM count is known. ``enter`` checks torch."""

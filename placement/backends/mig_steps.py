@@ -30,9 +30,8 @@ def create_instances(
         try:
             instance = device.create(profile_id, place)
         except PartitionError as error:
-            if device.was_refused(
-                error
-            ):  # nothing was created: an instance at this place belongs to someone else
+            # Nothing was created: an instance at this place belongs to someone else.
+            if device.was_refused(error):
                 ledger.erase(step)
             raise
         instance_id = device.id_of(instance)

@@ -50,9 +50,9 @@ class MemberProcesses(ClosesOnExit):
             Exception: raised by a maker.
         """
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["torch", "collectives.transport_factory", *(each.module for each in TRANSPORTS)]
-        )  # once, not in every process
+        # Once, not in every process.
+        modules = ("torch", "collectives.transport_factory", *(each.module for each in TRANSPORTS))
+        context.set_forkserver_preload(list(modules))
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         with ExitStack() as undo:

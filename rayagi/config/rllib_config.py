@@ -61,9 +61,8 @@ class GmiConfig(AlgorithmConfig):
             algo_class = ALGORITHMS[self.algorithm]
         super().__init__(algo_class=algo_class)
         self._is_online, self.num_env_runners = False, 0  # RLlib must never build environment runners
-        self.min_time_s_per_iteration = (
-            None  # one iteration of the GMIs is one RLlib iteration, for every algorithm
-        )
+        # One iteration of the GMIs is one RLlib iteration, for every algorithm.
+        self.min_time_s_per_iteration = None
         for name in self._settings().unset:
             setattr(self, name, PRESET)
 
@@ -341,11 +340,8 @@ class GmiConfig(AlgorithmConfig):
                     key for key, leaf in self._settings().definition.training_names.items() if leaf == field
                 )
                 if self._given(own) not in (PRESET, found):
-                    where, reason = (
-                        self._settings().user_name(name),
-                        f"contradicts training({own}={self._given(own)})",
-                    )
-                    raise ConfigError(where, value, reason, "give one of them")
+                    reason = f"contradicts training({own}={self._given(own)})"
+                    raise ConfigError(self._settings().user_name(name), value, reason, "give one of them")
                 learning = dataclasses.replace(learning, **{field: found})
         return learning
 

@@ -150,9 +150,8 @@ class DecoupledSession(Session):
     def _step(self, deadline: float, count: int) -> None:
         """Call idle GMIs, check the slices, and handle completed calls."""
         self._ask_idle()
-        if (
-            time.monotonic() >= self._slice_check_due_s
-        ):  # a failed share only stops the GMIs of its own GPU, so it has to be checked for
+        # A failed share only stops the GMIs of its own GPU, so it has to be checked for.
+        if time.monotonic() >= self._slice_check_due_s:
             self._raise_if_slices_lost()
             self._slice_check_due_s = time.monotonic() + SLICE_CHECK_INTERVAL_S
         for completed in self._pending_calls.wait(timeout_s=1.0):
@@ -216,9 +215,8 @@ class DecoupledSession(Session):
             raise failure
         self._raise_if_slices_lost()
         self._recovery.restart_lost(failure, index)
-        if (
-            index in self._learners
-        ):  # all learners restart from one state: drop the updates that only some of them have reported
+        # All learners restart from one state: drop the updates that only some of them have reported.
+        if index in self._learners:
             count = min(map(len, self._updates.values()))
             for updates in self._updates.values():
                 while len(updates) > count:

@@ -151,9 +151,8 @@ class RunHealthMonitor:
             error.add_note(f"This happened while the run recovered from: {lost}")
             raise
         if state is not None:
-            same = (
-                self._unsaved_spec is None
-            )  # else the state is of the previous plan, with other environments
+            # Before the first checkpoint of a new plan, the state is of the previous one, with other environments.
+            same = self._unsaved_spec is None
             self._session.load_state_dict(state if same else _without_env_states(state))
         self._begin(self._session)
         return self._session

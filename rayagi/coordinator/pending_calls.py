@@ -139,9 +139,8 @@ class PendingCalls:
 
     def _completed(self, call: _PendingCall) -> CompletedCall:
         for ref in call.refs:
-            ready, _ = ray.wait(
-                [ref], timeout=0
-            )  # calls run in order: before a failed call, all have completed
+            # Calls run in order: before a failed call, all have completed.
+            ready, _ = ray.wait([ref], timeout=0)
             failure = self._group.failure(call.index, ref, call.asked) if ready else None
             if failure is not None:
                 return CompletedCall(call.index, call.kind, (), failure)

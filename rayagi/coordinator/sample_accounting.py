@@ -58,9 +58,8 @@ class SampleAccounting:
         self._taken += sum(counts["taken"] for counts in last)
         self._dropped += sum(counts["dropped"] for counts in last)
         for origin, (came, _) in _received(last).items():
-            self._released_to_lost[origin] += (
-                came  # for lost collectors: rows that had arrived are not sent again
-            )
+            # For lost collectors: rows that had arrived are not sent again.
+            self._released_to_lost[origin] += came
         # A living collector knows exactly what was released: sent - unreleased.
         for counts in collectors:
             self._released_to_lost[counts["origin"]] = counts["sent"] - counts["unreleased"]

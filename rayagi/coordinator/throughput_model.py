@@ -187,9 +187,8 @@ def _step(costs: UnitCosts, agent: Worker, simulators: Sequence[Worker], *, apar
     if apart:
         parts["simulate"] = slowest(simulate, costs.step_spread, len(simulators))
         # Actions go out one message at a time, and the last simulator's answer follows its step.
-        moved = envs * (
-            2 * costs.state_bytes + costs.action_bytes + costs.reward_bytes
-        )  # Table 2: 2 S + A + W
+        # Table 2: 2 S + A + W
+        moved = envs * (2 * costs.state_bytes + costs.action_bytes + costs.reward_bytes)
         parts["exchange"] = (1 + len(simulators)) * costs.message_s + moved / costs.bandwidth
     return parts
 

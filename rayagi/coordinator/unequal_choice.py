@@ -25,7 +25,7 @@ def proposed_sizes(spec: RunSpec, machine: Machine) -> tuple[float, ...] | None:
     """
     if uses_gpus(spec, machine) or len(machine.nodes) > 1 or spec.gmi.threads_per_gmi is not None:
         return None
-    count, cores = plan_of(_with_sizes(spec, None), machine).num_gmis, machine.num_cores
+    count, cores = plan_of(spec.with_gmi(slices=None), machine).num_gmis, machine.num_cores
     if cores % count == 0:
         return None
     return tuple(float(cores // count + (index < cores % count)) for index in range(count))
@@ -51,7 +51,9 @@ def chosen_sizes(
         )
         return None
     costs = cached_unit_costs(spec, machine, log=log, may_measure=measuring != "nothing")
-    equal, unequal = predictions(costs, [plan_of(_with_sizes(spec, each), machine) for each in (None, sizes)])
+    equal, unequal = predictions(
+        costs, [plan_of(spec.with_gmi(slices=each), machine) for each in (None, sizes)]
+    )
     gain, text = unequal.steps_per_s / equal.steps_per_s, "+".join(f"{size:g}" for size in sizes)
     known = validation_text(load(), machine, spec.algorithm, on_gpu=False)
     log(f"Sizes {text}: predicted {gain:.2f} of equal GMIs. {known}")
@@ -62,7 +64,7 @@ def chosen_sizes(
         SearchStore(spec, machine),
         f"sizes {text}, {spec.gmi.envs} environments",
         ("equal", "unequal"),
-        lambda turn: _turn(_with_sizes(spec, sizes if turn == "unequal" else None), machine, len(sizes)),
+        lambda turn: _turn(spec.with_gmi(slices=sizes if turn == "unequal" else None), machine, len(sizes)),
         log=log,
         measuring=measuring,
         missing=PlanError(
@@ -86,7 +88,3 @@ def _turn(spec: RunSpec, machine: Machine, num_gmis: int) -> float | TrialFailur
     with SessionProbe(spec, machine) as probe:
         outcome = probe.measure(num_gmis, spec.gmi.envs, VALIDATION)
     return outcome if isinstance(outcome, TrialFailure) else outcome.steps_per_s * num_gmis
-
-
-def _with_sizes(spec: RunSpec, sizes: tuple[float, ...] | None) -> RunSpec:
-    return spec.with_gmi(slices=sizes)
