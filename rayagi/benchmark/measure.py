@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -77,28 +76,6 @@ class BenchmarkCase:
         return steps * len(profile_sizes(sizes)) + len(self.compositions) * len(sizes) * repeats
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompositionTiming:
-    """One composition at one size. Each repeat is the mean seconds of consecutive operations, on the slowest member."""
-
-    composition: str
-    nbytes: int
-    repeats_s: tuple[float, ...]
-
-    @property
-    def median_s(self) -> float:
-        """Median over the repeats."""
-        return statistics.median(self.repeats_s)
-
-    @property
-    def spread_s(self) -> tuple[float, float]:
-        """10th and 90th percentile over the repeats."""
-        if len(self.repeats_s) < 2:
-            return self.repeats_s[0], self.repeats_s[0]
-        deciles = statistics.quantiles(self.repeats_s, n=10, method="inclusive")
-        return deciles[0], deciles[-1]
-
-
 @dataclass(kw_only=True, slots=True)
 class LayoutMeasurement:
     """Measurements of a layout so far."""
@@ -106,20 +83,11 @@ class LayoutMeasurement:
     case: BenchmarkCase
     points: list[ProfilePoint] = field(default_factory=list)
     repeats: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    """Seconds by composition and bytes."""
+    """By composition and bytes: mean seconds of consecutive operations on the slowest member, of each repeat."""
     transports: dict[str, str] = field(default_factory=dict)
     """By composition: description of rank 0's communicator, with its transports."""
     unavailable: list[tuple[str, str]] = field(default_factory=list)
     """Compositions whose primitives do not work here, with the reason."""
-
-    @property
-    def measured(self) -> list[CompositionTiming]:
-        """By size, then composition."""
-        return [
-            CompositionTiming(composition=name, nbytes=nbytes, repeats_s=tuple(repeats))
-            for (name, nbytes), repeats in sorted(self.repeats.items(), key=lambda item: item[0][1])
-            if repeats  # empty after an early stop or a failure
-        ]
 
 
 class StoppedError(Exception):

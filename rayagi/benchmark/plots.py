@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def save_plot(rows: Sequence[ResultRow], path: Path) -> None:
         raise ValueError("a plot needs at least one measurement")
     layouts = list(dict.fromkeys(row.layout for row in rows))
     compositions = list(dict.fromkeys(row.composition for row in rows))
-    colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(compositions)}
+    colours = dict(zip(compositions, cycle(_COLOURS), strict=False))
     figure = Figure(figsize=(4.2 * (len(layouts) + 1) + 1.6, 4.2), layout="constrained")
     *panels, last = figure.subplots(1, len(layouts) + 1)
     for panel, layout in zip(panels, layouts, strict=True):

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from collectives.alphabeta import AlphaBetaModel
 from collectives.compositions import compose
 from collectives.costs import project
@@ -15,7 +17,7 @@ from collectives.profile import CostProfile
 from collectives.schedule import CollectiveSchedule
 from placement.errors import counted
 from placement.text import aligned
-from rayagi.benchmark.measure import BenchmarkCase, CompositionTiming, LayoutMeasurement
+from rayagi.benchmark.measure import BenchmarkCase, LayoutMeasurement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,31 +64,30 @@ def fitted(profile: CostProfile) -> AlphaBetaModel | None:
 
 
 def rows_of(measurements: Sequence[LayoutMeasurement], model: AlphaBetaModel | None) -> list[ResultRow]:
-    """Every measured composition, with the models' projections."""
+    """Every measured composition, by size, with the models' projections."""
     return [
-        _row(measurement, measured, model)
+        _row(compose(name, measurement.case.layout), nbytes, repeats, model)
         for measurement in measurements
-        for measured in measurement.measured
+        for (name, nbytes), repeats in sorted(measurement.repeats.items(), key=lambda item: item[0][1])
+        if repeats  # empty after an early stop or a failure
     ]
 
 
 def _row(
-    measurement: LayoutMeasurement, measured: CompositionTiming, model: AlphaBetaModel | None
+    schedule: CollectiveSchedule, nbytes: int, repeats: Sequence[float], model: AlphaBetaModel | None
 ) -> ResultRow:
-    layout = measurement.case.layout
-    schedule = compose(measured.composition, layout)
-    low_s, high_s = measured.spread_s
+    p10_s, median_s, p90_s = np.percentile(repeats, (10, 50, 90)).tolist()
     return ResultRow(
-        layout=str(layout),
-        nbytes=measured.nbytes,
-        composition=measured.composition,
+        layout=str(schedule.layout),
+        nbytes=nbytes,
+        composition=schedule.composition,
         steps=len(schedule.steps),
-        median_s=measured.median_s,
-        p10_s=low_s,
-        p90_s=high_s,
-        paper_s=_paper_s(schedule, measured.nbytes, model),
-        model_s=_model_s(schedule, measured.nbytes, model),
-        repeats_s=measured.repeats_s,
+        median_s=median_s,
+        p10_s=p10_s,
+        p90_s=p90_s,
+        paper_s=_paper_s(schedule, nbytes, model),
+        model_s=_model_s(schedule, nbytes, model),
+        repeats_s=tuple(repeats),
     )
 
 

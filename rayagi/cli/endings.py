@@ -106,9 +106,8 @@ def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, bef
             log = folder.path / "error.log"
             replace_text(log, "".join(traceback.format_exception(error)))
             error.add_note(f"The traceback is in {log}.")
-        reason = (
-            known.message if known else "stopped at once" if stopped else f"{type(error).__name__}: {error}"
-        )
+        unexpected = "stopped at once" if stopped else f"{type(error).__name__}: {error}"
+        reason = str(known.error) if known else unexpected
         folder.update(status="interrupted" if stopped else "failed", reason=reason)
     error.add_note(_follow_up(folder, spec, known, checkpoints))
 

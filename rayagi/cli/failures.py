@@ -6,7 +6,7 @@ Classes are looked up by name, so that a command without Ray does not import it 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -58,27 +58,20 @@ class UsageError(Exception):
     """Options that cannot be used together."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Explanation:
-    """Error message and exit code for the user."""
+class Explanation(NamedTuple):
+    """A known error, whose text is for the user, and the exit code."""
 
     error: BaseException
-    """The known error."""
     exit_code: int
-
-    @property
-    def message(self) -> str:
-        """Its text."""
-        return str(self.error)
 
 
 def explain(error: BaseException) -> Explanation | None:
-    """Message and exit code of a known error, or of a known cause of it; None for unexpected errors."""
+    """A known error, or the known cause of one; None for unexpected errors."""
     for candidate in _chain(error):
         for cls in type(candidate).__mro__:
             code = KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
             if code is not None:
-                return Explanation(error=candidate, exit_code=code)
+                return Explanation(candidate, code)
     return None
 
 

@@ -116,7 +116,7 @@ def _report(error: Exception, *, debug: bool) -> int:
             traceback.print_exception(error)
     known = explain(error)
     if known is not None:
-        message, code = known.message, known.exit_code
+        message, code = str(known.error), known.exit_code
     else:
         first_line = (str(error).splitlines() or [""])[0]
         hint = "" if debug else "; --debug shows the traceback"

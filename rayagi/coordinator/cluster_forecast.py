@@ -36,7 +36,7 @@ CONTEXT_BYTES = 512 * 2**20
 """Assumed memory of a CUDA context with torch's kernels; every GMI has one."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class GpuModel:
     """Nominal figures of a GPU model and its vendor's reference host."""
 
@@ -53,30 +53,15 @@ class GpuModel:
 
 GIB = 2**30
 GPUS: dict[str, GpuModel] = {
-    model.name: model
-    for model in (
-        GpuModel(
-            name="V100", sm_count=80, memory_bytes=32 * GIB, link_bytes_per_s=150e9, cores_per_gpu=5,
-            network_bytes_per_s=12.5e9,
-        ),
-        GpuModel(
-            name="A100-40", sm_count=108, memory_bytes=40 * GIB, link_bytes_per_s=300e9, cores_per_gpu=16,
-            network_bytes_per_s=25e9,
-        ),
-        GpuModel(
-            name="A100-80", sm_count=108, memory_bytes=80 * GIB, link_bytes_per_s=300e9, cores_per_gpu=16,
-            network_bytes_per_s=25e9,
-        ),
-        GpuModel(
-            name="H100", sm_count=132, memory_bytes=80 * GIB, link_bytes_per_s=450e9, cores_per_gpu=14,
-            network_bytes_per_s=50e9,
-        ),
-        GpuModel(
-            name="H200", sm_count=132, memory_bytes=141 * GIB, link_bytes_per_s=450e9, cores_per_gpu=14,
-            network_bytes_per_s=50e9,
-        ),
+    name: GpuModel(name, sm_count, gib * GIB, link, cores, network)
+    for name, sm_count, gib, link, cores, network in (
+        ("V100", 80, 32, 150e9, 5, 12.5e9),
+        ("A100-40", 108, 40, 300e9, 16, 25e9),
+        ("A100-80", 108, 80, 300e9, 16, 25e9),
+        ("H100", 132, 80, 450e9, 14, 50e9),
+        ("H200", 132, 141, 450e9, 14, 50e9),
     )
-}  # fmt: skip
+}
 """Nominal figures of DGX-1V, DGX A100, DGX H100 and DGX H200; not measured."""
 
 

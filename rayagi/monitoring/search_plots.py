@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def _by_gmis(trials: Sequence[Trial]) -> dict[int, list[Trial]]:
 def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: int) -> None:
     """Throughput of all GMIs above, Sat below; one line per number of GMIs. Triangles are values beyond Sat's axis."""
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for (gmis, trials), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
+    for (gmis, trials), colour in zip(groups.items(), cycle(_COLOURS), strict=False):
         envs = [trial.num_envs for trial in trials]
         speeds = [trial.system_steps_per_s or _measured(trial).steps_per_s * gmis for trial in trials]
         errors = [
@@ -83,7 +84,7 @@ def _draw_saturation(figure: Figure, groups: dict[int, list[Trial]], memory_byte
 def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: int) -> None:
     """Memory of one GMI: measured, and projected by eq. 4 from the two trials before."""
     axis = figure.subplots()
-    for (gmis, trials), colour in zip(groups.items(), _cycle(len(groups)), strict=True):
+    for (gmis, trials), colour in zip(groups.items(), cycle(_COLOURS), strict=False):
         envs = [trial.num_envs for trial in trials]
         held = [_measured(trial).memory_bytes / 2**20 for trial in trials]
         axis.plot(envs, held, marker="o", color=colour, label=f"{counted(gmis, 'GMI')}, measured")
@@ -109,10 +110,6 @@ def _draw_memory(figure: Figure, groups: dict[int, list[Trial]], memory_bytes: i
 def _measured(trial: Trial) -> TrialMeasurement:
     assert isinstance(trial.outcome, TrialMeasurement)
     return trial.outcome
-
-
-def _cycle(count: int) -> list[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index in range(count)]
 
 
 def _finish(axis: Any) -> None:

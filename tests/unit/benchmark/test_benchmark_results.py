@@ -11,7 +11,6 @@ from collectives.profile import CostProfile, ProfilePoint, StepShape
 from placement.inventory import local_machine
 from rayagi.benchmark.bench import make_case
 from rayagi.benchmark.measure import (
-    CompositionTiming,
     LayoutMeasurement,
     StoppedError,
     TimingBudget,
@@ -184,9 +183,11 @@ def test_models_are_silent_about_what_was_timed_at_one_size_only():
 
 def test_medians_and_deciles_are_over_the_repeats():
     # 0, 1, ..., 10: the 10th percentile is 1 and the 90th 9.
-    found = CompositionTiming(composition="ip_only", nbytes=4, repeats_s=tuple(map(float, range(11))))
-    assert (found.median_s, found.spread_s) == (5.0, (1.0, 9.0))
-    assert CompositionTiming(composition="ip_only", nbytes=4, repeats_s=(2.0,)).spread_s == (2.0, 2.0)
+    found = LayoutMeasurement(case=make_case(Layout.parse("2x2"), ("ip_only",), None))
+    found.repeats |= {("ip_only", 4): list(map(float, range(11))), ("ip_only", 8): [2.0]}
+    several, one = rows_of([found], None)
+    assert (several.p10_s, several.median_s, several.p90_s) == (1.0, 5.0, 9.0)
+    assert (one.p10_s, one.median_s, one.p90_s) == (2.0, 2.0, 2.0)
 
 
 def test_a_profile_has_two_sizes_whatever_is_asked_for():

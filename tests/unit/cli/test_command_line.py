@@ -297,7 +297,7 @@ def test_the_cause_of_a_remote_error_is_reported():
     remote = RayTaskError("iterate", "long remote traceback", inner).as_instanceof_cause()
     explanation = explain(remote)
     assert explanation.exit_code == 1
-    assert explanation.message == str(inner)
+    assert explanation.error is inner
 
 
 def test_an_unexpected_error_is_not_explained():

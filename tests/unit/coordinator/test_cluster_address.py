@@ -88,5 +88,5 @@ def test_a_local_ray_that_does_not_start_is_said_with_what_to_do(monkeypatch):
     )
     assert "again when the machine is less busy; if it fails again, free memory" in text
     assert (known := explain(caught.value)) is not None
-    assert (known.exit_code, known.message) == (1, text)
+    assert (known.exit_code, str(known.error)) == (1, text)
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
