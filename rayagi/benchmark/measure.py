@@ -32,13 +32,6 @@ class MemberEndedError(BenchmarkError):
 class WrongResultError(BenchmarkError):
     """A composition reduced wrongly, so it is not timed."""
 
-    def __init__(self, composition: str, layout: str, nbytes: int, wrong: str) -> None:
-        super().__init__(composition, layout, nbytes, wrong)
-        self.composition, self.layout, self.nbytes, self.wrong = composition, layout, nbytes, wrong
-
-    def __str__(self) -> str:
-        return f"{self.composition} on {self.layout} reduced {self.nbytes} bytes wrongly: {self.wrong}"
-
 
 LATENCY_BYTES = 4096
 """Additional size of the profile, dominated by latency."""
@@ -162,15 +155,12 @@ def _profile(
 
 def _check(members: Members, name: str, nbytes: int, layout: Layout) -> None:
     checked = members.ask("check", name, nbytes)
+    wrongly = f"{name} on {layout} reduced {nbytes} bytes wrongly"
     differing = [rank for rank, answer in enumerate(checked) if answer.digest != checked[0].digest]
     if differing:
-        raise WrongResultError(
-            name, str(layout), nbytes, f"ranks {differing} ended with other bits than rank 0"
-        )
+        raise WrongResultError(f"{wrongly}: ranks {differing} ended with other bits than rank 0")
     if checked[0].wrong:
-        raise WrongResultError(
-            name, str(layout), nbytes, f"{checked[0].wrong} elements differ from the float64 sum"
-        )
+        raise WrongResultError(f"{wrongly}: {checked[0].wrong} elements differ from the float64 sum")
 
 
 def profile_sizes(sizes: Sequence[int]) -> tuple[int, ...]:

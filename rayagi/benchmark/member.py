@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from collectives.choice import supported_primitives
-from collectives.communicator import Communicator
 from collectives.composed import ComposedCommunicator, run_step
 from collectives.compositions import compose
 from collectives.failure_detector import FailureDetector
@@ -99,10 +98,6 @@ class BenchMember:
         communicator = ComposedCommunicator(self._rank, compose(composition, self._layout), transport_factory)
         self._opened[composition] = communicator, self._memory(communicator.buffer)
         return repr(communicator)
-
-    def communicator(self, composition: str) -> Communicator:
-        """The communicator that ``open`` connected."""
-        return self._opened[composition][0]
 
     def check(self, composition: str, nbytes: int) -> CheckResult:
         """Sum known numbers with a composition and compare with a float64 sum."""

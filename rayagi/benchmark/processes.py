@@ -84,11 +84,6 @@ class MemberProcesses(ClosesOnExit):
                 raise MemberEndedError(rank, method, "had already ended") from None
         return self._answers(method)
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids, by rank."""
-        return [process.pid for process in self._processes if process.pid is not None]
-
     def close(self) -> None:
         """End the processes. Safe to call twice."""
         self._undo.close()

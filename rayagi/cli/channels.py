@@ -11,12 +11,7 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from collectives.experience.inspection import (
-    ConsumerStats,
-    ProducerRingFile,
-    ProducerRingStats,
-    list_producer_rings,
-)
+from collectives.experience.inspection import ConsumerStats, ProducerRingStats, list_producer_rings
 from placement.text import aligned
 
 _CLEAR = "\x1b[H\x1b[2J"
@@ -47,10 +42,10 @@ class ChannelRates:
 def run(arguments: argparse.Namespace) -> int:
     """Take two snapshots, or more until Ctrl-C, and print rates. Returns the exit code."""
     try:
-        before = _read_stats(list_producer_rings())
+        before = _read_stats()
         while True:
             time.sleep(arguments.every)
-            after = _read_stats(list_producer_rings())
+            after = _read_stats()
             _show(before, after, arguments)
             if not arguments.watch:
                 return 0
@@ -61,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
 
 
-def _read_stats(files: Sequence[ProducerRingFile]) -> list[ProducerRingStats]:
-    return [file.stats() for file in files]
+def _read_stats() -> list[ProducerRingStats]:
+    return [file.stats() for file in list_producer_rings()]
 
 
 def _show(

@@ -6,7 +6,6 @@ import argparse
 
 from placement.errors import counted
 from placement.inventory import load_machine
-from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
 from rayagi.cli.settings import gives_num_envs, machine_of_run, spec_from
@@ -23,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
     if arguments.nodes is not None or arguments.explain:
         return _from_unit_costs(arguments)
-    machine = _machine(arguments)
+    machine = machine_of_run() if arguments.machine is None else load_machine(arguments.machine)
     spec = spec_from(arguments)
     if not spec.gmi.is_resolved:
         spec = resolve_auto(spec, machine, log=say, measuring="nothing")
@@ -85,10 +84,3 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         say(cluster_forecast.table(found_sizes))
         say(validation_text(load(), machine, spec.algorithm, on_gpu=True))
     return 0
-
-
-def _machine(arguments: argparse.Namespace) -> Machine:
-    """The machine to plan for: a recorded one, else that of `rayagi train`."""
-    if arguments.machine is not None:
-        return load_machine(arguments.machine)
-    return machine_of_run()

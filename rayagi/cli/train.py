@@ -207,7 +207,8 @@ def _refuse_if_done(
             "Limits count from the start of the run: give a larger one, e.g. "
             f"rayagi train --resume {quote(str(folder.path))} --time {hours}h"
         )
-    raise LimitReachedError(str(folder.path), settings.limits.text(settings.return_source), hint)
+    limits = settings.limits.text(settings.return_source)
+    raise LimitReachedError(f"{folder.path} has already reached its limit ({limits}). {hint}")
 
 
 def _describe(

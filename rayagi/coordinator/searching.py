@@ -61,14 +61,6 @@ other. In fact GMIs wait for the slowest once per update, but the threads of one
 class NothingMeasuredError(RuntimeError):
     """A search found no candidate that runs."""
 
-    def __init__(self, task: str, reasons: tuple[str, ...]) -> None:
-        super().__init__(task, reasons)
-        self.task, self.reasons = task, reasons
-
-    def __str__(self) -> str:
-        why = "; ".join(self.reasons) or "the budget ended before the first trial; give a larger --budget"
-        return f"no candidate for {self.task} could be measured: {why}"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchSettings:
@@ -240,7 +232,11 @@ def search(
     best = _best(trials, validated=complete)
     if best is None:
         reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, TrialFailure))
-        raise NothingMeasuredError(spec.env.id, tuple(dict.fromkeys(reasons)))
+        why = (
+            "; ".join(dict.fromkeys(reasons))
+            or "the budget ended before the first trial; give a larger --budget"
+        )
+        raise NothingMeasuredError(f"no candidate for {spec.env.id} could be measured: {why}")
     result = SearchResult(
         task=spec.env.id,
         settings=settings,

@@ -105,8 +105,10 @@ class Session:
         self._ended = "it was not opened"
         self._pending: deque[tuple[int, list[Any]]] = deque()
         self._plan: PlacementPlan | None = None
-        self._workers: tuple[WorkerInfo, ...] = ()
-        self._collected: tuple[tuple[IterationResult, ...], ...] = ()
+        self.workers: tuple[WorkerInfo, ...] = ()
+        """Node and process of each GMI, as it reports them."""
+        self.collected: tuple[tuple[IterationResult, ...], ...] = ()
+        """Results of each GMI for the last collected request: ``[GMI][iteration]``."""
 
     @property
     def plan(self) -> PlacementPlan:
@@ -114,16 +116,6 @@ class Session:
         if self._plan is None:
             raise SessionClosedError(self._ended)
         return self._plan
-
-    @property
-    def workers(self) -> tuple[WorkerInfo, ...]:
-        """Node and process of each GMI, as it reports them."""
-        return self._workers
-
-    @property
-    def collected(self) -> tuple[tuple[IterationResult, ...], ...]:
-        """Results of each GMI for the last collected request: ``[GMI][iteration]``."""
-        return self._collected
 
     def __enter__(self) -> Self:
         """Open the session.
@@ -143,7 +135,7 @@ class Session:
             from rayagi.coordinator.deployment import join_and_build
 
             deployment = self._deployed(early, undo)
-            self._plan, self._workers = deployment.plan, deployment.workers
+            self._plan, self.workers = deployment.plan, deployment.workers
             self._partitioners = deployment.partitioners
             join_and_build(deployment.group, self._spec.gmi, self._program_factory())
             self._undo = undo.pop_all()
@@ -193,7 +185,7 @@ class Session:
             refs, counted(num_iterations, "training iteration"), limit_s
         )
         self._pending.popleft()
-        self._collected = tuple(map(tuple, per_gmi))
+        self.collected = tuple(map(tuple, per_gmi))
         return [merge(results) for results in zip(*per_gmi, strict=True)]
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
@@ -385,7 +377,7 @@ class Session:
 
     def _update_worker(self, index: int, worker: WorkerInfo) -> None:
         """Record the new process of a restarted GMI."""
-        self._workers = tuple(worker if place == index else kept for place, kept in enumerate(self._workers))
+        self.workers = tuple(worker if place == index else kept for place, kept in enumerate(self.workers))
         self._open().pings.add(index, worker.ping_address)
         if self._partitioners is not None:
             self._partitioners.update_pid(index, worker.pid)

@@ -133,13 +133,6 @@ class UnstableSimulationsError(RunError):
 class LimitReachedError(RunError):
     """A resumed run had already reached its limit."""
 
-    def __init__(self, run: str, limit: str, hint: str) -> None:
-        super().__init__(run, limit, hint)
-        self.run, self.limit, self.hint = run, limit, hint
-
-    def __str__(self) -> str:
-        return f"{self.run} has already reached its limit ({self.limit}). {self.hint}"
-
 
 @contextmanager
 def disk_errors(path: Path | str, hint: str = WRITABLE) -> Iterator[None]:
