@@ -113,7 +113,7 @@ def gpu_fractions(
             node=node.name,
             index=gpu.index,
             uuid=gpu.uuid,
-            reason=refusals[gpu.uuid].limit,
+            reason=refusals[gpu.uuid].problem,
             hint=refusals[gpu.uuid].hint,
         )
         for node, gpu in gpus

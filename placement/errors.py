@@ -16,26 +16,27 @@ class PlacementError(Exception):
     """Base class of this package's errors."""
 
 
-class InventoryError(PlacementError):
+class _HintedError(PlacementError):
+    """What it is about, what is wrong with it, and what the user can do."""
+
+    def __init__(self, what: str, problem: str, hint: str) -> None:
+        super().__init__(what, problem, hint)
+        self.what, self.problem, self.hint = what, problem, hint
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.problem}. {self.hint}."
+
+
+class InventoryError(_HintedError):
     """A machine's inventory could not be read: a driver error, an invalid file, or a node that does not respond."""
 
-    def __init__(self, source: str, problem: str, hint: str) -> None:
-        super().__init__(source, problem, hint)
-        self.source, self.problem, self.hint = source, problem, hint
 
-    def __str__(self) -> str:
-        return f"{self.source}: {self.problem}. {self.hint}."
-
-
-class PlanError(PlacementError):
+class PlanError(_HintedError):
     """The request does not fit the machine, even if nothing else runs on it."""
 
-    def __init__(self, asked: str, limit: str, hint: str) -> None:
-        super().__init__(asked, limit, hint)
-        self.asked, self.limit, self.hint = asked, limit, hint
 
-    def __str__(self) -> str:
-        return f"{self.asked}: {self.limit}. {self.hint}."
+class PartitionError(_HintedError):
+    """A GPU could not be partitioned, or a partition could not be undone."""
 
 
 class ReservationError(PlacementError):
@@ -66,17 +67,6 @@ class SliceError(PlacementError):
 
     def __str__(self) -> str:
         return f"Wanted {self.wanted}; there is {self.available}. {self.hint}."
-
-
-class PartitionError(PlacementError):
-    """A GPU could not be partitioned, or a partition could not be undone."""
-
-    def __init__(self, what: str, problem: str, hint: str) -> None:
-        super().__init__(what, problem, hint)
-        self.what, self.problem, self.hint = what, problem, hint
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.problem}. {self.hint}."
 
 
 class SliceLostError(PlacementError):

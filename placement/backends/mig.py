@@ -63,7 +63,7 @@ class MigBackend(PartitionedBackend):
                 return _limits_of(choose_existing(gpu, sizes))
             except PlanError as error:
                 hint = f"{error.hint} with {_command_for(gpu, tuple(sizes))}"
-                raise PlanError(error.asked, error.limit, hint) from error
+                raise PlanError(error.what, error.problem, hint) from error
         try:
             placed = plan_instances(gpu, sizes)
         except PlanError:
@@ -169,7 +169,7 @@ class MigBackend(PartitionedBackend):
         except PlanError as error:
             with suppress(PlanError):  # if no idle one fits either, report why no new one fits
                 return claim_idle_instances(device, gpu, sizes, ledger)
-            raise PartitionError(error.asked, error.limit, error.hint) from error
+            raise PartitionError(error.what, error.problem, error.hint) from error
         return create_instances(device, gpu, sizes, placed, ledger)
 
 

@@ -53,12 +53,8 @@ def states_of_gmis(state: Mapping[str, Any], envs: tuple[int, ...]) -> list[Stat
 class SessionClosedError(RuntimeError):
     """A call to a session that has ended."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
     def __str__(self) -> str:
-        return f"this session has ended ({self.reason}); open a new one and load the last checkpoint"
+        return f"this session has ended ({self.args[0]}); open a new one and load the last checkpoint"
 
 
 class Session:

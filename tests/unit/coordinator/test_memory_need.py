@@ -73,8 +73,8 @@ def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path
     assert spec.learning.rollout_length == 64
     with pytest.raises(PlanError) as caught:
         reject_insufficient_memory(spec, plan)
-    assert caught.value.asked.startswith("200,000 environments in GMI 0 mps[")
-    assert caught.value.limit == (
+    assert caught.value.what.startswith("200,000 environments in GMI 0 mps[")
+    assert caught.value.problem == (
         "they need 5.77 GiB (its rollouts of 64 steps alone hold that), and its share has 4.00 GiB"
     )
     assert caught.value.hint == "Set num_envs to 138654 or less, or use fewer GMIs"
@@ -119,8 +119,8 @@ def test_what_a_search_measured_is_projected_by_eq_4(tmp_path):
     )
     with pytest.raises(PlanError) as caught:
         reject_insufficient_memory(spec, plan)
-    assert "need 17.00 GiB (by eq. 4, from a search's measurements with 2048 and 4096" in caught.value.limit
-    assert "its share has 10.00 GiB" in caught.value.limit
+    assert "need 17.00 GiB (by eq. 4, from a search's measurements with 2048 and 4096" in caught.value.problem
+    assert "its share has 10.00 GiB" in caught.value.problem
     assert caught.value.hint == "Set num_envs to 9216 or less, or use fewer GMIs"  # (10 - 1) / 1 x 1024
 
 

@@ -178,7 +178,7 @@ def test_a_bad_file_is_refused_with_its_path_and_the_place(content, problem, tmp
     path.write_text(content if isinstance(content, str) else json.dumps({"schema": 1, "nodes": [content]}))
     with pytest.raises(InventoryError, match=problem) as caught:
         load_machine(path)
-    assert caught.value.source == str(path)
+    assert caught.value.what == str(path)
 
 
 def test_two_nodes_of_one_name_are_refused(tmp_path: Path):
