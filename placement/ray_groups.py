@@ -195,15 +195,10 @@ def _free_gpus(node: Node) -> float:
     return fsum(each.free.get("GPU", 0.0) for each in nodes)
 
 
-def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservation | None:
+def current_reservation(plan: PlacementPlan) -> Reservation | None:
     """The placement group in which this process already runs, such as a Tune trial's; None outside of one.
 
     Its creator owns it, so ``release`` does not remove it. Other trials share its nodes, so ``alone`` is False.
-
-    Args:
-        plan: the plan that the group has to hold
-        first_bundle: index of the first GMI's bundle; earlier ones are the trial's own. Tune omits an empty bundle of the
-            trial: a group with exactly one bundle per GMI starts at 0.
 
     Raises:
         ReservationError: the group has too few bundles, or too small ones.
@@ -214,7 +209,8 @@ def current_reservation(plan: PlacementPlan, first_bundle: int = 1) -> Reservati
     if group is None:
         return None
     specs, asked = group.bundle_specs, plan.bundles()
-    first = 0 if len(specs) == plan.num_gmis else first_bundle
+    # The first bundle is the trial's own; Tune omits it if it is empty.
+    first = 0 if len(specs) == plan.num_gmis else 1
     bundles = _bundle_indices(plan, first)
     enough = len(specs) >= first + len(asked) and all(
         specs[place].get(kind, 0.0) >= amount

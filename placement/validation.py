@@ -37,7 +37,6 @@ def validate_finalists(
     *,
     num_gpus: int,
     score: Score = throughput,
-    most: int = MAX_FINALISTS,
 ) -> Iterator[Trial]:
     """Remeasure the finalists and yield one trial for each; ``best`` marks the winner.
 
@@ -50,10 +49,9 @@ def validate_finalists(
         trials: all trials of the search, in its order
         num_gpus: devices of the whole system
         score: objective to maximise
-        most: finalists at a time
     """
     left = _merge_repeats(trials)
-    while chosen := sorted(finalists(left, most), key=left.index, reverse=True):
+    while chosen := sorted(finalists(left), key=left.index, reverse=True):
         rounds: list[list[TrialMeasurement | TrialFailure]] = [[] for _ in chosen]
         for number in range(1, VALIDATION_ROUNDS + 1):
             # Odd rounds backwards, even rounds forwards (``chosen`` is in reverse order of the search).

@@ -10,8 +10,8 @@ from typing import NoReturn
 from actors.protocols import IterationResult
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.health_monitor import RunHealthMonitor
+from rayagi.coordinator.search_store import predict_throughput
 from rayagi.coordinator.session import Session
-from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.run.limits import Position
 from rayagi.run.prediction import no_prediction_text

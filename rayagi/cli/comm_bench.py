@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +29,7 @@ from rayagi.benchmark.bench import (
 from rayagi.benchmark.measure import BenchmarkCase, LayoutMeasurement, StoppedError
 from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
 from rayagi.cli.failures import INTERRUPTED, UsageError
-from rayagi.cli.output import complain, say
+from rayagi.cli.output import complain, say, throttled
 from rayagi.run.atomic import replace_json
 from rayagi.run.errors import disk_errors
 from rayagi.run.interrupt import Interrupt
@@ -158,24 +157,16 @@ def _progress(request: BenchmarkRequest) -> Iterator[BeforeEach]:
     )
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _plain(lambda text: print(text, file=sys.stderr, flush=True))
+
+        def show_line(done: int, total: int, text: str) -> None:
+            print(f"{done} of {total} timings; next: {text}", file=sys.stderr, flush=True)
+
+        yield throttled(show_line, _PLAIN_EVERY_S, at_once=True)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, text: bar.update(task, completed=done, total=total, description=text)
-
-
-def _plain(write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> BeforeEach:
-    next_at = -1.0
-
-    def before_each(done: int, total: int, text: str) -> None:
-        nonlocal next_at
-        if clock() >= next_at:
-            next_at = clock() + _PLAIN_EVERY_S
-            write(f"{done} of {total} timings; next: {text}")
-
-    return before_each
 
 
 def _report(found: Sequence[LayoutMeasurement], folder: Path, profile_at: Path, machine: Machine) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TextIO
+from typing import ParamSpec, TextIO
+
+P = ParamSpec("P")
 
 
 def say(text: str) -> None:
@@ -24,6 +28,19 @@ def silence(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def throttled(show: Callable[P, object], interval_s: float, *, at_once: bool) -> Callable[P, None]:
+    """``show``, at most once in an interval; for the first time at once, or after an interval."""
+    next_at = time.monotonic() + (0.0 if at_once else interval_s)
+
+    def limited(*arguments: P.args, **named: P.kwargs) -> None:
+        nonlocal next_at
+        if time.monotonic() >= next_at:
+            next_at = time.monotonic() + interval_s
+            show(*arguments, **named)
+
+    return limited
 
 
 def _write(text: str, stream: TextIO) -> None:

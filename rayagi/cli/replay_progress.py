@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from actors.replay import ReplayStore
+from rayagi.cli.output import throttled
 from rayagi.replay.loading import load
 
 _EVERY_S = 5.0
@@ -30,26 +30,16 @@ def shown_progress(text: str) -> Iterator[Callable[[int, int], object]]:
         def show_line(done: int, total: int) -> None:
             print(f"{text}: {done:,} of {total:,} steps", file=sys.stderr, flush=True)
 
-        yield _every(_EVERY_S, show_line)
+        yield throttled(show_line, _EVERY_S, at_once=False)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(text, total=None)
-        yield _every(_REFRESH_S, lambda done, total: bar.update(task, completed=done, total=total))
 
+        def show_bar(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
 
-def _every(
-    interval_s: float, show: Callable[[int, int], object], clock: Callable[[], float] = time.monotonic
-) -> Callable[[int, int], None]:
-    next_at = clock() + interval_s
-
-    def progress(done: int, total: int) -> None:
-        nonlocal next_at
-        if clock() >= next_at:
-            next_at = clock() + interval_s
-            show(done, total)
-
-    return progress
+        yield throttled(show_bar, _REFRESH_S, at_once=False)
 
 
 def loaded(

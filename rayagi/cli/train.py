@@ -39,8 +39,8 @@ from rayagi.coordinator.default_layout import takes_default, with_default_layout
 from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.lost_ray import when_local_ray_is_lost
 from rayagi.coordinator.memory_need import reject_insufficient_memory
+from rayagi.coordinator.search_store import predict_throughput
 from rayagi.coordinator.session import Session, SessionClosedError
-from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.profiler.injection import recording

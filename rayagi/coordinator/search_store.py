@@ -1,4 +1,4 @@
-"""Cache of searches and profiles, keyed by machine, task, code and library versions.
+"""Cache of searches and profiles, keyed by machine, task, code and library versions; and what they predict of a plan.
 
 One JSON file per key. A search writes after every trial; the next search replays the stored trials and continues.
 """
@@ -15,16 +15,20 @@ from dataclasses import asdict
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import rayagi
+from placement.errors import counted
+from placement.plan import PlacementPlan
 from placement.search import TrialFailure, TrialMeasurement
 from placement.types import Machine
-from placement.validation import SUFFICIENT_DURATION_S, VALIDATION_ROUNDS
+from placement.validation import SUFFICIENT_DURATION_S, VALIDATION_ROUNDS, half_width
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.run.atomic import replace_json
 from rayagi.run.errors import DiskError, disk_errors
+from rayagi.run.prediction import Prediction
 from rayagi.run.versions import PACKAGES, cpu_model, package_version
 
 _FREE_GMI = (
@@ -277,3 +281,44 @@ def code_files() -> dict[str, Path]:
         path for folder in _CODE for path in (root / folder).rglob("*") if path.suffix in (".py", ".c", ".h")
     )
     return {str(path.relative_to(root)): path for path in sorted(found)}
+
+
+def predict_throughput(spec: RunSpec, plan: PlacementPlan) -> Prediction | None:
+    """Predict the plan's throughput; None if it was never measured on this machine.
+
+    The mean of its validation rounds with their prediction interval, else the result of its single trial. A probe measures
+    one device. A plan on n devices with equal numbers of GMIs is predicted n times as fast. Plans without some of their GMIs
+    are not measured.
+    """
+    if plan.left_out or not plan.hosting("simulator"):
+        return None
+    devices = [gmi_slice.gpu_uuid for gmi_slice in plan.slices]
+    num_devices = len(set(devices))
+    per_device = plan.num_gmis // num_devices
+    if any(devices.count(device) != per_device for device in devices):
+        return None
+    store = SearchStore(spec, plan.machine)
+    candidate = f"{per_device} x {counted(plan.num_envs, 'environment')}"
+    rounds = store.rounds(per_device, plan.num_envs)
+    trial = store.outcome(per_device, plan.num_envs)
+    measured = rounds or ((trial,) if isinstance(trial, TrialMeasurement) else ())
+    if not measured:
+        return None
+    speeds = [outcome.steps_per_s for outcome in measured]
+    steps = plan.num_envs * spec.learning.rollout_length
+    return Prediction(
+        predicted_steps_per_s=fmean(speeds) * plan.num_gmis,
+        own_work_steps_per_s=fmean(_own_work_steps_per_s(outcome, steps) for outcome in measured),
+        half_width=half_width(speeds) if rounds else None,
+        source=f"{counted(len(rounds), 'measurement')} of {candidate}"
+        if rounds
+        else f"a short trial of {candidate}",
+    )
+
+
+def _own_work_steps_per_s(outcome: TrialMeasurement, steps: int) -> float:
+    """Speed of a GMI without its waiting, as the health monitor measures it; ``steps``: of its iteration.
+
+    steps / (steps / steps_per_s - sync_s)
+    """
+    return steps / (steps / outcome.steps_per_s - outcome.phases_s.get("sync_s", 0.0))

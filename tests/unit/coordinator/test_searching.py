@@ -19,9 +19,14 @@ from rayagi.config.presets import preset
 from rayagi.coordinator import auto, searching
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind, run_spec_of
-from rayagi.coordinator.search_store import SearchStore, code_digest, code_files, search_key
+from rayagi.coordinator.search_store import (
+    SearchStore,
+    code_digest,
+    code_files,
+    predict_throughput,
+    search_key,
+)
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
-from rayagi.coordinator.throughput_prediction import predict_throughput
 from rayagi.planning import plan_of
 from rayagi.run.prediction import (
     Prediction,
