@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from shlex import quote
 from types import FrameType
@@ -24,6 +23,7 @@ from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
 from rayagi.profiler.summary import missing_processes
 from rayagi.profiler.trace import TraceError, read_profile
+from rayagi.run.atomic import new_folder
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,19 +60,13 @@ def _new_folder(program: list[str]) -> Path:
     Raises:
         ProfilerError: it cannot be made.
     """
-    first = Path("profiles") / f"{_stem(program)[:100]}-{time.strftime('%Y%m%d-%H%M%S')}"
-    for number in count(1):
-        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ProfilerError(
-                f"{path} cannot hold a profile: {error.strerror}; name a folder with --out"
-            ) from error
-        return path
-    raise AssertionError("unreachable")
+    path = Path("profiles") / f"{_stem(program)[:100]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        return new_folder(path)
+    except OSError as error:
+        raise ProfilerError(
+            f"{path} cannot hold a profile: {error.strerror}; name a folder with --out"
+        ) from error
 
 
 def _stem(program: list[str]) -> str:

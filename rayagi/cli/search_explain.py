@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 from placement.errors import counted
@@ -27,6 +26,8 @@ from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
 from rayagi.profiler.summary import waits
 from rayagi.profiler.trace import read_profile
+from rayagi.run.atomic import new_folder
+from rayagi.run.errors import disk_errors
 
 FEWEST, MOST = 5, 40
 """Recorded iterations of each: fewer than 4 show no significance."""
@@ -81,7 +82,7 @@ def explain(
 
     Raises:
         GmiLostError, GmiSilentError, ReservationError: it does not run any more.
-        ProfilerError, TraceError: the profile cannot be written, or read.
+        DiskError, ProfilerError, TraceError: the profile cannot be written, or read.
     """
     return [_profiled(spec, machine, trial, folder, log) for trial in best_and_second(result)]
 
@@ -92,7 +93,8 @@ def _profiled(
     candidate = candidate_spec(spec, machine, trial.gmis_per_gpu, trial.num_envs)
     iterations = _iterations(candidate, trial)
     log(f"  profiling {counted(iterations, 'iteration')} of {_name(trial)} ...")
-    path = _new_folder(folder, trial)
+    with disk_errors(folder):
+        path = new_folder(folder / f"profile-{trial.gmis_per_gpu}x{trial.num_envs}")
     packages = packages_with(())
     # As the command that would train so: a calibration is of a command.
     command = ["rayagi", "train", spec.env.id]
@@ -122,16 +124,6 @@ def _iterations(spec: RunSpec, trial: Trial) -> int:
     assert isinstance(trial.outcome, TrialMeasurement)
     iteration_s = trial.num_envs * spec.learning.rollout_length / trial.outcome.steps_per_s
     return min(MOST, max(FEWEST, round(RECORD_S / iteration_s)))
-
-
-def _new_folder(folder: Path, trial: Trial) -> Path:
-    """FOLDER/profile-GMISxENVS; with a number if an earlier search made it."""
-    first = folder / f"profile-{trial.gmis_per_gpu}x{trial.num_envs}"
-    return next(
-        path
-        for number in count(1)
-        if not (path := first if number == 1 else first.with_name(f"{first.name}-{number}")).exists()
-    )
 
 
 def _name(trial: Trial) -> str:

@@ -48,10 +48,10 @@ from rayagi.profiler.interception import packages_with
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile, note_iterations
 from rayagi.run import experience_record
-from rayagi.run.atomic import replace_json, replace_text
+from rayagi.run.atomic import new_folder, replace_json, replace_text
 from rayagi.run.checkpoints import Checkpoint
 from rayagi.run.csv_log import read_rows
-from rayagi.run.errors import LimitReachedError, NoCheckpointError
+from rayagi.run.errors import LimitReachedError, NoCheckpointError, disk_errors
 from rayagi.run.folder import RunFolder, create_run, open_run
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import should_stop
@@ -105,10 +105,8 @@ def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[Path | 
     if num_iterations is None:
         yield None
         return
-    path, number = folder.path / "profile", 1
-    while path.exists():  # of a session before this one was resumed
-        number += 1
-        path = folder.path / f"profile-{number}"
+    with disk_errors(folder.path):
+        path = new_folder(folder.path / "profile")  # a resumed run may have one of an earlier session
     packages = packages_with(())
     schedule = Schedule(skip=_SKIPPED_ITERATIONS, record=num_iterations)
     create_profile(path, sys.orig_argv, packages)

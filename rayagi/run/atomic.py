@@ -1,14 +1,30 @@
-"""Atomic file writes: to a temporary file in the same folder, flushed to the disk, then renamed."""
+"""New folders, and atomic file writes: to a temporary file in the same folder, flushed to the disk, then renamed."""
 
 from __future__ import annotations
 
 import json
 import os
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from rayagi.run.errors import DiskError, disk_errors
+
+
+def new_folder(first: Path) -> Path:
+    """Make a folder of this name; with a number if there is one, as ``name-2``.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    first.parent.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        path = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir()
+            break
+    return path
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -28,7 +28,7 @@ from rayagi.config.former import with_present_names
 from rayagi.config.spec import RunSpec
 from rayagi.config.trusted_modules import refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
-from rayagi.run.atomic import replace_json, replace_text
+from rayagi.run.atomic import new_folder, replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import DiskError, RunFolderError, RunVersionError, disk_errors
 
@@ -180,10 +180,17 @@ def create_run(
         RunFolderError: a folder of the given name exists.
     """
     now = datetime.now().astimezone()
-    base = name or f"{_file_name(task)}-{now:%Y%m%d-%H%M%S}"
-    with disk_errors(out / base, "free space there, or choose another folder with --out"):
+    path = out / (name or f"{_file_name(task)}-{now:%Y%m%d-%H%M%S}")
+    with disk_errors(path, "free space there, or choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
-        path = _new_folder(out, base, exact=name is not None)
+        if name is None:
+            path = new_folder(path)
+        else:
+            try:
+                path.mkdir()
+            except FileExistsError:
+                reason = "exists already; choose another --name, or continue with --resume"
+                raise RunFolderError(str(path), reason) from None
     record = RunRecord(
         schema_version=SCHEMA_VERSION,
         rayagi_version=rayagi_version,
@@ -228,22 +235,6 @@ def open_run(path: Path) -> RunFolder:
 
 def _file_name(task: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", task).strip("._") or "run"
-
-
-def _new_folder(out: Path, base: str, *, exact: bool) -> Path:
-    number = 1
-    while True:
-        path = out / (base if number == 1 else f"{base}-{number}")
-        try:
-            path.mkdir()
-        except FileExistsError:
-            if exact:
-                raise RunFolderError(
-                    str(path), "exists already; choose another --name, or continue with --resume"
-                ) from None
-            number += 1
-        else:
-            return path
 
 
 def _runs_nearby(folder: Path) -> str:

@@ -252,8 +252,12 @@ def test_programs_that_start_in_the_same_second_get_folders_of_their_own(monkeyp
     assert process.name == "json.tool"
 
 
-def test_a_default_folder_that_cannot_be_made_is_one_sentence(tmp_path, capsys):
-    (tmp_path / "profiles").write_text("")
+@pytest.mark.parametrize("leads_nowhere", [False, True])
+def test_a_default_folder_that_cannot_be_made_is_one_sentence(leads_nowhere, tmp_path, capsys):
+    if leads_nowhere:
+        (tmp_path / "profiles").symlink_to("nothing")
+    else:
+        (tmp_path / "profiles").write_text("")
     assert main(["profile", "--", "true"]) == 2
     assert "cannot hold a profile" in capsys.readouterr().err
 
