@@ -43,6 +43,9 @@ _DRIVER_CALLBACKS = frozenset(
     {"on_algorithm_init", "on_checkpoint_loaded", "on_evaluate_start", "on_evaluate_end", "on_train_result"}
 )
 
+_LENGTHS = ("rollout_length", "num_minibatches")
+"""What batch sizes are converted to, and may also be given."""
+
 
 class GmiConfig(AlgorithmConfig):
     """Base of the config classes; each is also a subclass of RLlib's own.
@@ -288,11 +291,6 @@ class GmiConfig(AlgorithmConfig):
         """
         refuse_algorithm_only(self._raw(), self._pristine())
 
-    def _given_size(self, name: str) -> Any:
-        """A batch size; None if the user set none, or the algorithm has none."""
-        value = self._given(name) if self._settings().definition.rllib.takes_batch_sizes else PRESET
-        return None if value is PRESET else value
-
     def _changes(self, env_id: str) -> dict[str, Any]:
         """The user's settings as a nested dictionary with RunSpec's keys."""
         changes: dict[str, Any] = {}
@@ -346,37 +344,28 @@ class GmiConfig(AlgorithmConfig):
         return learning
 
     def _sizes(self, spec: RunSpec, base: RunSpec) -> tuple[int, int]:
-        for name in BATCH_SETTINGS:
-            value = self._given_size(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        settings, learning = self._settings(), spec.learning
+        names = BATCH_SETTINGS if settings.definition.rllib.takes_batch_sizes else ()
+        given = {name: self._given(name) for name in names}
+        sizes = {name: value for name, value in given.items() if value is not PRESET and value is not None}
+        for name, value in sizes.items():
+            if isinstance(value, bool) or not isinstance(value, int):
                 raise ConfigError(f"training({name.lstrip('_')}=)", value, "must be a whole number")
-        given = GivenSizes(
-            rollout_length=None if self._given("rollout_length") is PRESET else spec.learning.rollout_length,
-            num_minibatches=None
-            if self._given("num_minibatches") is PRESET
-            else spec.learning.num_minibatches,
-            train_batch_size=self._given_size("train_batch_size"),
-            train_batch_size_per_learner=self._given_size("_train_batch_size_per_learner"),
-            minibatch_size=self._given_size("minibatch_size"),
-        )
         num_envs, num_gmis = spec.gmi.num_envs, spec.gmi.num_gmis
         if num_envs == "auto" or num_gmis == "auto":
-            for name in BATCH_SETTINGS:
-                if self._given_size(name) is not None:
-                    reason = "needs the numbers of GMIs and environments, which a search will choose"
-                    raise ConfigError(
-                        self._settings().user_name(name),
-                        self._given_size(name),
-                        reason,
-                        "give rollout_length instead",
-                    )
+            for name, value in sizes.items():
+                reason = "needs the numbers of GMIs and environments, which a search will choose"
+                raise ConfigError(settings.user_name(name), value, reason, "give rollout_length instead")
             num_envs, num_gmis = 1, None
         if num_gmis is not None:
             num_gmis -= len(spec.gmi.left_out)
-        if num_envs < 1 or (1 if num_gmis is None else num_gmis) < 1 or spec.learning.rollout_length < 1:
-            return spec.learning.rollout_length, spec.learning.num_minibatches  # the rules report the error
+        if num_envs < 1 or (1 if num_gmis is None else num_gmis) < 1 or learning.rollout_length < 1:
+            return learning.rollout_length, learning.num_minibatches  # the rules report the error
         return rollout_and_minibatches(
-            given,
+            GivenSizes(
+                **{name: getattr(learning, name) for name in _LENGTHS if self._given(name) is not PRESET},
+                **{name.lstrip("_"): value for name, value in sizes.items()},
+            ),
             num_envs=num_envs,
             num_gmis=num_gmis,
             preset_length=base.learning.rollout_length,
