@@ -42,6 +42,11 @@ class UnusedGpu:
         return f"Without GPU {self.index} of {self.node}: {self.reason}. {self.hint}."
 
 
+def unused_gpu(node: Node, gpu: Gpu, reason: str, hint: str) -> UnusedGpu:
+    """A GPU of a node that a plan leaves out."""
+    return UnusedGpu(node=node.name, index=gpu.index, uuid=gpu.uuid, reason=reason, hint=hint)
+
+
 def without_gpus(machine: Machine, unused: Collection[UnusedGpu]) -> Machine:
     """The machine without these GPUs."""
     gone = {gpu.uuid for gpu in unused}
@@ -119,10 +124,7 @@ def _refusal(name: BackendName, node: Node, gpu: Gpu) -> UnusedGpu | None:
         pids = ", ".join(str(process.pid) for process in gpu.processes)
         users = f" (process {pids})" if pids else ""
         problem = f"others use its memory{users}, {sizes} are free", "Wait until they have ended"
-    if problem is None:
-        return None
-    reason, hint = problem
-    return UnusedGpu(node=node.name, index=gpu.index, uuid=gpu.uuid, reason=reason, hint=hint)
+    return None if problem is None else unused_gpu(node, gpu, *problem)
 
 
 def _gpus(machine: Machine) -> list[tuple[Node, Gpu]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import floor
 
-from placement.backend_choice import UnusedGpu
+from placement.backend_choice import UnusedGpu, unused_gpu
 from placement.backends import get_backend
 from placement.errors import PlanError, counted
 from placement.types import FRACTION_STEP, BackendName, Machine, Slice
@@ -109,13 +109,7 @@ def gpu_fractions(
     if not fractions:
         raise next(iter(refusals.values()))
     unused = (
-        UnusedGpu(
-            node=node.name,
-            index=gpu.index,
-            uuid=gpu.uuid,
-            reason=refusals[gpu.uuid].problem,
-            hint=refusals[gpu.uuid].hint,
-        )
+        unused_gpu(node, gpu, refusals[gpu.uuid].problem, refusals[gpu.uuid].hint)
         for node, gpu in gpus
         if gpu.uuid not in fractions
     )

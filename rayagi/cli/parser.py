@@ -343,7 +343,6 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "one setting, e.g. ppo.learning_rate=1e-4; may be repeated, and overrides --config",
         action="append",
         default=[],
-        dest="settings",
     )
 
 

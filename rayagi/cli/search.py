@@ -84,9 +84,7 @@ def save_plots(result: SearchResult, folder: Path) -> list[Path]:
 def run_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The options of the same run for `rayagi train`, but its numbers of GMIs and environments."""
     names = ("config", "algorithm", "dataset", "template", "backend", "seed")
-    given = [(name, getattr(arguments, name)) for name in names] + [
-        ("set", each) for each in arguments.settings
-    ]
+    given = [(name, getattr(arguments, name)) for name in names] + [("set", each) for each in arguments.set]
     words = (word for name, value in given if value is not None for word in (f"--{name}", str(value)))
     return (*words, *(("--trust-modules",) if arguments.trust_modules else ()))
 

@@ -23,20 +23,9 @@ from rayagi.config.yaml_text import parse_yaml
 from rayagi.run.folder import open_run
 from rayagi.run.limits import DEFAULT_TIME_S, Limits
 
-_FIXED_ON_RESUME = {
-    "config": "--config",
-    "algorithm": "--algorithm",
-    "dataset": "--dataset",
-    "init": "--init",
-    "template": "--template",
-    "gmis": "--gmis",
-    "num_envs": "--num-envs",
-    "backend": "--backend",
-    "seed": "--seed",
-    "settings": "--set",
-    "name": "--name",
-    "out": "--out",
-}
+_FIXED_ON_RESUME = (
+    "config", "algorithm", "dataset", "init", "template", "gmis", "num_envs", "backend", "seed", "set", "name", "out",
+)  # fmt: skip
 
 
 def spec_from(arguments: argparse.Namespace) -> RunSpec:
@@ -68,7 +57,7 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
         spec = replace(spec, data=replace(spec.data, path=str(Path(arguments.dataset).absolute())))
     if arguments.seed is not None:
         spec = replace(spec, seed=arguments.seed)
-    spec = _with_training_options(with_settings(spec, arguments.settings), arguments)
+    spec = _with_training_options(with_settings(spec, arguments.set), arguments)
     # Before the rules, so that a wrong name gives only that error.
     info = spec.env.info()
     refuse_unfit_env(spec, info)
@@ -106,9 +95,7 @@ def initial_state_from(run: Path, spec: RunSpec, *, trust_modules: bool) -> Stat
 
 def gives_num_envs(arguments: argparse.Namespace) -> bool:
     """Whether an option or the settings file gives the number of environments; a Python file always does."""
-    if arguments.num_envs is not None or any(
-        text.startswith("gmi.num_envs") for text in arguments.settings or ()
-    ):
+    if arguments.num_envs is not None or any(text.startswith("gmi.num_envs") for text in arguments.set or ()):
         return True
     file = arguments.config
     if file is None or file.suffix == ".py":
@@ -136,9 +123,8 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
     Raises:
         UsageError: a resumed run cannot change this option.
     """
-    given = [
-        option for name, option in _FIXED_ON_RESUME.items() if getattr(arguments, name) not in (None, [])
-    ]
+    named = [name for name in _FIXED_ON_RESUME if getattr(arguments, name) not in (None, [])]
+    given = [f"--{name.replace('_', '-')}" for name in named]
     if given:
         raise UsageError(
             f"{', '.join(given)} cannot change on --resume: the run keeps its config.yaml. "

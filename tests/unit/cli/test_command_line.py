@@ -84,7 +84,7 @@ def test_options_are_read_as_people_write_them():
     assert arguments.time == 5400
     assert arguments.env_steps == 2_000_000
     assert arguments.checkpoint_every == ("time_s", 30.0)
-    assert arguments.settings == ["a=1", "b=2"]
+    assert arguments.set == ["a=1", "b=2"]
     assert build_parser().parse_args(["train", "A", "--checkpoint-every", "30"]).checkpoint_every == (
         "iterations",
         30,
