@@ -212,9 +212,6 @@ class Ledger:
             ) from error
         self._steps = steps
 
-    def __repr__(self) -> str:
-        return f"Ledger({self.run}, process {self.owner.pid} on {self.owner.host}, {len(self._steps)} steps)"
-
 
 def default_directory() -> Path:
     """``$XDG_CACHE_HOME/rayagi/carvings``, else ``~/.cache/rayagi/carvings``."""

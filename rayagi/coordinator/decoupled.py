@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import GmiLostError, GmiSilentError
@@ -125,14 +125,7 @@ class DecoupledSession(Session):
         counts, learning = self.sample_counts(), self._spec.learning
         assert isinstance(learning, AsynchronousSpec)
         return {
-            "rows": {
-                "sent": counts.sent,
-                "taken": counts.taken,
-                "dropped": counts.dropped,
-                "in_flight": counts.in_flight,
-                "lost": counts.lost,
-                "missing": counts.missing,
-            },
+            "rows": asdict(counts) | {"missing": counts.missing},
             "lags": {str(lag): rows for lag, rows in self._recovery.lags().items()},
             "bound": None if learning.on_stale == "correct" and learning.max_lag else learning.max_lag,
             "restarts": self._recovery.restarts,

@@ -30,12 +30,6 @@ class SampleCounts:
         """Rows that are not accounted for: sent - taken - dropped - in_flight - lost; 0 if the counts are consistent."""
         return self.sent - self.taken - self.dropped - self.in_flight - self.lost
 
-    def __str__(self) -> str:
-        return (
-            f"{self.sent:,} rollout rows sent = {self.taken:,} learned from + {self.dropped:,} dropped + "
-            f"{self.in_flight:,} in flight + {self.lost:,} lost with learners"
-        )
-
 
 class SampleAccounting:
     """Keeps the counts of lost processes. Each collector process has an origin, a number that its dispenser draws."""

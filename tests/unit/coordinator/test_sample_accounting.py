@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayagi.coordinator.sample_accounting import SampleAccounting
+from rayagi.coordinator.sample_accounting import SampleAccounting, SampleCounts
 
 
 class World:
@@ -102,9 +102,7 @@ def test_what_a_learner_released_and_never_reported_is_lost_and_said_so():
     world.consume(0, "taken")
     world.kill_learner()
     world.consume(0, "taken")
-    assert str(world.sample_counts()) == (
-        "12 rollout rows sent = 8 learned from + 0 dropped + 0 in flight + 4 lost with learners"
-    )
+    assert world.sample_counts() == SampleCounts(sent=12, taken=8, dropped=0, in_flight=0, lost=4)
 
 
 def test_rows_that_vanish_are_missing():
