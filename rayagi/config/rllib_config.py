@@ -23,6 +23,7 @@ from rayagi.config.presets import preset
 from rayagi.config.rllib_settings import (
     BATCH_SETTINGS,
     DERIVED,
+    DRIVER_CALLBACKS,
     PRESET,
     AlgorithmSettings,
     model_changes,
@@ -38,10 +39,6 @@ from rayagi.config.rllib_values import (
 )
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
-
-_DRIVER_CALLBACKS = frozenset(
-    {"on_algorithm_init", "on_checkpoint_loaded", "on_evaluate_start", "on_evaluate_end", "on_train_result"}
-)
 
 _LENGTHS = ("rollout_length", "num_minibatches")
 """What batch sizes are converted to, and may also be given."""
@@ -383,12 +380,12 @@ class GmiConfig(AlgorithmConfig):
                 overridden = name.startswith("on_") and getattr(cls, name, None) is not getattr(
                     RLlibCallback, name
                 )
-                if overridden and name not in _DRIVER_CALLBACKS:
+                if overridden and name not in DRIVER_CALLBACKS:
                     raise ConfigError(
                         f"callbacks({cls.__name__}.{name})",
                         NO_VALUE,
                         "would never be called: the loop runs inside the GMIs",
-                        f"use one of {', '.join(sorted(_DRIVER_CALLBACKS))}",
+                        f"use one of {', '.join(sorted(DRIVER_CALLBACKS))}",
                     )
 
 

@@ -33,24 +33,17 @@ class Unset(Enum):
 
 PRESET = Unset.PRESET
 
+_GMI_SETTINGS = (
+    "num_gmis", "gmis_per_gpu", "num_envs", "threads_per_gmi", "slices", "left_out", "transport", "composition",
+    "reserve_timeout_s", "collective_timeout_s",
+)  # fmt: skip
 COMMON_PATHS: dict[str, tuple[str, str]] = {
     "env": ("env.id", "environment(env=)"),
     "env_engine": ("env.engine", "environment(engine=)"),
     "env_config": ("env.kwargs", "environment(env_config=)"),
     "max_unstable_share": ("env.max_unstable_share", "environment(max_unstable_share=)"),
-    "gmi_backend": ("gmi.backend", "gmi(backend=)"),
-    "gmi_template": ("gmi.template", "gmi(template=)"),
-    "num_gmis": ("gmi.num_gmis", "gmi(num_gmis=)"),
-    "gmi_num_learners": ("gmi.num_learners", "gmi(num_learners=)"),
-    "gmis_per_gpu": ("gmi.gmis_per_gpu", "gmi(gmis_per_gpu=)"),
-    "num_envs": ("gmi.num_envs", "gmi(num_envs=)"),
-    "threads_per_gmi": ("gmi.threads_per_gmi", "gmi(threads_per_gmi=)"),
-    "slices": ("gmi.slices", "gmi(slices=)"),
-    "left_out": ("gmi.left_out", "gmi(left_out=)"),
-    "transport": ("gmi.transport", "gmi(transport=)"),
-    "composition": ("gmi.composition", "gmi(composition=)"),
-    "reserve_timeout_s": ("gmi.reserve_timeout_s", "gmi(reserve_timeout_s=)"),
-    "collective_timeout_s": ("gmi.collective_timeout_s", "gmi(collective_timeout_s=)"),
+    **{f"gmi_{name}": (f"gmi.{name}", f"gmi({name}=)") for name in ("backend", "template", "num_learners")},
+    **{name: (f"gmi.{name}", f"gmi({name}=)") for name in _GMI_SETTINGS},
     "total_env_steps": ("total_env_steps", "training(total_env_steps=)"),
     "evaluation_interval": ("evaluation.interval", "evaluation(evaluation_interval=)"),
     "evaluation_duration": ("evaluation.num_episodes", "evaluation(evaluation_duration=)"),
@@ -106,17 +99,18 @@ DERIVED = frozenset(
 )
 """Settings that another one decides as long as they are unset."""
 
+DRIVER_CALLBACKS = frozenset(
+    {"on_algorithm_init", "on_checkpoint_loaded", "on_evaluate_start", "on_evaluate_end", "on_train_result"}
+)
+"""Callbacks that the driver calls; the others are of a loop that runs inside the GMIs."""
+
 RLLIB_HONOURED = frozenset(
     {
         "_model_config",
         "num_cpus_for_main_process",
         "observation_filter",
         "callbacks",
-        "callbacks_on_algorithm_init",
-        "callbacks_on_checkpoint_loaded",
-        "callbacks_on_evaluate_start",
-        "callbacks_on_evaluate_end",
-        "callbacks_on_train_result",
+        *(f"callbacks_{name}" for name in DRIVER_CALLBACKS),
         "disable_env_checking",
         "log_level",
         "metrics_num_episodes_for_smoothing",
