@@ -282,10 +282,8 @@ def _explore_env_counts(
             if isinstance(now, TrialMeasurement):
                 remeasured = Trial(gmis_per_gpu=gmis, num_envs=rival, verdict="compared", outcome=now)
                 yield scored(replace(remeasured, reason=f"next to {gmis} x {envs}"), now)
-                before[before.index((rival, earlier))] = (
-                    rival,
-                    replace(earlier, steps_per_s=now.steps_per_s),
-                )
+                drifted = replace(earlier, steps_per_s=now.steps_per_s)
+                before[before.index((rival, earlier))] = rival, drifted
                 change, stall = _stall_verdict(before, outcome, early_stopping)
         # Line 23, with patience: break after so many consecutive trials without enough gain.
         stalled = 0 if stall is None else stalled + 1

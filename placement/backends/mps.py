@@ -130,10 +130,8 @@ class MpsBackend(PartitionedBackend):
 
         pid, share = os.getpid(), gmi_slice.share
         assert share is not None  # entered
-        clients, by_nvml = (
-            MpsDaemon.from_pipe_directory(share.pipe_directory or "").clients(),
-            mps_clients(share.gpu_uuid),
-        )
+        clients = MpsDaemon.from_pipe_directory(share.pipe_directory or "").clients()
+        by_nvml = mps_clients(share.gpu_uuid)
         # NVML reports host pids, which differ inside a container: compare only with zero.
         if pid not in clients or by_nvml == 0:
             raise SliceError(

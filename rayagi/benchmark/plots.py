@@ -41,7 +41,10 @@ def save_plot(rows: Sequence[ResultRow], path: Path) -> None:
 
 
 def _draw_layout(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) -> None:
-    """Time against bytes: measured with its spread, the alpha-beta model as a line, the paper's projection dashed."""
+    """Time against bytes: measured with its spread, the alpha-beta model as a line, the paper's projection dashed.
+
+    What a model lacks is None, of which numpy makes NaN.
+    """
     for name, colour in colours.items():
         own = sorted((row for row in rows if row.composition == name), key=lambda row: row.nbytes)
         if not own:
@@ -50,8 +53,8 @@ def _draw_layout(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) 
         low, median, high = np.array([(row.p10_s, row.median_s, row.p90_s) for row in own]).T
         spread = np.array([median - low, high - median])
         axis.errorbar(sizes, 1e3 * median, 1e3 * spread, fmt="o", markersize=4, color=colour)
-        axis.plot(sizes, 1e3 * _values([row.model_s for row in own]), color=colour, linewidth=1)
-        paper_ms = 1e3 * _values([row.paper_s for row in own])
+        axis.plot(sizes, 1e3 * np.array([row.model_s for row in own], float), color=colour, linewidth=1)
+        paper_ms = 1e3 * np.array([row.paper_s for row in own], float)
         axis.plot(sizes, paper_ms, color=colour, linewidth=1, linestyle=":")
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -72,7 +75,7 @@ def _draw_errors(axis: Any, rows: Sequence[ResultRow], colours: dict[str, str]) 
                 axis.plot(
                     1e3 * projected_s, measured_ms, marker, markersize=4, color=colour, markerfacecolor=face
                 )
-    ends = 1e3 * _values([value for row in rows for value in (row.median_s, row.model_s, row.paper_s)])
+    ends = 1e3 * np.array([(row.median_s, row.model_s, row.paper_s) for row in rows], float)
     line = np.array([np.nanmin(ends) / 2, np.nanmax(ends) * 2])
     axis.plot(line, line, color="#000000", linewidth=0.8)
     axis.fill_between(line, line * (1 - _TOLERANCE), line * (1 + _TOLERANCE), color="#000000", alpha=0.1)
@@ -93,8 +96,3 @@ def _legend(axis: Any, colours: dict[str, str]) -> list[Any]:
         axis.plot([], [], ":s", label="paper's projection", linewidth=1, markerfacecolor="none", **black)[0]
     )
     return entries
-
-
-def _values(seconds: Sequence[float | None]) -> np.ndarray:
-    """As float64; NaN for None."""
-    return np.array([np.nan if value is None else value for value in seconds])

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
 
@@ -215,12 +216,11 @@ def _describe(
     """Write plan, settings and versions before anything starts."""
     folder.write_config(run_spec_to_dict(spec))
     replace_json(folder.path / "versions.json", collect_versions())
-    every = settings.checkpoint_every
     folder.update(
         status="running",
         reason="",
-        limits=settings.limits.to_dict(),
-        checkpoint_every={"iterations": every.iterations, "time_s": every.time_s},
+        limits=asdict(settings.limits),
+        checkpoint_every=asdict(settings.checkpoint_every),
     )
     begun = (
         f"Resuming {spec.env.id} at iteration {checkpoint.counters['iteration']:,}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from placement.errors import counted
@@ -90,13 +90,9 @@ class Limits:
         """Whether there is no limit."""
         return self == Limits()
 
-    def to_dict(self) -> dict[str, float | int | None]:
-        """JSON-compatible values for run.json."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Limits:
-        """Inverse of ``to_dict``."""
+        """Inverse of ``dataclasses.asdict``."""
         return cls(**{each.name: stored.get(each.name) for each in fields(cls)})
 
     def text(self, return_source: ReturnSource) -> str:

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED, EVALUATION, HISTOGRAMS, reward_column
 from rayagi.run.csv_log import CsvLog, read_columns
@@ -141,35 +141,27 @@ class TensorBoardLog:
             DiskError: the file cannot be written.
         """
         # Imported here: reading metrics does not need protobuf.
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event = Event
+        self._events, self._summaries = event_pb2, summary_pb2
         self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         with disk_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("wb")
             self._writer = RecordWriter(self._file)
-            self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-            if resumed_at is not None:
-                restart = SessionLog(status=SessionLog.START)
-                self._write(Event(wall_time=time.time(), step=resumed_at + 1, session_log=restart))
+        self._write(file_version="brain.Event:2")
+        if resumed_at is not None:
+            restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(step=resumed_at + 1, session_log=restart)
 
     def scalars(self, values: Mapping[str, float | None], step: int) -> None:
         """Write one value per tag, without missing and non-finite ones."""
-        # Imported here: as in ``__init__``.
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         finite = {tag: value for tag, value in values.items() if value is not None and math.isfinite(value)}
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in finite.items()])
-        with disk_errors(self._path):
-            self._write(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._summarise([{"tag": tag, "simple_value": value} for tag, value in finite.items()], step)
 
     def histogram(self, tag: str, counts: Sequence[int], scale: float, step: int) -> None:
         """Write counts by powers of two: bin 0 of values of at most 0, bin b of scale * (2**(b - 1) to 2**b)."""
-        # Imported here: as in ``__init__``.
-        from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-
         used = [at for at, count in enumerate(counts) if count]
         if not used:
             return
@@ -178,7 +170,7 @@ class TensorBoardLog:
         edges = [0.0 if at == 0 else scale * 2.0 ** (at - 1) for at in range(first, last + 2)]
         centres = [0.0 if at == 0 else scale * 0.75 * 2.0**at for at in range(first, last + 1)]
         kept = list(map(float, counts[first : last + 1]))
-        found = HistogramProto(
+        found = self._summaries.HistogramProto(
             min=edges[0],
             max=edges[-1],
             num=sum(kept),
@@ -187,9 +179,7 @@ class TensorBoardLog:
             bucket_limit=edges[1:],
             bucket=kept,
         )
-        summary = Summary(value=[Summary.Value(tag=tag, histo=found)])
-        with disk_errors(self._path):
-            self._write(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._summarise([{"tag": tag, "histo": found}], step)
 
     def flush(self) -> None:
         """Flush to the operating system, so that a running TensorBoard sees the events."""
@@ -201,5 +191,10 @@ class TensorBoardLog:
         with disk_errors(self._path):
             self._writer.close()
 
-    def _write(self, event: object) -> None:
-        self._writer.write(event.SerializeToString())  # type: ignore[attr-defined]
+    def _summarise(self, values: Sequence[Mapping[str, Any]], step: int) -> None:
+        summary = self._summaries.Summary
+        self._write(step=step, summary=summary(value=[summary.Value(**value) for value in values]))
+
+    def _write(self, **content: Any) -> None:
+        with disk_errors(self._path):
+            self._writer.write(self._events.Event(wall_time=time.time(), **content).SerializeToString())

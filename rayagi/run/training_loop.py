@@ -146,10 +146,8 @@ class TrainingLoop:
         # Do not compare training returns (with exploration) with evaluation returns.
         alike = counters.get("return_source") == self._settings.return_source
         self._best_return = counters["best_return"] if alike else None
-        self._evaluation_return, self._evaluated_at = (
-            counters["evaluation_return"],
-            int(counters["evaluated_at"]),
-        )
+        self._evaluation_return = counters["evaluation_return"]
+        self._evaluated_at = int(counters["evaluated_at"])
         self._window.load(counters["window"])
         self._saved_at, self._saved_at_s = self._iteration, self._train_s
 

@@ -1,3 +1,5 @@
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +74,7 @@ def test_iterations_until_a_step_limit_reach_it_and_not_one_more(limit, done, pe
 
 def test_limits_survive_being_stored():
     limits = Limits(time_s=1.5, stop_return=-3.0)
-    assert Limits.from_dict(limits.to_dict()) == limits
+    assert Limits.from_dict(asdict(limits)) == limits
 
 
 def test_the_text_says_which_return_counts():
