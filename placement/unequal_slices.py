@@ -72,7 +72,10 @@ def unequal_core_slices(machine: Machine, sizes: Sequence[float]) -> tuple[list[
     widths = [int(size) for size in sizes]
     places = pack(widths, [len(node.usable_cores) for node in machine.nodes])
     if places is None:
-        raise _too_much(sizes, counted(sum(widths), "core"), "node", _cores_text(machine))
+        there = " and ".join(
+            f"{counted(len(node.usable_cores), 'core')} on {node.name}" for node in machine.nodes
+        )
+        raise _too_much(sizes, counted(sum(widths), "core"), "node", there)
     slices: list[Slice] = []
     used = [0] * len(machine.nodes)
     for width, place in zip(widths, places, strict=True):
@@ -213,10 +216,6 @@ def _too_much(sizes: Sequence[float], wanted: str, device: str, there: str) -> P
         f"they need {wanted}, each GMI on one {device}; no way to place them was found on {there}",
         f"Ask for less, or for sizes that fill a {device} together",
     )
-
-
-def _cores_text(machine: Machine) -> str:
-    return " and ".join(f"{counted(len(node.usable_cores), 'core')} on {node.name}" for node in machine.nodes)
 
 
 def _text(sizes: Sequence[float]) -> str:

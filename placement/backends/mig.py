@@ -15,7 +15,7 @@ from placement.backends.mig_steps import claim_idle_instances, create_instances,
 from placement.backends.partitioned import PartitionedBackend
 from placement.errors import PartitionError, PlanError, SliceError
 from placement.ledger import Ledger, exclusive_lock
-from placement.mig_geometry import PlacedProfile, geometry_of
+from placement.mig_geometry import geometry_of
 from placement.mig_planner import choose_existing, has_room, idle_shares, plan_instances, required_geometry
 from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 
@@ -187,11 +187,14 @@ def _limits_of(instances: Sequence[MigInstance]) -> tuple[SliceLimits, ...]:
 
 
 def _command_for(gpu: Gpu, sizes: tuple[float, ...]) -> str:
-    """The command to create these instances; if none fits, the command that lists the existing ones."""
+    """The command to create these instances with their compute instances; if none fits, one that lists the existing ones."""
     try:
-        return create_command(gpu, plan_instances(gpu, sizes))
+        placed = plan_instances(gpu, sizes)
     except PlanError:
         return f"`sudo nvidia-smi mig -i {gpu.uuid} -lgi` to list the instances"
+    by_size = sorted(placed, key=lambda one: (-one.profile.size, one.start))
+    specifiers = ",".join(f"{one.profile.profile_id}:{one.start}" for one in by_size)
+    return f"`sudo nvidia-smi mig -i {gpu.uuid} -cgi {specifiers} -C`"
 
 
 FIRST_WITHOUT_RESET = (9, 0)
@@ -226,10 +229,3 @@ def mode_commands(gpu: Gpu, enabled: bool | None, pending: bool | None) -> str:
     if gpu.compute_capability is not None and gpu.compute_capability >= FIRST_WITHOUT_RESET:
         return f"{switch} while the GPU is idle"
     return f"{switch}, then {reset}, while the GPU is idle"
-
-
-def create_command(gpu: Gpu, placed: Sequence[PlacedProfile]) -> str:
-    """Command that creates these GPU instances, each with its compute instance."""
-    by_size = sorted(placed, key=lambda one: (-one.profile.size, one.start))
-    specifiers = ",".join(f"{one.profile.profile_id}:{one.start}" for one in by_size)
-    return f"`sudo nvidia-smi mig -i {gpu.uuid} -cgi {specifiers} -C`"

@@ -54,7 +54,9 @@ def _decode(hint: Any, value: object, where: str) -> Any:
         return _decode_tuple(hint, value, where)
     if is_dataclass(hint):
         return decode(hint, value, where)  # type: ignore[arg-type]
-    fits = value in get_args(hint) if origin is Literal else type(value) in _accepted(hint)
+    # A float field also accepts an int, but no field accepts a bool as a number.
+    fitting = (float, int) if hint is float else (hint,)
+    fits = value in get_args(hint) if origin is Literal else type(value) in fitting
     if not fits:
         raise DecodingError(f"{where} is {value!r}, not {_text(hint)}")
     return value
@@ -80,11 +82,6 @@ def _decode_tuple(hint: Any, value: object, where: str) -> tuple[Any, ...]:
         raise DecodingError(f"{where} is {value!r}, not {_text(hint)}")
     pairs = zip(inner, value, strict=True)
     return tuple(_decode(one, part, f"{where}[{i}]") for i, (one, part) in enumerate(pairs))
-
-
-def _accepted(hint: Any) -> tuple[type, ...]:
-    """Types that a field accepts: a float field also accepts an int, but no field accepts a bool as a number."""
-    return (float, int) if hint is float else (hint,)
 
 
 def _text(hint: Any) -> str:

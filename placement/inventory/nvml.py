@@ -186,7 +186,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
         processes=processes,
         mps_running=_mps_running(nvml, handle, processes),
         numa_node=_numa_node(nvml, handle),
-        cores=_near_cores(nvml, handle),
+        cores=_bits(if_supported(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_HOST_CORES // 64)),
     )
     if not gpu.mig_enabled:
         return gpu
@@ -263,10 +263,6 @@ def _numa_node(nvml: Any, handle: Any) -> int | None:
     masks = if_supported(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
     nodes = _bits(masks)
     return nodes[0] if nodes else None
-
-
-def _near_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
-    return _bits(if_supported(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_HOST_CORES // 64))
 
 
 def _bits(masks: Any) -> tuple[int, ...]:

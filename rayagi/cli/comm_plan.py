@@ -37,16 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _nbytes(arguments: argparse.Namespace) -> int:
     """Bytes of the bucket: as given, or of the task's networks with its preset."""
     if arguments.task is not None:
-        return _gradient_bytes(arguments.task)
+        # Imported here: torch takes seconds, and only a task needs it.
+        from rayagi.config.presets import preset
+        from rayagi.models.networks import FlatParameters, make_model
+
+        spec = preset(arguments.task)
+        return FlatParameters(make_model(spec.env.info(), spec.network)).gradients.nbytes
     if arguments.params is not None:
         return 4 * int(arguments.params)
     return int(arguments.size or DEFAULT_BYTES)
-
-
-def _gradient_bytes(task: str) -> int:
-    # Imported here: torch takes seconds, and only a task needs it.
-    from rayagi.config.presets import preset
-    from rayagi.models.networks import FlatParameters, make_model
-
-    spec = preset(task)
-    return FlatParameters(make_model(spec.env.info(), spec.network)).gradients.nbytes

@@ -98,7 +98,9 @@ def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, bef
     ):
         # Nothing was computed: remove the empty folder.
         shutil.rmtree(folder.path, ignore_errors=True)
-        error.add_note("Nothing was computed yet, so no run folder is left." + _debug_hint(known))
+        of_environment = known is not None and isinstance(known.error, EnvironmentFailedError)
+        hint = " --debug shows the traceback." if of_environment else ""
+        error.add_note(f"Nothing was computed yet, so no run folder is left.{hint}")
         return
     # The disk may have failed: report the first error only.
     with suppress(RunError):
@@ -110,11 +112,6 @@ def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, bef
         reason = str(known.error) if known else unexpected
         folder.update(status="interrupted" if stopped else "failed", reason=reason)
     error.add_note(_follow_up(folder, spec, known, checkpoints))
-
-
-def _debug_hint(known: Explanation | None) -> str:
-    of_environment = known is not None and isinstance(known.error, EnvironmentFailedError)
-    return " --debug shows the traceback." if of_environment else ""
 
 
 def _is_bare(folder: RunFolder, *, stopped: bool) -> bool:

@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.program = program
     try:
         _set_import_path(arguments)
-        command: Callable[..., int] = import_module(_module_of(arguments.command)).run
+        # ``comm plan`` is rayagi.cli.comm_plan, whose ``run(arguments)`` returns the exit code.
+        module = arguments.command.replace(" ", "_").replace("-", "_")
+        command: Callable[..., int] = import_module(f"rayagi.cli.{module}").run
         code = command(arguments)
         if arguments.command in _LISTINGS:
             sys.stdout.flush()
@@ -65,11 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             silence(sys.stdout)
             return 0
         return _report(error, debug=arguments.debug)
-
-
-def _module_of(command: str) -> str:
-    """Module of a command, ``rayagi.cli.comm_plan`` of ``comm plan``; its ``run(arguments)`` returns the exit code."""
-    return f"rayagi.cli.{command.replace(' ', '_').replace('-', '_')}"
 
 
 def _set_import_path(arguments: argparse.Namespace) -> None:

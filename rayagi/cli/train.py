@@ -296,7 +296,9 @@ def _opened(
         planned_steps_per_s=None if expected is None else expected.own_work_steps_per_s,
     )
     if dashboard:
-        _say_dashboard()
+        # Ray's public API returns the address only on connecting, which the session does.
+        url = get_dashboard_url()
+        say(f"Ray's dashboard: http://{url}" if url else "This cluster has no dashboard.")
     position = None if checkpoint is None else position_of(checkpoint.counters)
     folder.checkpoints.rewind(-1 if position is None else position.iteration)
     files = FileRecorder(folder, resumed_at=position)
@@ -340,9 +342,3 @@ def _screen(folder: RunFolder, spec: RunSpec, settings: LoopSettings) -> LivePro
         title = f"{spec.env.id}  {folder.path}"
         return LiveProgress(title, settings.limits, settings.return_source, console)
     return PlainProgress(settings.limits, say)
-
-
-def _say_dashboard() -> None:
-    # Ray's public API returns the address only on connecting, which the session does.
-    url = get_dashboard_url()
-    say(f"Ray's dashboard: http://{url}" if url else "This cluster has no dashboard.")

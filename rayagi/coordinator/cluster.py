@@ -244,7 +244,9 @@ def _connect(address: str, source: str) -> None:
             "`ray job submit --working-dir . -- ...`",
         )
     try:
-        _probe(_resolved(address), address, source)
+        # ``auto``: the cluster that was last started on this machine.
+        target = str(services.canonicalize_bootstrap_address(address)) if address == "auto" else address
+        _probe(target, address, source)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except ClusterUnreachableError:
         raise
@@ -265,13 +267,6 @@ def _is_of_token(error: BaseException | None) -> bool:
 def _problem(error: BaseException) -> str:
     """Why Ray failed, in one line."""
     return next(iter(str(error).strip().splitlines()), repr(error))
-
-
-def _resolved(address: str) -> str:
-    """Resolve ``auto`` to the host:port of the cluster that was last started on this machine."""
-    if address != "auto":
-        return address
-    return str(services.canonicalize_bootstrap_address(address))
 
 
 def _probe(target: str, address: str, source: str) -> None:

@@ -68,7 +68,7 @@ def save_plots(progress: Sequence[Row], evaluations: Sequence[Row], folder: Path
     """
     if not progress:
         raise ValueError("a plot needs at least one iteration")
-    rows = _thinned(progress)
+    rows = progress[:: -(-len(progress) // _MOST_POINTS)]
     drawings: tuple[tuple[str, Callable[[Figure], None]], ...] = (
         ("learning_curve.png", lambda figure: draw_learning_curve(figure, rows, evaluations, title)),
         ("throughput.png", lambda figure: draw_throughput(figure, rows, title)),
@@ -176,8 +176,3 @@ def _simulates(rows: Sequence[Row]) -> bool:
 def _finish(axis: Any, label: str) -> None:
     axis.set_xlabel(label)
     axis.grid(visible=True, alpha=0.3)
-
-
-def _thinned(rows: Sequence[Row]) -> Sequence[Row]:
-    step = -(-len(rows) // _MOST_POINTS)
-    return rows[::step] if step > 1 else rows

@@ -180,7 +180,8 @@ def create_run(
         RunFolderError: a folder of the given name exists.
     """
     now = datetime.now().astimezone()
-    path = out / (name or f"{_file_name(task)}-{now:%Y%m%d-%H%M%S}")
+    named = re.sub(r"[^A-Za-z0-9_.-]+", "_", task).strip("._") or "run"
+    path = out / (name or f"{named}-{now:%Y%m%d-%H%M%S}")
     with disk_errors(path, "free space there, or choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         if name is None:
@@ -231,10 +232,6 @@ def open_run(path: Path) -> RunFolder:
         return RunFolder(path, RunRecord(**stored))
     except TypeError as error:
         raise RunFolderError(str(path), f"run.json is damaged ({error})") from error
-
-
-def _file_name(task: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", task).strip("._") or "run"
 
 
 def _runs_nearby(folder: Path) -> str:
