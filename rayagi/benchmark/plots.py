@@ -19,14 +19,11 @@ _TOLERANCE = 0.2
 
 
 def save_plot(rows: Sequence[ResultRow], path: Path) -> None:
-    """Draw a panel per layout, and one panel of all errors.
+    """Draw a panel per layout, and one panel of all errors; there is at least one row.
 
     Raises:
-        ValueError: there are no rows.
         DiskError: it cannot be written; the old content stays.
     """
-    if not rows:
-        raise ValueError("a plot needs at least one measurement")
     layouts = list(dict.fromkeys(row.layout for row in rows))
     compositions = list(dict.fromkeys(row.composition for row in rows))
     colours = dict(zip(compositions, cycle(_COLOURS), strict=False))

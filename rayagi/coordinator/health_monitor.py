@@ -101,11 +101,9 @@ class RunHealthMonitor:
         """Close the session and open one with the new plan, resumed from ``state``; environments are reset.
 
         Raises:
-            RuntimeError: no replan decision is pending.
             Exception: an error of opening the session. The old one is closed.
         """
-        if self._pending_decision is None:
-            raise RuntimeError("no replan decision is pending")
+        assert self._pending_decision is not None  # replan_pending
         before = sum(self._session.plan.envs)
         self._planned = None  # the prediction was for the old plan
         self._spec = self._unsaved_spec = replanned_spec(

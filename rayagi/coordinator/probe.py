@@ -55,16 +55,9 @@ def trim_warmup(seconds: Sequence[float], least: int = 1) -> SteadyState:
     robots that have just been reset cost less than robots that touch the ground.
 
     Args:
-        seconds: duration of each iteration
+        seconds: duration of each iteration, more than ``least``
         least: minimum number of dropped values, 1 or more
-
-    Raises:
-        ValueError: no value would be left.
     """
-    if len(seconds) <= least:
-        raise ValueError(
-            f"{len(seconds)} iteration times: at least {least + 1} are needed, since the first {least} are dropped"
-        )
     candidates = range(least, max(least, len(seconds) // 2) + 1)
     warm_up = min(candidates, key=lambda count: (_squared_error(seconds[count:]), count))
     kept = seconds[warm_up:]

@@ -62,12 +62,11 @@ def time_shares(rows: Sequence[Row]) -> dict[str, float]:
 def save_plots(progress: Sequence[Row], evaluations: Sequence[Row], folder: Path, title: str) -> list[Path]:
     """Draw learning_curve.png, throughput.png and time_split.png into ``folder``; returns their paths.
 
+    ``progress`` has at least one row.
+
     Raises:
-        ValueError: there are no rows.
         DiskError: a plot cannot be written; its old content stays.
     """
-    if not progress:
-        raise ValueError("a plot needs at least one iteration")
     rows = progress[:: -(-len(progress) // _MOST_POINTS)]
     drawings: tuple[tuple[str, Callable[[Figure], None]], ...] = (
         ("learning_curve.png", lambda figure: draw_learning_curve(figure, rows, evaluations, title)),

@@ -253,11 +253,6 @@ def test_unequal_gmis_that_take_as_long_are_alike():
     assert messages == []
 
 
-def test_replanning_without_a_decision_is_an_error():
-    with pytest.raises(RuntimeError, match="no replan decision is pending"):
-        health_monitor(spec())[0].replan({})
-
-
 def node(name, num_cores, num_gpus=0):
     gpus = tuple(
         Gpu(index=i, uuid=f"GPU-{name}{i}", name="A100", memory_total_bytes=GIB) for i in range(num_gpus)
