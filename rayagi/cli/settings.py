@@ -45,7 +45,12 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
         )
     else:
         spec = preset(arguments.task, arguments.algorithm or "ppo")
-    spec = _with_networks_of(spec, getattr(arguments, "init", None), arguments.trust_modules)
+    if (
+        init := getattr(arguments, "init", None)
+    ) is not None:  # it begins with the networks of a run, of their sizes
+        network = open_run(init).read_spec(trust_modules=arguments.trust_modules).network
+        sizes = replace(spec.network, hidden=network.hidden, activation=network.activation)
+        spec = replace(spec, network=sizes)
     gmi = {
         "template": arguments.template,
         "num_gmis": arguments.gmis,
@@ -67,14 +72,6 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
 
         source_of(spec.data.path, info)
     return spec
-
-
-def _with_networks_of(spec: RunSpec, run: Path | None, trust_modules: bool) -> RunSpec:
-    """The spec with the sizes of the networks of a run that it begins with."""
-    if run is None:
-        return spec
-    network = open_run(run).read_spec(trust_modules=trust_modules).network
-    return replace(spec, network=replace(spec.network, hidden=network.hidden, activation=network.activation))
 
 
 def initial_state_from(run: Path, spec: RunSpec, *, trust_modules: bool) -> StateDict:

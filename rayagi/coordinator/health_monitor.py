@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from statistics import fmean, median
 from typing import Any
 
-from actors.protocols import IterationResult
 from placement.backends.base import SliceHealth
 from placement.errors import PartitionError, SliceLostError, counted
-from placement.plan import PlacementPlan
 from placement.unequal_slices import env_counts
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import checked
@@ -74,14 +72,17 @@ class RunHealthMonitor:
 
     def check_health(self, position: Position) -> None:
         """Evaluate the results that were collected last; logs new findings."""
+        memory = "resident_bytes" if self._session.plan.backend == "cpu" else "device_bytes"
         for results in zip(*self._session.collected, strict=True):
             self._num_iterations += 1
-            for index, (speed, memory) in enumerate(_speeds_and_memory(results, self._session.plan)):
-                self._metrics[index].append(results[index].metrics)
-                if speed is not None:
-                    self._speeds[index].append(speed)
-                if memory is not None:
-                    self._memory[index].append(memory)
+            # Unequal GMIs should take equal time, so each is credited with the mean number of steps.
+            counts = [result.metrics["env_steps"] for result in results if "env_steps" in result.metrics]
+            for index, result in enumerate(results):
+                self._metrics[index].append(result.metrics)
+                if "env_steps" in result.metrics and any(counts):  # else its speed is not judged
+                    self._speeds[index].append(fmean(counts) / _own_work_s(result.metrics))
+                if memory in result.metrics:
+                    self._memory[index].append(result.metrics[memory])
         self._ask_shares()
         decision = decide(self._health())
         self._findings = decision.findings
@@ -267,26 +268,6 @@ def fewer_envs(spec: RunSpec, num_gmis: int) -> int:
             checked(spec.with_gmi(num_envs=count))
             return count
     return 0
-
-
-def _speeds_and_memory(
-    results: Sequence[IterationResult], plan: PlacementPlan
-) -> list[tuple[float | None, float | None]]:
-    """(steps per second of its own work, memory) of each GMI in one iteration; no speed without a simulator.
-
-    Unequal GMIs should take equal time, so each is credited with the mean number of steps.
-    """
-    steps = fmean(
-        [result.metrics["env_steps"] for result in results if "env_steps" in result.metrics] or [0.0]
-    )
-    memory = "resident_bytes" if plan.backend == "cpu" else "device_bytes"
-    return [
-        (
-            steps / _own_work_s(result.metrics) if steps and "env_steps" in result.metrics else None,
-            result.metrics.get(memory),
-        )
-        for result in results
-    ]
 
 
 def _sum(iterations: Collection[Mapping[str, float]], name: str) -> float:
