@@ -195,7 +195,9 @@ def make_plan(
         "num_agents": num_agents,
         "num_learners": num_learners,
     }
-    _refuse_below_one(numbers)
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
     layout = make_role_layout(template, serving=serving, num_agents=num_agents, num_learners=num_learners)
     request = _Request(num_gmis, gmis_per_gpu, threads_per_gmi, tuple(sizes or ()))
     choice = _choose(machine, backend, layout, request)
@@ -252,12 +254,6 @@ class _Choice(NamedTuple):
 
 _Division = tuple[Sequence[Slice], Sequence[Roles], str]
 """Slice and roles of each GMI, and the reason for their number and sizes as a clause."""
-
-
-def _refuse_below_one(numbers: Mapping[str, int | None]) -> None:
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise PlanError(f"{name}={value}", "at least 1 is needed", f"Set {name} to 1 or more")
 
 
 def _choose(machine: Machine, backend: str, layout: RoleLayout, request: _Request) -> _Choice:

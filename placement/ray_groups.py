@@ -108,9 +108,11 @@ def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
         # Also on Ctrl-C while waiting: a pending group would take the resources as soon as they are free.
         remove_placement_group(group)
         raise
-    return Reservation(
-        group=group, bundle_node_ids=node_ids, bundles=bundles, alone=_untouched(nodes, node_ids)
-    )
+    idle = {
+        node.node_id for node in nodes if node.free.get("CPU", 0.0) + ROUNDING >= node.total.get("CPU", 0.0)
+    }
+    alone = idle.issuperset(node_ids)
+    return Reservation(group=group, bundle_node_ids=node_ids, bundles=bundles, alone=alone)
 
 
 @contextmanager
@@ -241,14 +243,6 @@ def release(reservation: Reservation) -> None:
     """Release the bundles of an owned group. Idempotent; a no-op after Ray has shut down."""
     if reservation.owned and ray.is_initialized():
         remove_placement_group(reservation.group)
-
-
-def _untouched(nodes: list[NodeResources], node_ids: tuple[str, ...]) -> bool:
-    """Whether all CPUs of these nodes are free."""
-    free = {
-        node.node_id for node in nodes if node.free.get("CPU", 0.0) + ROUNDING >= node.total.get("CPU", 0.0)
-    }
-    return free.issuperset(node_ids)
 
 
 def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:
