@@ -88,13 +88,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
     ),
     *_of_gmis("learning", "updates", "max",
         policy_lag_max="policy lag: updates since the behaviour policy, maximum over an update's samples",
-    ),
-    GmiMetric(
-        name="policy_lag_bound",
-        unit="updates",
-        merge="max",
-        group="learning",
-        help="policy lag beyond which experience is not learned from; absent without a bound",
+        policy_lag_bound="policy lag beyond which experience is not learned from; absent without a bound",
     ),
     *(
         metric
