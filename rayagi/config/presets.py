@@ -62,13 +62,7 @@ _HUMANOID = TaskPreset(
 )
 """rayagi's own Humanoid. Falling takes half a second, 30 steps: a short horizon suffices. After three trials."""
 
-_PENDULUM = TaskPreset(
-    num_envs=16,
-    hidden=(64, 64),
-    activation="tanh",
-    initial_log_std=-0.5,
-    learning={"rollout_length": 64, "num_epochs": 8, "num_minibatches": 4, "learning_rate": 1e-3},
-)
+_PENDULUM = replace(_CLASSIC, initial_log_std=-0.5, learning={**_CLASSIC.learning, "normalize_rewards": True})
 
 _BALL_BALANCE = TaskPreset(
     num_envs=128,
@@ -98,26 +92,12 @@ _FUSED = TaskPreset(
 )
 """Fused simulators of small tasks, as _CLASSIC with more environments, since steps cost next to nothing."""
 
-_FUSED_ACROBOT = replace(
-    _FUSED,
-    learning={**_FUSED.learning, "normalize_rewards": True},
-)
+_FUSED_ACROBOT = replace(_FUSED, learning={**_FUSED.learning, "normalize_rewards": True})
 """Returns are -100 and less; unscaled rewards cost some seeds four times the steps (docs/explanation/fused.md)."""
 
-_FUSED_PENDULUM = TaskPreset(
-    num_envs=64,
-    hidden=(64, 64),
-    activation="tanh",
-    learning={"num_epochs": 8, "learning_rate": 1e-3, "gamma": 0.95},
-)
+_FUSED_PENDULUM = replace(_FUSED_ACROBOT, learning={**_FUSED_ACROBOT.learning, "gamma": 0.95})
 
-_FUSED_QUADROTOR = TaskPreset(
-    num_envs=64,
-    hidden=(64, 64),
-    activation="tanh",
-    initial_log_std=-0.5,
-    learning={"learning_rate": 1e-3, "gamma": 0.98},
-)
+_FUSED_QUADROTOR = replace(_FUSED, initial_log_std=-0.5, learning={"learning_rate": 1e-3, "gamma": 0.98})
 
 _MUJOCO_IDS = (
     "HalfCheetah",
