@@ -119,7 +119,8 @@ class Backend(Protocol):
         return "cuda:0"
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
-        """Limits of the slice's process."""
+        """Limits of the slice's process. Default: no limits."""
+        return SliceLimits()
 
     def enter(self, gmi_slice: Slice) -> None:
         """Confine this process to the slice. Called once in the GMI's process, before its first CUDA call.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from placement.backends.mig_nvml import GpuInstance, MigGpu
+from placement.backends.mig_nvml import ComputeInstance, GpuInstance, MigGpu
 from placement.errors import PartitionError
 from placement.ledger import Ledger, LedgerEntry, all_ledgers
 from placement.mig_geometry import PlacedProfile, Placement, geometry_of
@@ -39,14 +39,7 @@ def create_instances(
         device.create_compute_instance(instance_id)
         (part,) = device.compute_instances(instance_id)
         ledger.amend(step, uuid=part.uuid)  # claims it: no other run uses it as an idle instance
-        made[index] = Share(
-            kind="mig",
-            gpu_uuid=gpu.uuid,
-            fraction=sizes[index],
-            sm_count=part.sm_count,
-            memory_bytes=part.memory_bytes,
-            mig_uuid=part.uuid,
-        )
+        made[index] = _share(gpu, sizes[index], part)
     return tuple(made[index] for index in range(len(sizes)))
 
 
@@ -69,16 +62,17 @@ def claim_idle_instances(
     chosen = choose_existing(replace(gpu, mig_instances=unclaimed), sizes)
     for one in chosen:
         ledger.record("mig", gpu.uuid, "borrowed", {"uuid": one.uuid})
-    return tuple(
-        Share(
-            kind="mig",
-            gpu_uuid=gpu.uuid,
-            fraction=size,
-            sm_count=one.sm_count,
-            memory_bytes=one.memory_bytes,
-            mig_uuid=one.uuid,
-        )
-        for size, one in zip(sizes, chosen, strict=True)
+    return tuple(_share(gpu, size, one) for size, one in zip(sizes, chosen, strict=True))
+
+
+def _share(gpu: Gpu, size: float, instance: ComputeInstance | MigInstance) -> Share:
+    return Share(
+        kind="mig",
+        gpu_uuid=gpu.uuid,
+        fraction=size,
+        sm_count=instance.sm_count,
+        memory_bytes=instance.memory_bytes,
+        mig_uuid=instance.uuid,
     )
 
 

@@ -12,7 +12,6 @@ from placement.backends.base import (
     Availability,
     Backend,
     SliceHealth,
-    SliceLimits,
     cuda_missing_error,
     limit_torch_threads,
     pin_to_cores,
@@ -37,10 +36,6 @@ class UnpartitionedBackend(Backend):
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
         """A no-op."""
-
-    def limits(self, gmi_slice: Slice) -> SliceLimits:
-        """No limits."""
-        return SliceLimits()
 
     def health(self, gmi_slice: Slice) -> SliceHealth:
         """Always ok."""
