@@ -43,7 +43,10 @@ def cluster_machine(timeout_s: float = 60.0, prepare: Callable[[], None] = lambd
             "this process is not connected to a cluster",
             "Call ray.init() first, or use local_machine()",
         )
-    entries = _in_order(entry for entry in ray.nodes() if entry["Alive"] and _can_work(entry))
+    alive = [entry for entry in ray.nodes() if entry["Alive"]]
+    entries = _in_order(
+        each for each in alive if each["Resources"].get("CPU") or each["Resources"].get("GPU")
+    )
     if not entries:
         raise InventoryError(
             "Ray", "no live node has a CPU or a GPU", "Start Ray with --num-cpus of at least 1"
@@ -96,11 +99,6 @@ def _in_order(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Nodes by name of their host. Ray lists them by a hash that differs from one start of the cluster to the next, and a
     plan counts its GMIs by node: gmi.left_out of a resumed run has to mean the same ones."""
     return sorted(entries, key=lambda entry: (entry["NodeManagerHostname"], entry["NodeID"]))
-
-
-def _can_work(entry: dict[str, Any]) -> bool:
-    resources = entry["Resources"]
-    return bool(resources.get("CPU") or resources.get("GPU"))
 
 
 def _read_node(prepare: Callable[[], None]) -> tuple[Node, str]:

@@ -169,6 +169,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
     mode = mig_mode(nvml, handle) or (None, None)
     compute_mode = if_supported(nvml, nvml.nvmlDeviceGetComputeMode, handle)
     processes = read_processes(nvml, handle)
+    near = if_supported(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
     gpu = Gpu(
         index=index,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
@@ -185,7 +186,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
         compute_mode=None if compute_mode is None else COMPUTE_MODES.get(int(compute_mode)),
         processes=processes,
         mps_running=_mps_running(nvml, handle, processes),
-        numa_node=_numa_node(nvml, handle),
+        numa_node=next(iter(_bits(near)), None),
         cores=_bits(if_supported(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_HOST_CORES // 64)),
     )
     if not gpu.mig_enabled:
@@ -256,13 +257,6 @@ def _architecture(nvml: Any, handle: Any) -> str | None:
         if name.startswith(prefix) and getattr(nvml, name) == number
     ]
     return next((name for name in names if name != "Unknown"), None)
-
-
-def _numa_node(nvml: Any, handle: Any) -> int | None:
-    """The nearest NUMA node of the host; None if NVML does not report one."""
-    masks = if_supported(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
-    nodes = _bits(masks)
-    return nodes[0] if nodes else None
 
 
 def _bits(masks: Any) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -76,6 +77,7 @@ def rows_of(measurements: Sequence[LayoutMeasurement], model: AlphaBetaModel | N
 def _row(
     schedule: CollectiveSchedule, nbytes: int, repeats: Sequence[float], model: AlphaBetaModel | None
 ) -> ResultRow:
+    paper_s, model_s = _projections(schedule, nbytes, model)
     p10_s, median_s, p90_s = np.percentile(repeats, (10, 50, 90)).tolist()
     return ResultRow(
         layout=str(schedule.layout),
@@ -85,28 +87,23 @@ def _row(
         median_s=median_s,
         p10_s=p10_s,
         p90_s=p90_s,
-        paper_s=_paper_s(schedule, nbytes, model),
-        model_s=_model_s(schedule, nbytes, model),
+        paper_s=paper_s,
+        model_s=model_s,
         repeats_s=tuple(repeats),
     )
 
 
-def _paper_s(schedule: CollectiveSchedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
-    if model is None:
-        return None
-    try:
-        return project(schedule, model.unit_costs(schedule.layout, nbytes)).derived_s
-    except KeyError:  # a primitive without a unit cost
-        return None
-
-
-def _model_s(schedule: CollectiveSchedule, nbytes: int, model: AlphaBetaModel | None) -> float | None:
-    if model is None:
-        return None
-    try:
-        return sum(model.step_s(step, schedule.layout, nbytes) for step in schedule.steps)
-    except ProfileError:
-        return None
+def _projections(
+    schedule: CollectiveSchedule, nbytes: int, model: AlphaBetaModel | None
+) -> tuple[float | None, float | None]:
+    """Seconds by the paper's unit costs, and by the model; None where the profile lacks what they need."""
+    paper_s = model_s = None
+    if model is not None:
+        with suppress(KeyError):  # a primitive without a unit cost
+            paper_s = project(schedule, model.unit_costs(schedule.layout, nbytes)).derived_s
+        with suppress(ProfileError):
+            model_s = sum(model.step_s(step, schedule.layout, nbytes) for step in schedule.steps)
+    return paper_s, model_s
 
 
 _HEAD = (

@@ -303,7 +303,11 @@ def _opened(
     folder.checkpoints.rewind(-1 if position is None else position.iteration)
     files = FileRecorder(folder, resumed_at=position)
     stack.callback(files.close)
-    screen = _screen(folder, spec, settings)
+    console = Console()
+    screen: LiveProgress | PlainProgress = PlainProgress(settings.limits, say)
+    if console.is_terminal and not console.is_dumb_terminal:
+        title = f"{spec.env.id}  {folder.path}"
+        screen = LiveProgress(title, settings.limits, settings.return_source, console)
     recorders = [files, screen, RunExporter(run=folder.path.name, task=spec.env.id)]
     loop = TrainingLoop(
         session, folder.checkpoints, recorders, settings, interrupt=interrupt, health_monitor=health_monitor
@@ -334,11 +338,3 @@ def _show_plan(folder: RunFolder, spec: RunSpec, plan: PlacementPlan, num_gmis: 
     if expected is not None:
         save_prediction(expected, folder.path)
         say(f"Expected: {expected.text()}.")
-
-
-def _screen(folder: RunFolder, spec: RunSpec, settings: LoopSettings) -> LiveProgress | PlainProgress:
-    console = Console()
-    if console.is_terminal and not console.is_dumb_terminal:
-        title = f"{spec.env.id}  {folder.path}"
-        return LiveProgress(title, settings.limits, settings.return_source, console)
-    return PlainProgress(settings.limits, say)

@@ -136,7 +136,13 @@ def broken_rules(spec: RunSpec) -> Iterator[ConfigError]:
             yield from _minibatches(spec.algorithm, spec.learning, spec.gmi.num_envs)
         else:
             yield from _sequences(spec.algorithm, spec.learning, spec.gmi)
-    yield from _schedule(spec)
+    if spec.learning.lr_schedule == "linear" and spec.total_env_steps is None:
+        yield ConfigError(
+            f"{spec.algorithm}.lr_schedule",
+            "linear",
+            "needs to know where the run ends",
+            "give total_env_steps (rayagi train --env-steps), or use 'constant' or 'kl_adaptive'",
+        )
     yield from _data(spec)
     yield from _evaluation(spec.evaluation)
     if not 0 <= spec.seed <= _LARGEST_SEED:
@@ -412,16 +418,6 @@ def _sequences(section: str, learning: LearningSpec, gmi: GmiSpec) -> Iterator[C
             f"cannot share the {learning.rollout_length // length} sequences of each of gmi.num_envs = {gmi.num_envs} "
             "environments equally",
             f"make gmi.num_envs a multiple of {group}, or {section}.sequence_length shorter",
-        )
-
-
-def _schedule(spec: RunSpec) -> Iterator[ConfigError]:
-    if spec.learning.lr_schedule == "linear" and spec.total_env_steps is None:
-        yield ConfigError(
-            f"{spec.algorithm}.lr_schedule",
-            "linear",
-            "needs to know where the run ends",
-            "give total_env_steps (rayagi train --env-steps), or use 'constant' or 'kl_adaptive'",
         )
 
 
