@@ -64,7 +64,7 @@ def _add_serve(commands: Any) -> None:
         commands, "serve", "run a trained policy at full speed and record its experience", _SERVE_EXAMPLES
     )
     add_value(parser, "run", "RUN", "run folder")
-    _add_checkpoint(parser)
+    add_value(parser, "--checkpoint", "WHICH", "best (default), last, or a name", default="best")
     add_trust(parser)
     parser.add_argument(
         "--template",
@@ -102,7 +102,7 @@ def _add_policy_server(commands: Any) -> None:
         commands, "policy-server", "serve a policy's actions to an external robot or game", _SERVER_EXAMPLES
     )
     add_value(parser, "run", "RUN", "run folder")
-    _add_checkpoint(parser)
+    add_value(parser, "--checkpoint", "WHICH", "best (default), last, or a name", default="best")
     add_trust(parser)
     add_flag(parser, "--follow", "use newer checkpoints as they are saved")
     where = parser.add_argument_group("addresses: at least one")
@@ -146,10 +146,6 @@ def _add_export(commands: Any) -> None:
         "--whole",
         "leave out episodes cut by the end of the recording (default: they count as truncated)",
     )
-
-
-def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    add_value(parser, "--checkpoint", "WHICH", "best (default), last, or a name", default="best")
 
 
 def _port(text: str) -> int:
