@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TextIO
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 
 def say(text: str) -> None:
@@ -30,11 +30,11 @@ def silence(stream: TextIO) -> None:
         os.close(nowhere)
 
 
-def throttled(show: Callable[P, object], interval_s: float, *, at_once: bool) -> Callable[P, None]:
+def throttled(show: Callable[_P, object], interval_s: float, *, at_once: bool) -> Callable[_P, None]:
     """``show``, at most once in an interval; for the first time at once, or after an interval."""
     next_at = time.monotonic() + (0.0 if at_once else interval_s)
 
-    def limited(*arguments: P.args, **named: P.kwargs) -> None:
+    def limited(*arguments: _P.args, **named: _P.kwargs) -> None:
         nonlocal next_at
         if time.monotonic() >= next_at:
             next_at = time.monotonic() + interval_s

@@ -45,9 +45,8 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
         )
     else:
         spec = preset(arguments.task, arguments.algorithm or "ppo")
-    if (
-        init := getattr(arguments, "init", None)
-    ) is not None:  # it begins with the networks of a run, of their sizes
+    init = getattr(arguments, "init", None)
+    if init is not None:  # a run that begins with the networks of another one has networks of their sizes
         network = open_run(init).read_spec(trust_modules=arguments.trust_modules).network
         sizes = replace(spec.network, hidden=network.hidden, activation=network.activation)
         spec = replace(spec, network=sizes)
