@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -85,51 +86,36 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
         ClusterUnreachableError: no cluster responds at the address, or it requires another token.
         RayStartError: the local cluster did not start.
     """
-    mine = _SHARED.enter(ray_address, dashboard=dashboard)
+    with _lock:
+        if not ray.is_initialized():
+            try:
+                _open(ray_address, dashboard=dashboard)
+            except BaseException:
+                _shut_down()
+                raise
+            _users.clear()
+            _users[_this_connection()] = 0
+        mine = _this_connection()
+        is_ours = mine in _users
+        if is_ours:
+            _users[mine] += 1
     try:
         yield
     finally:
-        _SHARED.leave(mine)
+        with _lock:
+            if is_ours and mine in _users:  # else somebody has shut Ray down, and it was opened anew
+                _users[mine] -= 1
+                if not _users[mine]:
+                    del _users[mine]
+                    if ray.is_initialized() and _this_connection() == mine:
+                        _shut_down()
 
 
-class _SharedConnection:
-    """Reference-counted Ray connection of this process: the last user shuts it down."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ours: str | None = None
-        self._num_users = 0
-        self.watch: LocalRayWatch | None = None
-        """Of a local Ray of ours."""
-
-    def enter(self, ray_address: str | None, *, dashboard: bool) -> str | None:
-        """Acquire the connection, opening it if needed; None if someone else opened the existing one."""
-        with self._lock:
-            if not ray.is_initialized():
-                try:
-                    _open(ray_address, dashboard=dashboard)
-                except BaseException:
-                    _shut_down()
-                    raise
-                self._ours, self._num_users = _this_connection(), 0
-            elif self._ours != _this_connection():
-                return None
-            self._num_users += 1
-            return self._ours
-
-    def leave(self, connection: str | None) -> None:
-        """Release what ``enter`` returned. Does not touch a connection that someone else opened in the meantime."""
-        with self._lock:
-            if connection is None or connection != self._ours:
-                return
-            self._num_users -= 1
-            if self._num_users == 0:
-                self._ours = None
-                if ray.is_initialized() and _this_connection() == connection:
-                    _shut_down()
-
-
-_SHARED = _SharedConnection()
+_lock = threading.Lock()
+_users: Counter[str] = Counter()
+"""Blocks that use the connection which this process has opened, by its identifier; none of one that someone else opened."""
+_watches: list[LocalRayWatch] = []
+"""Of a local Ray of ours."""
 
 
 def _this_connection() -> str:
@@ -164,9 +150,8 @@ def _watched(node: Any) -> LocalRayWatch:
 
 
 def _shut_down() -> None:
-    watch, _SHARED.watch = _SHARED.watch, None
-    if watch is not None:
-        watch.stop()
+    while _watches:
+        _watches.pop().stop()
     ray.shutdown()
     worker._worker_logs_enabled = True
 
@@ -232,7 +217,7 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
             )
     except Exception as error:  # Ray raises plain Exceptions, too
         raise RayStartError(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
-    _SHARED.watch = _watched(worker.global_worker.node)
+    _watches.append(_watched(worker.global_worker.node))
 
 
 def _connect(address: str, source: str) -> None:
