@@ -38,9 +38,10 @@ def git_commit() -> str | None:
     root = Path(rayagi.__file__).parents[1]
     if not (root / ".git").exists():
         return None
+    described = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+changes"]
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return f"{commit}+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else commit
+        done = subprocess.run(described, cwd=root, capture_output=True, text=True, timeout=5, check=True)
+        return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -72,10 +73,3 @@ def collect_versions() -> dict[str, str | int | None]:
         "cpu_model": cpu_model(),
         "cores": usable_cores(),
     }
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=5, check=True
-    )
-    return done.stdout.strip()
