@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
@@ -27,16 +27,6 @@ _HEADS = (
     "reposted",
     "consumers",
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChannelRates:
-    """Rates of a producer ring between two snapshots."""
-
-    batches_per_s: float
-    rows_per_s: float
-    bytes_per_s: float
-    blocked_share: float
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,22 +63,22 @@ def _show(
     print(_CLEAR + text if arguments.watch and sys.stdout.isatty() else text, flush=True)
 
 
-def rates(before: ProducerRingStats, after: ProducerRingStats) -> ChannelRates:
+def rates(before: ProducerRingStats, after: ProducerRingStats) -> dict[str, float]:
     """Rates between two snapshots of one producer ring."""
     elapsed_s = after.at_s - before.at_s
 
     def per_s(name: str) -> float:
         return (getattr(after, name) - getattr(before, name)) / elapsed_s if elapsed_s > 0 else 0.0
 
-    return ChannelRates(
-        batches_per_s=per_s("committed"),
-        rows_per_s=per_s("committed_rows"),
-        bytes_per_s=per_s("committed_bytes"),
-        blocked_share=min(1.0, per_s("blocked_s")),
-    )
+    return {
+        "batches_per_s": per_s("committed"),
+        "rows_per_s": per_s("committed_rows"),
+        "bytes_per_s": per_s("committed_bytes"),
+        "blocked_share": min(1.0, per_s("blocked_s")),
+    }
 
 
-def _value(stats: ProducerRingStats, rate: ChannelRates) -> dict[str, Any]:
+def _value(stats: ProducerRingStats, rate: dict[str, float]) -> dict[str, Any]:
     schema = stats.schema
     numbers = {name: value for name, value in asdict(stats).items() if name not in ("schema", "at_s")}
     return {
@@ -96,11 +86,11 @@ def _value(stats: ProducerRingStats, rate: ChannelRates) -> dict[str, Any]:
         "fields": [str(field) for field in schema.fields],
         "row_bytes": schema.row_bytes,
         **numbers,
-        **asdict(rate),
+        **rate,
     }
 
 
-def _described(rated: Sequence[tuple[ProducerRingStats, ChannelRates]]) -> list[str]:
+def _described(rated: Sequence[tuple[ProducerRingStats, dict[str, float]]]) -> list[str]:
     if not rated:
         return ["No channel of yours is live on this machine: training and serving open them while they run."]
     lines: list[str] = []
@@ -112,16 +102,16 @@ def _described(rated: Sequence[tuple[ProducerRingStats, ChannelRates]]) -> list[
     return lines
 
 
-def _row(stats: ProducerRingStats, rate: ChannelRates) -> tuple[str, ...]:
+def _row(stats: ProducerRingStats, rate: dict[str, float]) -> tuple[str, ...]:
     return (
         str(stats.producer),
         str(stats.pid) if stats.alive else f"{stats.pid} (ended)",
         f"{stats.committed:,}",
-        f"{rate.batches_per_s:.1f}",
-        f"{rate.bytes_per_s / 1e6:.1f}",
+        f"{rate['batches_per_s']:.1f}",
+        f"{rate['bytes_per_s'] / 1e6:.1f}",
         str(stats.version),
         f"{stats.in_use}/{stats.slots}",
-        f"{rate.blocked_share:.0%}",
+        f"{rate['blocked_share']:.0%}",
         str(stats.reposted),
         "; ".join(map(_consumer, stats.consumers)) or "none",
     )
