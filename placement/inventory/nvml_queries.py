@@ -6,7 +6,6 @@ The caller passes pynvml and owns its session. [unverified on GPU]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -56,26 +55,17 @@ PATHS: dict[int, PciePath] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NO
 """NVML_TOPOLOGY_*. 0: two GPUs on one board with a PCIe switch."""
 
 
-@dataclass(slots=True)
-class _LinkEndpoints:
-    """Remote ends of a GPU's active NVLinks."""
-
-    switch: int = 0
-    gpus: list[str] = field(default_factory=list)
-    """PCI bus ids, one per link."""
-
-
 def read_links(nvml: Any, handles: Sequence[Any], uuids: Sequence[str]) -> tuple[GpuLink, ...]:
     """One link per pair, in the order of the GPUs."""
     if len(handles) < 2:
         return ()
-    ends = [_read_ends(nvml, handle) for handle in handles]
+    switched, peers = zip(*(_read_ends(nvml, handle) for handle in handles), strict=True)
     buses = [_bus_id(if_supported(nvml, nvml.nvmlDeviceGetPciInfo, handle)) for handle in handles]
     links = []
     for one, other in combinations(range(len(handles)), 2):
         level = if_supported(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
-        through_switch = min(ends[one].switch, ends[other].switch)
-        straight = ends[one].gpus.count(buses[other]) if buses[other] else 0
+        through_switch = min(switched[one], switched[other])
+        straight = peers[one].count(buses[other]) if buses[other] else 0
         links.append(
             GpuLink(
                 gpus=(uuids[one], uuids[other]),
@@ -86,8 +76,9 @@ def read_links(nvml: Any, handles: Sequence[Any], uuids: Sequence[str]) -> tuple
     return tuple(links)
 
 
-def _read_ends(nvml: Any, handle: Any) -> _LinkEndpoints:
-    ends = _LinkEndpoints()
+def _read_ends(nvml: Any, handle: Any) -> tuple[int, list[str]]:
+    """A GPU's active NVLinks: how many lead to a switch, and the PCI bus ids of the other GPUs, one per link."""
+    switched, peers = 0, list[str]()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         try:
             active = if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
@@ -97,10 +88,10 @@ def _read_ends(nvml: Any, handle: Any) -> _LinkEndpoints:
             continue
         kind = if_supported(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-            ends.switch += 1
+            switched += 1
         else:
-            ends.gpus.append(_bus_id(if_supported(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
-    return ends
+            peers.append(_bus_id(if_supported(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
+    return switched, peers
 
 
 def _bus_id(info: Any) -> str:
