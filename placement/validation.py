@@ -73,14 +73,14 @@ def validate_finalists(
         left = [trial for trial in left if trial not in chosen]
 
 
-def finalists(trials: Sequence[Trial], most: int = MAX_FINALISTS) -> tuple[Trial, ...]:
-    """Candidates whose confidence interval reaches the best one's lower limit; highest score first, at most ``most``."""
+def finalists(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """At most ``MAX_FINALISTS`` whose confidence interval reaches the best one's lower limit; highest score first."""
     measured = sorted((trial for trial in trials if trial.score is not None), key=_score, reverse=True)
     if not measured:
         return ()
     least = _score(measured[0]) * (1 - min(MAX_TRIAL_ERROR, _error(measured[0])))
     near = [trial for trial in measured if _score(trial) * (1 + min(MAX_TRIAL_ERROR, _error(trial))) >= least]
-    return tuple(near[:most])
+    return tuple(near[:MAX_FINALISTS])
 
 
 def select_best(trials: Sequence[Trial]) -> Trial | None:
