@@ -253,8 +253,7 @@ class CategoricalHead(Head):
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """-sum p log p, averaged over the batch."""
-        log_p = outputs.log_softmax(-1)
-        return -(log_p.exp() * log_p).sum(-1).mean()
+        return -_p_log_p(outputs.log_softmax(-1)).sum(-1).mean()
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Categorical(logits)."""
@@ -334,7 +333,7 @@ class MultiCategoricalHead(Head):
     def entropy(self, outputs: Tensor) -> Tensor:
         """Sum over choices of -sum p log p, averaged over the batch."""
         log_p = torch.cat([part.log_softmax(-1) for part in outputs.split(self.choices, -1)], -1)
-        return -(log_p.exp() * log_p).sum(-1).mean()
+        return -_p_log_p(log_p).sum(-1).mean()
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """All choices, padded to the largest number of logits: one of -1e9 has probability 0 and no effect on the KL."""
@@ -370,13 +369,17 @@ class BernoulliHead(Head):
 
     def entropy(self, outputs: Tensor) -> Tensor:
         """Sum over bits of -p log p - (1 - p) log(1 - p), averaged over the batch."""
-        p = outputs.sigmoid()
-        return -(p * logsigmoid(outputs) + (1 - p) * logsigmoid(-outputs)).sum(-1).mean()
+        return -(_p_log_p(logsigmoid(outputs)) + _p_log_p(logsigmoid(-outputs))).sum(-1).mean()
 
     def distribution(self, outputs: Tensor) -> Distribution:
         """Each bit as a choice between the logits 0 and l."""
         logits = torch.stack((torch.zeros_like(outputs), outputs), -1)
         return Independent(Categorical(logits=logits, validate_args=False), 1, validate_args=False)
+
+
+def _p_log_p(log_p: Tensor) -> Tensor:
+    """p log p of each log p. A masked choice, of the logit -infinity, gives 0 and a gradient of 0: not 0 times infinity."""
+    return log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)
 
 
 def make_head(

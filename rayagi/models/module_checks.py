@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from collections.abc import Iterator, Mapping
@@ -35,10 +36,12 @@ def refuse_parameters(spec: NetworkSpec, module: nn.Module) -> None:
         )
 
 
-def refuse_behaviour(spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int, int]) -> None:
+def refuse_behaviour(
+    spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int, int], *, may_mask: bool
+) -> None:
     """Refuse wrong shapes and types, randomness, changed inputs and buffers, and rows that depend on each other.
 
-    ``sizes``: obs_dim, output_dim and state_dim.
+    ``sizes``: obs_dim, output_dim and state_dim; ``may_mask``: whether outputs are logits, which may be -infinity.
     """
     obs_dim, output_dim, state_dim = sizes
     generator = torch.Generator().manual_seed(0)
@@ -47,7 +50,7 @@ def refuse_behaviour(spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int
         given.append(torch.randn(_ROWS, state_dim, generator=generator))
     before = {name: each.clone() for name, each in module.named_buffers()}
     copies = [each.clone() for each in given]
-    found = _called(spec, module, copies, output_dim, state_dim)
+    found = _called(spec, module, copies, (output_dim, state_dim), may_mask)
     for name, one, other in zip(("observations", "states"), given, copies, strict=False):
         if not torch.equal(one, other):
             raise module_error(
@@ -60,14 +63,14 @@ def refuse_behaviour(spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int
                 f"changes its buffer {name} as it runs, and buffers are not exchanged between processes",
                 "leave such layers out (BatchNorm); LayerNorm keeps nothing",
             )
-    again = _called(spec, module, given, output_dim, state_dim)
+    again = _called(spec, module, given, (output_dim, state_dim), may_mask)
     if not all(torch.equal(one, other) for one, other in zip(found, again, strict=True)):
         raise module_error(
             spec,
             "gives other outputs for the same observations at the second call",
             "leave randomness out (Dropout); rayagi's head draws the actions",
         )
-    alone = _called(spec, module, [each[:1] for each in given], output_dim, state_dim)
+    alone = _called(spec, module, [each[:1] for each in given], (output_dim, state_dim), may_mask)
     if not all(
         torch.allclose(one[:1], other, rtol=1e-3, atol=1e-4) for one, other in zip(found, alone, strict=True)
     ):
@@ -79,10 +82,10 @@ def refuse_behaviour(spec: NetworkSpec, module: nn.Module, sizes: tuple[int, int
 
 
 def _called(
-    spec: NetworkSpec, module: nn.Module, given: list[Tensor], output_dim: int, state_dim: int
+    spec: NetworkSpec, module: nn.Module, given: list[Tensor], sizes: tuple[int, int], may_mask: bool
 ) -> tuple[Tensor, ...]:
     """``forward`` on observations, and states if it is recurrent; its results are checked."""
-    rows = len(given[0])
+    rows, (output_dim, state_dim) = len(given[0]), sizes
     wanted = {"outputs": (rows, output_dim), "values": (rows,)}
     if state_dim:
         wanted["next states"] = (rows, state_dim)
@@ -103,7 +106,7 @@ def _called(
         raise module_error(
             spec, f"returns {what} from forward for shape {shapes}", f"return {_listed(wanted)}"
         )
-    for reason in _wrong(wanted, found):
+    for reason in _wrong(wanted, found, may_mask):
         raise module_error(
             spec, f"returns {reason} for observations of shape {shapes}", f"return {_listed(wanted)}"
         )
@@ -114,15 +117,16 @@ def _called(
     return tuple(each.detach() for each in found)
 
 
-def _wrong(wanted: Mapping[str, tuple[int, ...]], found: Any) -> Iterator[str]:
+def _wrong(wanted: Mapping[str, tuple[int, ...]], found: Any, may_mask: bool) -> Iterator[str]:
     for (name, shape), each in zip(wanted.items(), found, strict=True):
+        least = -math.inf if may_mask and name == "outputs" else torch.finfo(torch.float32).min
         if not isinstance(each, Tensor):
             yield f"{name} that are a {type(each).__name__}"
         elif tuple(each.shape) != shape:
             yield f"{name} of shape {tuple(each.shape)}"
         elif each.dtype != torch.float32:
             yield f"{name} of {each.dtype}"
-        elif not each.isfinite().all():
+        elif not ((least <= each) & (each < math.inf)).all():
             yield f"{name} that are not finite"
 
 

@@ -105,7 +105,9 @@ def user_model(info: EnvInfo, spec: NetworkSpec, seed: int) -> tuple[UserNetwork
         raise module_error(
             spec, f"has state_dim = {state_dim!r}", "make it the number of reals of one state, an int"
         )
-    refuse_behaviour(spec, module, (info.obs_dim, head.num_outputs, state_dim))
+    refuse_behaviour(
+        spec, module, (info.obs_dim, head.num_outputs, state_dim), may_mask=info.action.is_discrete
+    )
     return UserSequenceNetwork(module, state_dim) if state_dim else UserNetwork(module), head
 
 

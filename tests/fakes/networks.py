@@ -17,6 +17,16 @@ class Plain(nn.Module):
         return self.outputs(hidden), self.value(hidden).squeeze(-1)
 
 
+class Masking(Plain):
+    """Never takes the first choice where the first observation is positive, nor the last one where it is not."""
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        outputs, values = super().forward(obs)
+        masked, positive = torch.zeros_like(outputs, dtype=torch.bool), obs[:, 0] > 0
+        masked[:, 0], masked[:, -1] = positive, ~positive
+        return outputs.masked_fill(masked, -torch.inf), values
+
+
 class Remembering(nn.Module):
     """A GRU cell."""
 

@@ -22,7 +22,14 @@ from rayagi.config.errors import ConfigError
 from rayagi.config.rules import refuse_unfit_network
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
-from rayagi.models.heads import BernoulliHead, EpsilonGreedyHead, SquashedGaussianHead, make_head
+from rayagi.models.heads import (
+    BernoulliHead,
+    CategoricalHead,
+    EpsilonGreedyHead,
+    MultiCategoricalHead,
+    SquashedGaussianHead,
+    make_head,
+)
 from rayagi.models.networks import make_model
 from tests.unit.algorithms import test_collector_learner as decoupled
 from tests.unit.algorithms.test_program import build
@@ -113,6 +120,28 @@ def test_bits_have_the_probabilities_of_torch_s_bernoulli():
     found = kl_divergence(head.distribution(logits), head.distribution(logits + 1))
     torch.testing.assert_close(found.double(), kl_divergence(theirs, shifted), rtol=1e-5, atol=1e-6)
     assert head.mode(logits).tolist() == [[0, 1, 0], [1, 0, 1]]
+
+
+def entropy_and_gradient(head, *logits):
+    outputs = torch.tensor([logits], requires_grad=True)
+    entropy = head.entropy(outputs)
+    entropy.backward()
+    return entropy.item(), outputs.grad.flatten().tolist()
+
+
+def test_a_masked_choice_adds_nothing_to_the_entropy_and_has_no_gradient():
+    # p = 1/4, 3/4, 0: H = 1/4 log 4 + 3/4 log 4/3, and dH/dz_k = -p_k (log p_k + H).
+    h = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    slopes = [-0.25 * (math.log(0.25) + h), -0.75 * (math.log(0.75) + h), 0.0]
+    entropy, gradient = entropy_and_gradient(CategoricalHead(3), 0.0, math.log(3), -math.inf)
+    assert (entropy, gradient) == (pytest.approx(h), pytest.approx(slopes))
+    # The second choice has one option left: it is certain.
+    several = (-math.inf, 0.0, -math.inf, math.log(3), 0.0)
+    entropy, gradient = entropy_and_gradient(MultiCategoricalHead((2, 3)), *several)
+    assert (entropy, gradient) == (pytest.approx(h), pytest.approx([0, 0, 0, slopes[1], slopes[0]]))
+    # p = 3/4 of the first bit: dH/dx = -x p (1 - p); the others are certain.
+    entropy, gradient = entropy_and_gradient(BernoulliHead(3), math.log(3), -math.inf, math.inf)
+    assert (entropy, gradient) == (pytest.approx(h), pytest.approx([-math.log(3) * 3 / 16, 0, 0]))
 
 
 def test_bits_are_sampled_by_their_probability_from_gumbel_noise():

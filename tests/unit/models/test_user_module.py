@@ -1,5 +1,6 @@
 """A user's own network: how it is found, built and checked, and that every algorithm but TRPO trains it."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from rayagi.cli import main
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import checked, refuse_unfit_network
 from rayagi.config.spec import NetworkSpec
+from rayagi.envs import env_info, make_env_factory
 from rayagi.models.networks import make_model
 from rayagi.models.policy import load_policy
 from rayagi.models.recurrent import Sequences
@@ -23,6 +25,7 @@ from tests.unit.algorithms.test_program import (
     build,
 )
 
+ECHO = "tests.fakes.echo:Echo-v0"
 INFO = EnvInfo(
     env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
 )
@@ -235,6 +238,22 @@ def test_asynchronous_algorithms_train_it_on_another_gmi_s_rollouts(name, algori
     _, learner = decoupled.run_gmis(spec, 1, 1, parameters)
     start = make_model(learner.info, spec.network, spec.seed).network.module
     assert not torch.equal(learner.model.network.module.value.weight, start.value.weight)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "appo", "impala"])
+def test_choices_that_it_masks_are_never_taken(algorithm):
+    learning = SPEC.learning if algorithm == "ppo" else decoupled.spec_for(algorithm).learning
+    spec = replace(
+        SPEC, algorithm=algorithm, network=named("Masking"), learning=replace(learning, entropy_coef=0.01)
+    )
+    refuse_unfit_network(spec.network, env_info(ECHO, kwargs={"action": "discrete"}))
+    program = build(spec, make_env=make_env_factory(ECHO, kwargs={"action": "discrete"}))
+    for _ in range(3):
+        metrics = program.iterate().metrics
+        assert 0 < metrics["entropy"] <= math.log(2)  # of the two choices that are left
+        positive, actions = program.rollout.obs[..., 0] > 0, program.rollout.actions
+        assert not (actions[positive] == 0).any()
+        assert not (actions[~positive] == 2).any()
 
 
 def test_the_examples_of_the_documentation_train(tmp_path):
