@@ -328,5 +328,5 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         if local is not None and local.get("replay") is not None:
             self._checkpointer.read(local["replay"])
             self.inserted = self.filled = int(local["inserted"])
-            self._assembler.load(local["waiting"])
+            self._assembler.load(local.get("waiting", ()))
         self._set_warm_up()

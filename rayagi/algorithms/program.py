@@ -36,7 +36,7 @@ from placement.unequal_slices import env_counts
 from rayagi import profiler
 from rayagi.algorithms.device_rollouts import DeviceRollouts, on_one_device
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.algorithms.rollout_learner import MergedLearner
+from rayagi.algorithms.rollout_learner import OF_RUNNING_EPISODES, MergedLearner
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import NetworkPolicy, new_policy
 
@@ -250,11 +250,11 @@ class DpOnlyProgram:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; without ``local``, environments restart. ``replay``: folder of ``save_replay``."""
         local = state.get("local")
-        # The trainer's local state sums over running episodes: it is dropped if the environments start new ones.
         resumes = self.simulator.resumes_episodes
-        training = (
-            {**local["training"], "replay": state.get("replay")} if local is not None and resumes else None
-        )
+        training = None if local is None else {**local["training"], "replay": state.get("replay")}
+        if training is not None and not resumes:  # new episodes: sums over the old ones go, the replay stays
+            for name in OF_RUNNING_EPISODES:
+                training.pop(name, None)
         self.trainer.load_state(state["shared"], training)
         self.agent.load_state_dict(local.get("agent", {}) if local is not None and resumes else {})
         self.simulator.load_state_dict(None if local is None else local["simulator"])

@@ -39,6 +39,9 @@ from rayagi.models.policy import NetworkPolicy
 from rayagi.models.recurrent import RolloutMemory, Sequences
 from rayagi.native.denormals import flushed_denormals
 
+OF_RUNNING_EPISODES = ("running_returns", "waiting")
+"""Parts of a learner's local state that mean nothing once the environments have started new episodes."""
+
 
 class MergedLearner(ABC, Generic[SpecT]):
     """Base of all learners: what is merged over trainers, so that all of them have the same parameters and statistics.
@@ -315,7 +318,7 @@ class RolloutLearner(MergedLearner[SpecT]):
         self.updater.load_state_dict(shared["learner"])
         if self.reward_scaler is not None:
             moments = moments_from_state(shared["reward_moments"])
-            self.reward_scaler.load(moments, None if local is None else local["running_returns"])
+            self.reward_scaler.load(moments, None if local is None else local.get("running_returns"))
 
 
 def _refuse_unequal_sequences(

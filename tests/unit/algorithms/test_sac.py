@@ -17,7 +17,7 @@ from rayagi.algorithms.transitions import Transitions
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import broken_rules, checked, refuse_unfit_env
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
-from tests.fakes.point import make_poisoned_point
+from tests.fakes.point import PointEnv, make_poisoned_point
 from tests.unit.algorithms.test_program import build, run_gmis, run_members
 
 INFO = EnvInfo(
@@ -408,6 +408,36 @@ def test_a_run_resumed_with_its_replay_is_the_uninterrupted_one(tmp_path, n_step
     assert run.learner.replay.counters()["evicted"] > 0
     for name in ("generation", "sequence", "sampled"):
         assert (run.learner.replay.status()[name] == resumed.learner.replay.status()[name]).all()
+
+
+class Forgetful(PointEnv):
+    """A point whose episodes do not go on when a state is restored, as Gymnasium's do not."""
+
+    resumes_episodes = False
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        return self.reset()
+
+
+def make_forgetful(*, num_envs, first_env_index, seed, num_threads):
+    return Forgetful(num_envs, first_env_index, seed)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_replay_is_restored_where_environments_start_new_episodes(tmp_path, n_step):
+    spec = replace(SPEC, learning=replace(SETTINGS, n_step=n_step, learning_starts=200))
+    run, resumed = build(spec, make_env=make_forgetful), build(spec, make_env=make_forgetful)
+    for _ in range(4):
+        run.iterate()
+    saved, rows = run.state_dict(), 4 * 32 - 4 * (n_step - 1)
+    assert run.save_replay(tmp_path / "replay")
+    resumed.load_state_dict({**saved, "replay": str(tmp_path / "replay")})
+    # The last n - 1 steps of each environment waited for rewards that new episodes do not give.
+    metrics = [resumed.iterate().metrics for _ in range(3)]
+    assert [each["replay_rows"] for each in metrics] == [rows + 32 * i - 4 * (n_step - 1) for i in (1, 2, 3)]
+    # 128 steps were in: with the third rollout, more than 200 are.
+    assert [each["gradient_steps"] for each in metrics] == [0, 0, 8]
 
 
 def assert_same(one, other):
