@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from actors.protocols import EnvInfo, StateDict
-from actors.replay import Prioritized, ReplayStore, select
+from actors.replay import Prioritized, ReplayStore, Selection, select
 from actors.rollout import Rollout
 from rayagi.algorithms.categorical import Support, cross_entropy, divergence
 from rayagi.algorithms.dqn import DQNSpec
+from rayagi.algorithms.gradient_updater import timed_collective
 from rayagi.algorithms.off_policy import OffPolicyLearner, OffPolicyUpdater
 from rayagi.algorithms.transitions import Transitions
 from rayagi.config.spec import NetworkSpec
@@ -175,7 +176,7 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
         if not self.spec.prioritized:
             return super()._step(seed, draw)
         selection = select(self.replay, self.selector, self._share, seed=seed, draw=draw)
-        weights = torch.from_numpy(selection.weights).to(self.policy.device)
+        weights = self._weights(selection).to(self.policy.device)
         measured = self.updater.step(self.batch(selection)._replace(weights=weights))
         self.updater.steps += 1
         priorities = self.updater.priorities.double().cpu().numpy() + LEAST_PRIORITY
@@ -184,3 +185,14 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
             self.new_priority = max(self.new_priority, float(priorities.max()))
             self.replay.update_priorities(selection.keys, priorities)
         return measured
+
+    def _weights(self, selection: Selection) -> Tensor:
+        """(N P(i))^-beta for the N rows of this replay, divided by the largest of the batch of all trainers, (B,)."""
+        weights = torch.from_numpy(selection.weights)
+        if self.communicator.world_size > 1:
+            # The selection's are divided by the largest of its own rows; trainers' largest differ.
+            largest = (len(self.replay) * selection.probabilities.min()) ** -self._importance()
+            with timed_collective(self, "all_gather"):
+                of_all = self.communicator.all_gather(torch.tensor([largest]))
+            weights = weights * float(largest / of_all.max())
+        return weights

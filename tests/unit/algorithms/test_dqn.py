@@ -1,5 +1,6 @@
 """DQN's step against hand arithmetic, its options on a small exact task, and its exploration."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,7 @@ from rayagi.config.spec import NetworkSpec
 from rayagi.envs import make_env_factory
 from rayagi.models.policy import NetworkPolicy
 from tests.unit.algorithms.test_collector_learner import after, run_gmis
-from tests.unit.algorithms.test_program import build
+from tests.unit.algorithms.test_program import build, run_members
 
 CPU = torch.device("cpu")
 INFO = EnvInfo(
@@ -203,6 +204,34 @@ def test_priorities_follow_the_errors_and_new_transitions_have_the_largest_so_fa
     assert largest > 1.0
     made._insert(rollout(0.0))
     assert made.replay.status()["priority"][16:24].tolist() == [largest] * 8
+
+
+def test_several_trainers_weigh_transitions_as_one_batch():
+    spec = DQNSpec(
+        prioritized=True, priority_exponent=1.0, importance_exponent=0.5, batch_size=16, capacity=64
+    )
+
+    def weights(communicator):
+        made = DQNLearner(
+            policy=policy(spec), spec=spec, communicator=communicator, num_envs=2, first_env_index=0,
+            total_envs=4, seed=0, total_env_steps=None,
+        )  # fmt: skip
+        made._insert(rollout())
+        if communicator.rank == 0:
+            row = made.replay.status()[:1]
+            made.replay.update_priorities(
+                Keys(row["index"].copy(), row["generation"].copy()), np.array([9.0])
+            )
+        found, step = [], made.updater.step
+        made.updater.step = lambda batch: found.append(batch.weights) or step(batch)
+        made.updater.begin(seed=0, learning_rate_factor=1.0)
+        made._step(0, 0)
+        return sorted(set(found[0].tolist()))
+
+    # 8 rows each. (8 P)^-1/2 of P = 9/16 and 1/16: sqrt 2 / 3 and sqrt 2, the largest. Of P = 1/8: 1.
+    first, second = run_members(2, weights)
+    assert first == pytest.approx([1 / 3, 1])
+    assert second == pytest.approx([1 / math.sqrt(2)])
 
 
 def test_beta_rises_to_one_at_the_end_of_the_run():
