@@ -76,7 +76,7 @@ OFF_POLICY_FIXED = {"normalize_actions": True, "clip_actions": False}
 INSTEAD_OF_RLLIBS_REPLAY = (
     (r"lr", "use training(actor_lr=, critic_lr=)"),
     (r"train_batch_size", "use training(batch_size=), of all GMIs together, or train_batch_size_per_learner"),
-    (r"training_intensity", "use training(updates_per_step=)"),
+    (r"training_intensity", "use training(updates_per_step=), the intensity divided by the batch size"),
     (r"target_network_update_freq", "targets follow after every gradient step: training(tau=)"),
     (r"store_buffer_in_checkpoints", "the checkpoints of `rayagi train` have the replay, RLlib's do not"),
     (r"clip_actions|normalize_actions", "actions are within the environment's box"),
@@ -102,9 +102,14 @@ def refuse_unfit_box(algorithm: str, info: EnvInfo) -> Iterator[ConfigError]:
             instead = "wrap the environment (gymnasium.wrappers.RescaleAction), or use algorithm 'ppo'"
             yield ConfigError("algorithm", algorithm, reason, instead)
             return
+    yield from refuse_images(algorithm, info)
+
+
+def refuse_images(algorithm: str, info: EnvInfo) -> Iterator[ConfigError]:
+    """Refuse environments that show images, for algorithms whose critics are perceptrons on the whole observation."""
     if any(part.is_image for part in info.obs_parts):
         reason = f"learns from vectors, and {info.env_id} shows images"
-        yield ConfigError("algorithm", algorithm, reason, "use algorithm 'ppo'")
+        yield ConfigError("algorithm", algorithm, reason, "use algorithm 'ppo', or 'bc' with a dataset")
 
 
 def refuse_networks(algorithm: str, network: Any) -> Iterator[ConfigError]:

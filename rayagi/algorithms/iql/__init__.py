@@ -13,6 +13,7 @@ from rayagi.algorithms.definition import (
     LearningMetric,
     RllibFace,
 )
+from rayagi.algorithms.off_policy_face import refuse_images
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import positive
 from rayagi.config.offline import OFFLINE_PRESET, OfflineSpec
@@ -53,6 +54,7 @@ IQL = AlgorithmDefinition(
     templates=("offline",),
     learner="rayagi.algorithms.iql.learner:IQLLearner",
     needs_separate_networks=True,
+    unfit_env=refuse_images,
     preset={**OFFLINE_PRESET, "normalize_rewards": True},
     metrics=(
         LearningMetric(

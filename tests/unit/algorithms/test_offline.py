@@ -26,9 +26,9 @@ from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rllib_classes import CONFIGS
-from rayagi.config.rules import broken_rules, checked
+from rayagi.config.rules import broken_rules, checked, refuse_unfit_env
 from rayagi.config.spec import DataSpec, GmiSpec, NetworkSpec, RunSpec
-from rayagi.envs import make_env_factory
+from rayagi.envs import env_info, make_env_factory
 from rayagi.models.policy import load_policy
 from rayagi.planning import plan_of
 from rayagi.serving import writer_process
@@ -402,6 +402,13 @@ def test_iql_losses_by_hand(dataset):
                 weight,
             ]
             assert metrics[i].tolist() == pytest.approx(expected, rel=1e-3, abs=1e-5)
+
+
+def test_iql_refuses_images_which_its_critics_would_see_as_they_are(dataset):
+    reason = "learns from vectors, and .*Bars-v0 shows images; use algorithm 'ppo', or 'bc' with a dataset"
+    with pytest.raises(ConfigError, match=reason):
+        refuse_unfit_env(iql(dataset), env_info("tests.fakes.echo:Bars-v0"))
+    refuse_unfit_env(iql(dataset), INFO)
 
 
 def test_iql_steps_each_network_along_its_own_loss(dataset):

@@ -74,7 +74,10 @@ def test_the_share_of_learners_that_are_not_counted_is_refused():
     [
         ({"twin_q": False}, "there are always two critics"),
         ({"lr": 1e-3}, "use training(actor_lr=, critic_lr=)"),
-        ({"training_intensity": 4.0}, "use training(updates_per_step=)"),
+        (
+            {"training_intensity": 4.0},
+            "use training(updates_per_step=), the intensity divided by the batch size",
+        ),
         ({"store_buffer_in_checkpoints": True}, "the checkpoints of `rayagi train` have the replay"),
         ({"target_network_update_freq": 5}, "training(tau=)"),
         (
