@@ -129,6 +129,66 @@ def test_one_gmi_of_2n_and_two_gmis_of_n_have_the_same_gradients():
         assert torch.equal(a, b)
 
 
+def record_steps(program):
+    """What the environments show from now on: observation, that after the action, reward, terminated, done, (N, ...)."""
+    steps, step = [], program.simulator.env.step
+
+    def recorded(actions):
+        before, result = program.simulator.obs.clone(), step(actions)
+        reached = result.obs.clone()
+        reached[result.final_ids] = result.final_obs
+        done = result.terminated | result.truncated
+        steps.append((before, reached, result.rewards, result.terminated.clone(), done))
+        return result
+
+    program.simulator.env.step = recorded
+    return steps
+
+
+def test_advantages_and_targets_are_those_of_each_episode_in_plain_numbers():
+    """From what the environments showed alone: normalised observations, scaled rewards, V where an episode ended, GAE."""
+    learning = replace(SPEC.learning, rollout_length=14, gamma=0.9, gae_lambda=0.8)
+    program = build(replace(SPEC, learning=learning))
+    steps = record_steps(program)
+    program.iterate()
+    program.collection.collect(1)
+    batch, _ = program.learner.prepare(program.rollout)
+    obs, reached, rewards, terminated, done = (
+        torch.stack(each).double() for each in zip(*steps, strict=True)
+    )
+    # R_t = r_t + gamma R_(t-1) in each episode; rewards are divided by the standard deviation of all so far.
+    running, returns = torch.zeros(4).double(), []
+    for reward, ended in zip(rewards, done, strict=True):
+        running = reward + 0.9 * running
+        returns.append(running)
+        running = running * (1 - ended)
+    scaled = rewards / (torch.stack(returns).var(correction=0) + 1e-8).sqrt()
+    # Observations are normalised by the first rollout's.
+    first = obs[:14].flatten(0, 1)
+
+    def value(states):
+        normalised = (states - first.mean(0)) / (first.var(0, correction=0) + 1e-8).sqrt()
+        with torch.no_grad():
+            return program.learner.policy.model.values(normalised.float().clamp(-10, 10)).double()
+
+    values, following = value(obs), value(reached)
+    errors = scaled + 0.9 * (1 - terminated) * following - values
+    advantages = torch.zeros(14, 4).double()
+    for env in range(4):
+        for t in range(14):
+            for k in range(t, 14):
+                advantages[t, env] += (0.9 * 0.8) ** (k - t) * errors[14 + k, env]
+                if done[14 + k, env]:
+                    break
+    assert done[-1].any()
+    assert done[14:].sum(0).max() >= 2
+    torch.testing.assert_close(
+        batch.targets.double(), (advantages + values[14:]).flatten(), rtol=1e-4, atol=1e-5
+    )
+    expected = (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    torch.testing.assert_close(batch.advantages.double(), expected.flatten(), rtol=1e-4, atol=1e-4)
+
+
 def test_unequal_gmis_have_the_gradients_of_their_union():
     # 3 and 1 cores share 2 x 4 environments as 6 and 2.
     unequal = replace(SPEC, gmi=GmiSpec(num_envs=4, slices=(3.0, 1.0)))

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from actors.protocols import ActionSpec, EnvInfo
 from actors.replay import ReplayStore
@@ -108,3 +110,71 @@ def test_final_observations_may_lie_in_the_rollout():
     rollout.finals = []
     rows = TransitionAssembler(0.5, 1).rows(rollout)
     assert columns(rows) == [(0, 1, 1, 0.5), (1, 102, 2, 0), (2, 103, 3, 0.5), (3, 4, 4, 0.5)]
+
+
+def random_history(seed, num_steps, num_envs):
+    """Observations with the one after the last step, what each step led to, rewards, and both flags; often at once."""
+    generator = torch.Generator().manual_seed(seed)
+    obs, reached = torch.randn(2, num_steps + 1, num_envs, 1, generator=generator)
+    terminated, truncated = torch.rand(2, num_steps, num_envs, generator=generator) < 0.2
+    ended = (terminated | truncated).unsqueeze(-1)
+    reached = torch.where(ended, reached[:-1], obs[1:])
+    return obs, reached, torch.randn(num_steps, num_envs, generator=generator), terminated, truncated
+
+
+def part_of(history, begin, end):
+    """A rollout of the steps from ``begin`` to ``end``."""
+    obs, reached, rewards, terminated, truncated = history
+    rollout = Rollout.allocate(end - begin, obs.shape[1], INFO, torch.device("cpu"))
+    rollout.raw_obs.copy_(obs[begin:end])
+    rollout.actions.copy_(2 * obs[begin:end])
+    rollout.last_obs.copy_(obs[end])
+    rollout.rewards.copy_(rewards[begin:end])
+    rollout.terminated.copy_(terminated[begin:end])
+    rollout.truncated.copy_(truncated[begin:end])
+    rollout.gather_finals(reached[begin:end])
+    return rollout
+
+
+def defined(history, t, env, n, gamma, limit):
+    """The transition of step t, step by step in plain numbers; nothing is known from step ``limit`` on."""
+    obs, reached, rewards, terminated, truncated = (each[:, env] for each in history)
+    total, k = 0.0, t
+    while True:
+        total += gamma ** (k - t) * float(rewards[k])
+        if terminated[k] or truncated[k] or k == t + n - 1 or k == limit - 1:
+            break
+        k += 1
+    discount = 0.0 if terminated[k] else gamma ** (k + 1 - t)
+    return float(obs[t]), float(reached[k]), total, discount
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    n=st.integers(1, 6),
+    gamma=st.sampled_from([0.5, 0.9, 1.0]),
+    remote=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_rows_are_those_of_the_definition_however_rollouts_cut_the_history(seed, lengths, n, gamma, remote):
+    num_steps, num_envs = sum(lengths), 3
+    history, assembler = random_history(seed, num_steps, num_envs), TransitionAssembler(gamma, n)
+    found, begin = [], 0
+    for length in lengths:
+        rollout = part_of(history, begin, begin + length)
+        rollout.log_probs = torch.zeros_like(rollout.rewards) if remote else None
+        rows = assembler.rows(rollout)
+        found.append(
+            torch.cat((rows["obs"].squeeze(-1), rows["reward"][:, None], rows["discount"][:, None]), 1)
+        )
+        assert torch.equal(rows["action"], 2 * rows["obs"][:, 0])
+        begin += length
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    limits = [next(end for end in ends if end > t) if remote else num_steps for t in range(num_steps)]
+    # On one trainer's own environments the last n - 1 steps still wait.
+    starts = num_steps if remote else max(0, num_steps - n + 1)
+    expected = [
+        defined(history, t, env, n, gamma, limits[t]) for t in range(starts) for env in range(num_envs)
+    ]
+    torch.testing.assert_close(torch.cat(found), torch.tensor(expected).view(-1, 4))
