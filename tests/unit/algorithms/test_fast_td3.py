@@ -68,6 +68,14 @@ def test_both_critics_learn_from_the_distribution_of_the_lower_mean():
     assert targets()[:, 0].tolist() == [pytest.approx([0.0, 0.75, 0.25])]
 
 
+def test_the_lower_mean_is_that_of_what_the_support_holds():
+    made = updater(**THREE)
+    # Means 0.2 and 0.1. Moved by 0.5: 0.4 at -0.5 and 0.6 at the end, 1, a mean of 0.4; 0.9 at 0.5 and 0.1 at 1, 0.55.
+    constant(made.target.module, [math.log(0.4), -40.0, math.log(0.6)], [-40.0, math.log(0.9), math.log(0.1)])
+    found = made._targets(transitions([0.5], [1.0]))
+    assert found[:, 0].tolist() == [pytest.approx([0.2, 0.2, 0.6])]
+
+
 def test_without_the_clip_each_critic_has_its_own_target():
     # 0.25 + 0.5 * 1 = 0.75
     found = targets(clipped_double=False)[:, 0].tolist()
