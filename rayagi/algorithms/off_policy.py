@@ -208,6 +208,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
         self.sync_s = 0.0
+        learning_rate = self.spec.learning_rate * self._learning_rate_factor()
         with flushed_denormals():
             # 1. Insert.
             if self._recorded is not None and not len(self.replay):
@@ -223,7 +224,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             self._set_warm_up()
             # 3. Statistics.
             self._merge_observed(rollout)
-        return self._metrics(rows, iteration + 1)
+        return self._metrics(rows, iteration + 1, learning_rate)
 
     def _least_inserted(self) -> int:
         """Of all trainers; 0 without a row, while returns of n steps wait for their ends.
@@ -291,8 +292,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             return 1.0
         return max(0.0, 1.0 - self.env_steps / self.total_env_steps)
 
-    def _metrics(self, rows: list[Tensor], number: int) -> dict[str, float]:
-        """Means over the gradient steps, and metrics of this replay."""
+    def _metrics(self, rows: list[Tensor], number: int, learning_rate: float) -> dict[str, float]:
+        """Means over the gradient steps, their learning rate, and metrics of this replay."""
         replay = {**self._meter.values(), "gradient_steps": float(len(rows))}
         self.histograms = self._meter.histograms
         if not rows:
@@ -300,8 +301,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         names = self.updater.measured
         metrics = dict(zip(names, torch.stack(rows).mean(0).tolist(), strict=True))
         refuse_nonfinite(metrics, number, "gradient steps")
-        rate = self.spec.learning_rate * self._learning_rate_factor()
-        return {**metrics, "learning_rate": rate, **replay}
+        return {**metrics, "learning_rate": learning_rate, **replay}
 
     def shared_state(self) -> StateDict:
         """Updater state, environment steps, observation statistics, and the fraction of a gradient step that is left."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from actors.protocols import ActionSpec
+from actors.replay import gather, select
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.dqn import DQNSpec
 from rayagi.algorithms.dqn.learner import DQNUpdater, QModel
@@ -20,9 +21,9 @@ from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.sac import learner as sac
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.td3 import learner as td3
-from rayagi.algorithms.transitions import Transitions
-from tests.unit.algorithms.test_program import run_members
-from tests.unit.algorithms.test_sac import INFO, NETWORK, SPEC, build, run_gmis
+from rayagi.algorithms.transitions import OBS, SUBSCRIPTIONS, Transitions
+from tests.unit.algorithms.test_program import build, run_gmis, run_members
+from tests.unit.algorithms.test_sac import INFO, NETWORK, SETTINGS, SPEC
 
 
 @pytest.mark.parametrize(("rank", "num_envs", "rows", "weight"), [(0, 6, 6, 1.2), (1, 3, 4, 0.8)])
@@ -112,3 +113,30 @@ def test_every_trainer_and_iteration_has_random_numbers_of_its_own():
     assert [len(each) for each in found] == [6, 6]
     assert len({*found[0], *found[1]}) == 12
     assert seeds(build(SPEC)) == found[0]  # and they are repeated
+
+
+def test_a_batch_is_normalised_by_the_statistics_of_all_rollouts_before():
+    program = build(replace(SPEC, learning=replace(SETTINGS, normalize_obs=True)))
+    seen = []
+    for _ in range(2):
+        program.iterate()
+        seen.append(program.rollout.raw_obs.flatten(0, 1).double())
+    learner, seen = program.learner, torch.cat(seen)
+    chosen = select(learner.replay, learner.selector, 32, seed=1, draw=0)
+    batch = learner.batch(chosen)
+    raw = torch.from_numpy(gather(learner.replay, chosen, SUBSCRIPTIONS).values[OBS]).double()
+    expected = (raw - seen.mean(0)) / (seen.var(0, correction=0) + 1e-8).sqrt()
+    found = torch.stack((batch.obs, batch.next_obs), 1).double()
+    torch.testing.assert_close(found, expected.clamp(-10, 10), rtol=1e-4, atol=1e-5)
+
+
+def test_the_linear_schedule_is_that_of_each_network():
+    rates = {"learning_rate": 1e-3, "critic_learning_rate": 2e-3, "alpha_learning_rate": 5e-4}
+    learning = replace(SETTINGS, lr_schedule="linear", **rates)
+    program = build(replace(SPEC, learning=learning, total_env_steps=320))
+    for _ in range(3):
+        metrics = program.iterate().metrics
+    # The third rollout's steps begin after 64 of 320 environment steps: 0.8 of each.
+    found = {name: group.adam.learning_rate for name, group in program.learner.updater.groups.items()}
+    assert found == pytest.approx({"policy": 8e-4, "critics": 1.6e-3, "alpha": 4e-4})
+    assert metrics["learning_rate"] == pytest.approx(8e-4)
