@@ -61,6 +61,7 @@ from rayagi.run.prediction import save_prediction
 from rayagi.run.recorders import FileRecorder
 from rayagi.run.training_loop import CHECKPOINT_EVERY, Interval, LoopSettings, TrainingLoop, TrainingOutcome
 from rayagi.run.versions import collect_versions, rayagi_version
+from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder
 
 _SKIPPED_ITERATIONS = 2
 """First iterations are slower than all others: torch and the kernels start up."""
@@ -122,6 +123,8 @@ _Opened = tuple[RunFolder, RunSpec, Checkpoint | None, StateDict | None]
 
 def _created(arguments: argparse.Namespace) -> _Opened:
     spec = spec_from(arguments)
+    if spec.data.path is not None:
+        _say_other_task(Path(spec.data.path), spec.env.id)
     initial, init = None, ""
     if arguments.init is not None:
         initial, init = _initial(arguments.init, spec, arguments), str(arguments.init.absolute())
@@ -138,6 +141,15 @@ def _created(arguments: argparse.Namespace) -> _Opened:
         init=init,
     )
     return folder, spec, None, initial
+
+
+def _say_other_task(dataset: Path, task: str) -> None:
+    """Sizes have been compared: a task of the same sizes may be the same one renamed, or a mistake."""
+    if not (dataset / "dataset.json").exists():  # other formats do not say
+        return
+    recorded = DatasetFolder.open(dataset).description.task
+    if recorded not in (task, UNNAMED_TASK):
+        say(f"{dataset} is of {recorded}: check that its observations and actions mean the same as {task}'s.")
 
 
 def _initial(run: Path, spec: RunSpec, arguments: argparse.Namespace) -> StateDict:

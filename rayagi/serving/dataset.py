@@ -25,6 +25,7 @@ import pyarrow.dataset
 from numpy.typing import NDArray
 
 from rayagi.serving.column_layout import ColumnLayout
+from rayagi.serving.errors import DatasetError
 from rayagi.serving.manifest import CompleteFile, DatasetFolder
 from rayagi.serving.row_batches import row_batches
 from rayagi.serving.statistics import FileStatistics
@@ -106,6 +107,9 @@ class Dataset:
 
         If the last rows of an episode were lost (a full disk), it ends with the last row whose next observation is known.
         Memory is that of the running episodes.
+
+        Raises:
+            DatasetError: a file is damaged.
         """
         for _, files in groupby(self.files, key=lambda file: (file.session, file.gmi)):
             for episode in self._of_one_writer([file.path for file in files]):
@@ -116,7 +120,7 @@ class Dataset:
         running: dict[int, list[Episode]] = {}
         """Parts of each episode that may have more rows."""
         for path in paths:
-            for batch in row_batches(self._arrow([path]), _COLUMNS):
+            for batch in self._batches(path):
                 for part, final_obs in _runs_of(batch):
                     running.setdefault(part.number, []).append(part)
                     if final_obs is not None:
@@ -124,6 +128,15 @@ class Dataset:
         for parts in running.values():
             if sum(len(part.rewards) for part in parts) > 1:
                 yield _joined(parts, [])
+
+    def _batches(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Rows of a file. Raises DatasetError: it cannot be read."""
+        try:
+            yield from row_batches(self._arrow([path]), _COLUMNS)
+        except (OSError, pa.ArrowException) as error:
+            first_line = (str(error).splitlines() or [""])[0]
+            reason = f"data/{path.name} cannot be read ({type(error).__name__}: {first_line}): is it whole?"
+            raise DatasetError(str(self.folder.path), reason) from error
 
 
 def open_dataset(path: Path | str) -> Dataset:

@@ -29,6 +29,8 @@ from rayagi.serving.errors import DatasetError
 from rayagi.serving.program import FileFormat
 from rayagi.serving.statistics import FileStatistics, merge_statistics
 
+UNNAMED_TASK = "replay"
+"""Task of datasets that are exported from other formats, which do not name theirs."""
 _POLL_S = 0.05
 _HINT = "free space there, or choose another folder with --out"
 
@@ -192,27 +194,38 @@ class DatasetFolder:
             raise DiskError(str(path), "no space left on device", _HINT)
 
     def files(self) -> list[CompleteFile]:
-        """The complete files, by session, GMI and number."""
+        """The complete files, by session, GMI and number.
+
+        Raises:
+            DatasetError: one is missing. Only a writer's last may be: the writer was killed before it had its name.
+        """
         try:
             lines = (self.path / "manifest.jsonl").read_text().splitlines()
         except FileNotFoundError:
             return []
-        found: dict[str, CompleteFile] = {}
+        listed: dict[str, CompleteFile] = {}
         for line in lines:
             try:
                 stored = json.loads(line)
-                path = self.data / stored["file"]
                 entry = CompleteFile(
-                    path=path,
+                    path=self.data / stored["file"],
                     session=int(stored["session"]),
                     gmi=int(stored["gmi"]),
                     statistics=FileStatistics.from_dict(stored),
                 )
             except (ValueError, KeyError, TypeError):
                 continue  # a partial line
-            if path.exists():
-                found[path.name] = entry
-        return [found[name] for name in sorted(found)]
+            listed[entry.path.name] = entry
+        entries = [listed[name] for name in sorted(listed)]
+        lasts = {(entry.session, entry.gmi): entry for entry in entries}
+        found = []
+        for entry in entries:
+            if entry.path.exists():
+                found.append(entry)
+            elif entry is not lasts[entry.session, entry.gmi]:
+                reason = f"data/{entry.path.name} is missing: copy the whole folder, or take its line out of manifest.jsonl"
+                raise DatasetError(str(self.path), reason)
+        return found
 
     def statistics(self) -> FileStatistics:
         """Merged statistics of all complete files."""

@@ -148,10 +148,17 @@ def _spaces(dataset: Dataset, env_spec: Any) -> tuple[gymnasium.Space[Any], gymn
 
 
 def _cast(values: NDArray[Any], space: gymnasium.Space[Any]) -> NDArray[Any]:
-    """Values in the space's type: float32 may round a bound outwards."""
+    """Values in the space's type. What is at a bound, which float32 may have rounded outwards, is that bound again.
+
+    Values beyond the bounds stay: they were observed.
+    """
     if not isinstance(space, Box) or values.dtype == space.dtype:
         return values
-    return np.clip(values.astype(space.dtype), space.low, space.high)
+    with np.errstate(invalid="ignore"):  # an integer's bound, rounded outwards
+        found = (np.rint(values) if space.dtype.kind in "iu" else values).astype(space.dtype)
+    for bound in (space.low, space.high):
+        found = np.where(values == bound.astype(np.float32), bound, found)
+    return found
 
 
 def _origin(dataset: Dataset) -> dict[str, Any]:

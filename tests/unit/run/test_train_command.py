@@ -23,13 +23,15 @@ from placement.inventory import local_machine
 from placement.plan import make_plan
 from placement.types import Machine, Node
 from rayagi.cli import main
-from rayagi.envs import SimulationError
+from rayagi.envs import SimulationError, env_info
 from rayagi.monitoring import report
 from rayagi.profiler.trace import read_profile
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
 from rayagi.run.folder import open_run
 from rayagi.run.training_loop import TrainingLoop
+from rayagi.serving.column_layout import ColumnLayout
+from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder, Description
 
 TASK = "InvertedPendulum-v5"
 pytestmark = pytest.mark.usefixtures("default_signals")
@@ -640,3 +642,15 @@ def test_only_the_workers_of_a_local_ray_can_be_profiled(fake, monkeypatch, caps
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     assert rayagi(TASK, "--iterations", "2", "--profile", "5") == 2
     assert "--profile needs a local Ray" in capsys.readouterr().err
+
+
+def test_a_dataset_of_another_task_of_the_same_sizes_is_named(tmp_path, capsys):
+    layout = ColumnLayout.for_env(env_info("HalfCheetah-v5"))
+    assert layout == ColumnLayout.for_env(env_info("Walker2d-v5"))
+    for task in ("Walker2d-v5", "HalfCheetah-v5", UNNAMED_TASK):
+        folder = tmp_path / task
+        DatasetFolder.create(folder, Description(task=task, format="parquet", layout=layout))
+        train._say_other_task(folder, "HalfCheetah-v5")
+    train._say_other_task(tmp_path / "walks.pt", "HalfCheetah-v5")
+    expected = f"{tmp_path / 'Walker2d-v5'} is of Walker2d-v5: check that its observations and actions mean the same as "
+    assert capsys.readouterr().out == f"{expected}HalfCheetah-v5's.\n"

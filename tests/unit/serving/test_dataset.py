@@ -207,7 +207,7 @@ def test_a_manifest_line_without_its_file_and_a_partial_line_are_ignored(tmp_pat
     own.close()
     folder = DatasetFolder.open(tmp_path / "d")
     manifest = folder.path / "manifest.jsonl"
-    lost, kept = (json.loads(line) for line in manifest.read_text().splitlines() if line)
+    kept, lost = (json.loads(line) for line in manifest.read_text().splitlines() if line)
     with manifest.open("a") as file:
         file.write('\n{"file": "s000-g000-00009.parquet", "ro')
     (folder.data / lost["file"]).unlink()
@@ -225,6 +225,40 @@ def test_a_manifest_line_without_its_file_and_a_partial_line_are_ignored(tmp_pat
     folder.lock()
     folder.unlock()
     assert sorted(path.name for path in folder.data.iterdir()) == [kept["file"]]
+
+
+def test_a_file_that_is_missing_before_others_of_its_writer_is_damage(tmp_path):
+    """The rows of an episode before and after it would be joined."""
+    own = writer(tmp_path / "d", rows_per_file=2, num_envs=1)
+    own.take(block([[0, 0, 0, 0, 1]]))
+    own.close()
+    first, middle, last = sorted((tmp_path / "d" / "data").iterdir())
+    dataset = open_dataset(tmp_path / "d")
+    assert [len(each.rewards) for each in dataset.episodes()] == [5]
+    middle.rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        DatasetError, match=r"data/s000-g000-00001\.parquet is missing: copy the whole folder"
+    ):
+        open_dataset(tmp_path / "d")
+    last.unlink()
+    (tmp_path / "elsewhere").rename(middle)
+    # Its last may have had no name yet: the episode ends where the next observation is known.
+    (episode,) = open_dataset(tmp_path / "d").episodes()
+    assert episode.obs[:, 0].tolist() == [0, 1, 2, 3]
+    assert first.exists()
+
+
+@pytest.mark.parametrize("file_format", ["parquet", "arrow"])
+def test_a_damaged_file_is_named(tmp_path, file_format):
+    own = writer(tmp_path / "d", file_format=file_format)
+    own.take(block([[0, 1], [0, 0]]))
+    own.close()
+    (file,) = (tmp_path / "d" / "data").iterdir()
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(
+        DatasetError, match=rf"d: data/{file.name} cannot be read \(Arrow\w*: .*\): is it whole\?"
+    ):
+        list(open_dataset(tmp_path / "d").episodes())
 
 
 def test_folders_that_are_no_dataset_or_not_free_are_refused(tmp_path):

@@ -23,6 +23,7 @@ from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_file, finished_folder
 from rayagi.serving.manifest import DatasetFolder, Description
+from rayagi.serving.minari import _cast
 from rayagi.serving.rllib import episode_settings, offline_settings
 
 
@@ -171,6 +172,26 @@ def test_minari_has_the_types_and_bounds_of_the_environment_s_spaces(tmp_path, m
     (episode,) = found.iterate_episodes()
     assert (episode.observations.dtype, episode.actions.dtype) == kinds
     assert episode.observations[:-1].astype(np.float32).tolist() == obs[0].tolist()
+
+
+def test_minari_s_values_are_those_observed_but_for_the_rounding_of_a_bound():
+    """float32(0.1) is above 0.1, float32(2**31 - 1) is 2**31: both are the bound; what is beyond a bound was observed."""
+    reals = gymnasium.spaces.Box(-0.1, 0.1, (4,), np.float64)
+    found = _cast(np.array([[0.1, -0.1, 0.7, -0.05]], np.float32), reals)
+    assert found.dtype == np.float64
+    assert found.tolist() == [[0.1, -0.1, float(np.float32(0.7)), float(np.float32(-0.05))]]
+    counts = gymnasium.spaces.Box(0, 2**31 - 1, (2,), np.int32)
+    assert _cast(np.array([[2**31, 5]], np.float32), counts).tolist() == [[2**31 - 1, 5]]
+
+
+def test_a_damaged_dataset_is_not_exported(dataset, capsys):
+    file = dataset.files[0].path
+    file.write_bytes(file.read_bytes()[:-20])
+    assert main(["export", "d", "--to", "rllib", "out"]) == 2
+    error = capsys.readouterr().err
+    assert f"d: data/{file.name} cannot be read" in error
+    assert "Traceback" not in error
+    assert not Path("out").exists()
 
 
 def test_a_dataset_without_a_complete_file_is_not_exported(tmp_path, monkeypatch, capsys):
