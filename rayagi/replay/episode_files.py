@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import gymnasium
 import numpy as np
 
 from actors.replay import Column
-from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept, is_obs
+from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept, is_obs, num_choices
 from rayagi.serving.dataset import Episode
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
@@ -124,7 +123,7 @@ def _info(values: Any) -> Any:
 def spaces_of_source(source: Source) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any]]:
     """Observation space and action space of a source's columns: boxes as wide as their types; whole numbers are choices.
 
-    Actions that are whole numbers take a pass over the source.
+    Actions that are whole numbers take a pass over the source. Raises ExportError: one is below 0.
     """
     columns = {column.name: column for column in source.schema.columns}
     if "obs" in columns:
@@ -134,8 +133,7 @@ def spaces_of_source(source: Source) -> tuple[gymnasium.Space[Any], gymnasium.Sp
         obs = gymnasium.spaces.Dict(parts)
     action = columns["action"]
     if action.dtype.kind in "iu" and not action.shape:
-        most = max(chain([0], (int(steps["action"].max()) for steps in source.read())))
-        return obs, gymnasium.spaces.Discrete(most + 1)
+        return obs, gymnasium.spaces.Discrete(num_choices(source))
     return obs, _box(action)
 
 

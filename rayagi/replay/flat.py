@@ -48,6 +48,8 @@ OUR_NAMES = {theirs: ours for ours, theirs in D4RL_NAMES.items()}
 TRAJECTORY = "trajectory_number"
 """Column with the number of each step's trajectory, in rayagi's exports."""
 _SCALARS = ("reward", *FLAGS, TRAJECTORY)
+_LIKE_TERMINATED = ("done", "dones", "terminal", "termination", "terminations", "terminateds", "is_terminal")
+"""Others' names of ``terminated``, or of that and ``truncated`` in one."""
 _ROWS = 4096
 """That are compared at a time."""
 _BLOCK_BYTES = 8 * 2**20
@@ -82,6 +84,7 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
         known.pop(name, None)
     names, left_out = chosen_columns(path, known, wanted)
     _check_rows(path, arrays, nexts)
+    _check_ends(path, arrays, nexts)
     flags = {name: _flags(path, name, arrays) for name in FLAGS}
     ends = _ends(arrays, nexts, flags)
     begins = np.append(0, ends[:-1])
@@ -148,6 +151,23 @@ def _check_rows(path: Path, arrays: Mapping[str, Any], nexts: Mapping[str, str])
             raise DatasetError(
                 str(path), f"{name} has shape {list(arrays[name].shape)} where [{count}] is expected"
             )
+
+
+def _check_ends(path: Path, arrays: Mapping[str, Any], nexts: Mapping[str, str]) -> None:
+    """Refuse a file that says under other names where trajectories end: without them, it would have no ends."""
+    other = next((name for name in _LIKE_TERMINATED if name in arrays), None)
+    if "terminated" not in arrays and other is not None:
+        reason = (
+            f"has {other!r}, and no 'terminated' (or 'terminals'), after which nothing is bootstrapped: rename it, or add "
+            "'terminated', all false if no task ended"
+        )
+        raise DatasetError(str(path), reason)
+    if not nexts and not any(name in arrays for name in (*FLAGS, TRAJECTORY)):
+        reason = (
+            f"says nowhere where trajectories end: add 'terminated' (all false: it is one), 'truncated', 'next_obs' or "
+            f"'{TRAJECTORY}'; its columns are {', '.join(arrays)}"
+        )
+        raise DatasetError(str(path), reason)
 
 
 def _kind(name: str, arrays: Mapping[str, Any]) -> tuple[Any, tuple[int, ...]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -31,18 +33,54 @@ def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) ->
     kinds = _kinds(source)
     if "obs" not in kinds:
         raise ExportError(str(source.path), "has observations of several parts: export it to minari or torch")
-    with finished_file(out) as unfinished, h5py.File(unfinished, "w") as file:
-        for name, (dtype, shape) in kinds.items():
-            theirs = D4RL_NAMES.get(name, f"infos/{name}")
-            chunks = (_rows(dtype, shape), *shape)
-            file.create_dataset(theirs, (0, *shape), dtype, maxshape=(None, *shape), chunks=chunks)
+    with finished_file(out) as unfinished, _FileOfHdf5(unfinished, "w+") as written:
+        with h5py.File(written, "w") as file:
+            for name, (dtype, shape) in kinds.items():
+                theirs = D4RL_NAMES.get(name, f"infos/{name}")
+                chunks = (_rows(dtype, shape), *shape)
+                file.create_dataset(theirs, (0, *shape), dtype, maxshape=(None, *shape), chunks=chunks)
 
-        def append(name: str, values: NDArray[Any]) -> None:
-            dataset = file[D4RL_NAMES.get(name, f"infos/{name}")]
-            dataset.resize(dataset.shape[0] + len(values), 0)
-            dataset[-len(values) :] = values
+            def append(name: str, values: NDArray[Any]) -> None:
+                dataset = file[D4RL_NAMES.get(name, f"infos/{name}")]
+                dataset.resize(dataset.shape[0] + len(values), 0)
+                dataset[-len(values) :] = values
+                written.check()
 
-        _write_rows(trajectories, append, kinds)
+            _write_rows(trajectories, append, kinds)
+        written.check()
+
+
+class _FileOfHdf5(io.FileIO):
+    """A file whose first error is kept, and raised by ``check``. Nothing is written after it.
+
+    HDF5 tries to write again when its objects are closed: on a full disk each prints a traceback, and the process may crash.
+    """
+
+    _error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """All of it, unless there was an error."""
+        rest = memoryview(data).cast("B")
+        try:
+            while len(rest) and self._error is None:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._error = error
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size, unless there was an error."""
+        try:
+            if self._error is None:
+                super().truncate(size)
+        except OSError as error:
+            self._error = error
+        return size or 0
+
+    def check(self) -> None:
+        """Raise the error, if there was one."""
+        if self._error is not None:
+            raise self._error
 
 
 def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
@@ -67,12 +105,23 @@ def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory])
             arrays[name][begin : at[name]] = values
 
         _write_rows(trajectories, append, kinds)
-        torch.save({name: torch.from_numpy(array[: at[name]]) for name, array in arrays.items()}, unfinished)
+        tensors = {name: torch.from_numpy(array[: at[name]]) for name, array in arrays.items()}
+        try:
+            with unfinished.open("wb") as file:
+                torch.save(tensors, file)
+        except RuntimeError as error:
+            if isinstance(
+                error.__context__, OSError
+            ):  # such as a full disk, of which torch's own error says nothing
+                raise error.__context__ from error
+            raise
 
 
 def _on_disk(folder: Path, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     with tempfile.TemporaryFile(dir=folder) as file:
-        return np.memmap(file, dtype, "w+", shape=shape)
+        # Reserved, since a write into a mapped file that finds the disk full would kill the process.
+        os.posix_fallocate(file.fileno(), 0, max(1, math.prod(shape) * np.dtype(dtype).itemsize))
+        return np.memmap(file, dtype, "r+", shape=shape)
 
 
 def _kinds(source: Source) -> Mapping[str, tuple[Any, tuple[int, ...]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +16,11 @@ from numpy.typing import NDArray
 
 from actors.protocols import ActionSpec
 from rayagi.replay.tables import LEROBOT_INDEX, LEROBOT_NAMES
-from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept
+from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept, num_choices
 from rayagi.serving.column_layout import ColumnLayout, EndedEpisode
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import RotatingFiles, finished_folder
-from rayagi.serving.manifest import DatasetFolder, Description
+from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder, Description
 
 _ROWS_PER_FILE, _BYTES_PER_FILE = 2**20, 256 * 2**20
 _FPS = 30
@@ -38,17 +39,19 @@ def write_served(
     """Write a dataset as ``rayagi serve`` does. Floats of 64 bits become float32; the ranges of actions are not known.
 
     Raises:
-        ExportError: the folder exists, or columns are not those of such a dataset.
+        ExportError: the folder exists, columns are not those of such a dataset, or a choice is below 0.
         DiskError: it cannot be written; nothing of it is left.
     """
     layout = _layout(source)
     with finished_folder(out) as unfinished:
-        folder = DatasetFolder.create(unfinished, Description(task=_TASK, format=file_format, layout=layout))
+        folder = DatasetFolder.create(
+            unfinished, Description(task=UNNAMED_TASK, format=file_format, layout=layout)
+        )
         files = RotatingFiles(
             folder.data,
             "s000-g000",
             file_format,
-            layout.arrow({"task": _TASK}),
+            layout.arrow({"task": UNNAMED_TASK}),
             rows_per_file=_ROWS_PER_FILE,
             bytes_per_file=_BYTES_PER_FILE,
             complete=lambda name, statistics: folder.list_file(name, session=0, gmi=0, statistics=statistics),
@@ -79,8 +82,7 @@ def _layout(source: Source) -> ColumnLayout:
         dim = action.shape[0]
         spec = ActionSpec(kind="continuous", dim=dim, low=(-np.inf,) * dim, high=(np.inf,) * dim)
     elif action.dtype.kind in "iu" and not action.shape:
-        most = max(int(trajectory["action"].max()) for trajectory in source.read())
-        spec = ActionSpec(kind="discrete", dim=1, num_choices=most + 1)
+        spec = ActionSpec(kind="discrete", dim=1, num_choices=num_choices(source))
     else:
         raise ExportError(
             path, f"has actions ({action}) that a dataset of rayagi serve does not have: use minari"
@@ -142,8 +144,10 @@ def write_lerobot(source: Source, out: Path, trajectories: Iterator[Trajectory])
                 for name, values in frames.items():
                     statistics[name].add(values)
                 files.write(frames, number)
-        finally:
             files.close()
+        except BaseException:
+            files.discard()
+            raise
         _write_meta(folder, features, files, {name: each.to_json() for name, each in statistics.items()})
 
 
@@ -229,6 +233,12 @@ class _FrameFiles:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def discard(self) -> None:
+        """Close the current file, incomplete as it is."""
+        with suppress(Exception):  # fails if the file failed
+            if self._writer is not None:
+                self._writer.close()
 
     def _flush(self) -> None:
         if self._waiting:

@@ -147,6 +147,17 @@ def check_kept(source: Source, to: str) -> None:
             raise ExportError(str(source.path), reason)
 
 
+def num_choices(source: Source) -> int:
+    """Options of a column of single choices, by a pass over it. Raises ExportError: one is below 0."""
+    least = most = 0
+    for trajectory in source.read():
+        least, most = min(least, trajectory["action"].min()), max(most, trajectory["action"].max())
+    if least < 0:
+        reason = f"has the action {least}, where choices count from 0: export it to lerobot, d4rl or torch"
+        raise ExportError(str(source.path), reason)
+    return int(most) + 1
+
+
 def make_schema(
     path: Path, columns: Mapping[str, tuple[Any, tuple[int, ...]]], max_length: int
 ) -> ReplaySchema:

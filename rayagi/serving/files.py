@@ -136,14 +136,15 @@ def _renamed(out: Path, what: str) -> Iterator[Path]:
         if pid.isdecimal() and (int(pid) == os.getpid() or start_ticks(int(pid)) is None):
             _remove(left)  # of a killed process of this host
     unfinished = folder / f"{prefix}{os.getpid()}.unfinished"
-    with disk_errors(out, "free space there, or choose another folder"):
-        try:
+    try:
+        # The error says how much space is free, which it is before the unfinished one is removed.
+        with disk_errors(out, "free space there, or choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
             yield unfinished
             _check_free(out, what)  # another process may have made it meanwhile
             unfinished.rename(out)
-        finally:
-            _remove(unfinished)
+    finally:
+        _remove(unfinished)
 
 
 def _check_free(out: Path, what: str) -> None:

@@ -401,3 +401,36 @@ def test_two_names_of_one_tensor(tmp_path):
     )
     with pytest.raises(DatasetError, match="has 'actions' and 'action', two names of one column"):
         open_source(tmp_path / "a.pt")
+
+
+def test_ends_under_other_names_are_not_overlooked(tmp_path):
+    """Else six steps of two trajectories would be one, which learners bootstrap through."""
+    steps = {"obs": torch.arange(6.0)[:, None], "action": torch.zeros(6, 1), "reward": torch.ones(6)}
+    ends = torch.tensor([0, 0, 1, 0, 0, 1], dtype=torch.bool)
+    nexts = {"next_obs": torch.arange(6.0)[:, None] + 1}
+    for number, (more, message) in enumerate(
+        [
+            (
+                {"dones": ends},
+                "has 'dones', and no 'terminated' .* rename it, or add 'terminated', all false",
+            ),
+            ({"done": ends, **nexts}, "has 'done', and no 'terminated'"),
+            (
+                {"episode_over": ends},
+                "says nowhere where .* its columns are obs, action, reward, episode_over",
+            ),
+        ]
+    ):
+        torch.save(steps | more, tmp_path / f"{number}.pt")
+        with pytest.raises(DatasetError, match=message):
+            open_source(tmp_path / f"{number}.pt")
+    for number, (more, lengths) in enumerate(
+        [
+            ({"terminated": ends, "done": ends}, [3, 3]),
+            ({"terminated": ends & False}, [5]),
+            ({"trajectory_number": ends.cumsum(0) - ends.int()}, [2, 2]),
+            (nexts, [6]),
+        ]
+    ):
+        torch.save(steps | more, tmp_path / f"good-{number}.pt")
+        assert open_source(tmp_path / f"good-{number}.pt").lengths.tolist() == lengths

@@ -1,5 +1,8 @@
 """What is exported to a format and read again is the same, whatever wrote it first."""
 
+import errno
+import os
+import resource
 import signal
 from itertools import pairwise
 
@@ -16,6 +19,7 @@ from rayagi.replay.saved import store_source
 from rayagi.replay.summary import summarize
 from rayagi.replay.tables import parquet_files
 from rayagi.replay.trajectories import FLAGS, is_obs
+from rayagi.run.errors import DiskError
 from rayagi.serving.errors import DatasetError, ExportError
 
 SUFFIX = {"d4rl": ".hdf5", "torch": ".pt"}
@@ -174,6 +178,36 @@ def test_a_failed_export_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["rayagi", "rayagi-arrow", "minari", "lerobot", "rllib", "d4rl", "torch"])
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, kind):
+    """A limit on a file's size: each column fits, and all of them do not."""
+    needs(kind)
+    source = store_source(store_of(trajectories(lengths=(900,), ends="t", obs_shape=(40,))), tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, hard))
+    try:
+        with pytest.raises(DiskError, match=r"cannot write .*: File too large; free space there"):
+            export(source, tmp_path / f"out{SUFFIX.get(kind, '-v0')}", kind)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def test_space_for_tensors_is_reserved_before_it_is_mapped(tmp_path, monkeypatch):
+    """A write into a mapped file on a full disk is a bus error."""
+    asked, source = [], store_source(store_of(trajectories()), tmp_path)
+
+    def full(descriptor, offset, length):
+        asked.append(length)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskError, match="No space left on device"):
+        export(source, tmp_path / "out.pt", "torch")
+    assert asked == [9 * 2 * 4]  # nine steps of two reals, the first column's
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("kind", "message"), [("rayagi", "no rewards"), ("rllib", "no rewards")])
 def test_columns_that_a_format_does_not_have(tmp_path, kind, message):
     rows = [{name: values for name, values in each.items() if name != "reward"} for each in trajectories()]
@@ -301,6 +335,26 @@ def test_a_store_with_other_columns_than_trajectories(tmp_path, kind):
     )
     with pytest.raises(ExportError, match=message):
         export(source, tmp_path / f"out{SUFFIX.get(kind, '')}", kind)
+
+
+@pytest.mark.parametrize("kind", ["rayagi", "minari", "rllib", "torch"])
+def test_choices_below_zero(tmp_path, kind):
+    """Such as of Discrete(3, start=-1): formats with spaces would have one without them."""
+    needs(kind)
+    wanted = trajectories(ends="tut", action=np.int64)
+    for each in wanted:
+        each["action"] -= 1
+    wanted[0]["action"][0] = -1
+    source, out = store_source(store_of(wanted), tmp_path), tmp_path / f"out{SUFFIX.get(kind, '-v0')}"
+    if kind == "torch":
+        export(source, out, kind)
+        assert_equal(list(open_source(out).read()), wanted)
+        return
+    with pytest.raises(
+        ExportError, match="has the action -1, where choices count from 0: export it to lerobot"
+    ):
+        export(source, out, kind)
+    assert not out.exists()
 
 
 def test_numbers_of_other_types_in_rayagi_s_own_format(tmp_path):
