@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import EnvInfo
@@ -138,7 +139,8 @@ def source_of(path: str, info: EnvInfo) -> Source:
     """Open a dataset of an environment's experience, with the columns and types that learning needs.
 
     Raises:
-        DatasetError: it cannot be read, or its observations or actions are not those of the environment.
+        DatasetError: it cannot be read, or its observations or actions are not those of the environment; reading it raises
+            one too, for an action that is none of the environment's choices.
     """
     source = open_source(path)
     columns = {column.name: column for column in source.schema.columns}
@@ -162,13 +164,29 @@ def source_of(path: str, info: EnvInfo) -> Source:
 
     def converted(trajectory: Trajectory) -> Trajectory:
         with np.errstate(over="ignore"):  # beyond float32 it is infinite, which ``scan`` refuses
-            return {each.name: trajectory[each.name].astype(each.dtype, copy=False) for each in wanted}
+            found = {each.name: trajectory[each.name].astype(each.dtype, copy=False) for each in wanted}
+        if info.action.is_discrete:
+            _refuse_other_choices(path, found["action"], info)
+        return found
 
     return replace(
         source,
         schema=ReplaySchema(wanted, source.schema.max_length),
         begin=lambda: map(converted, source.begin()),
     )
+
+
+def _refuse_other_choices(path: str, actions: NDArray[np.int64], info: EnvInfo) -> None:
+    """Raise DatasetError: an action, (L,) or (L, dim), is none of the environment's."""
+    options = np.array(info.action.choices or (info.action.num_choices,))
+    others = actions[(actions < 0) | (actions >= options)]
+    if others.size:
+        has = " x ".join(map(str, options))
+        reason = (
+            f"has the choice {others[0]}, and {info.env_id} has {has} choices, counted from 0: if the dataset's begin with "
+            "another number, subtract it"
+        )
+        raise DatasetError(path, reason)
 
 
 _MOST_GATHERERS = 128

@@ -309,6 +309,26 @@ def test_a_dataset_of_another_schema_is_refused(dataset):
             source_of(str(dataset), info)
 
 
+def test_a_choice_that_the_environment_does_not_have_is_refused(tmp_path):
+    """Such as of choices that count from 1: all would be another one."""
+    steps = {"obs": torch.zeros(4, 3), "reward": torch.ones(4), "terminated": torch.tensor([0, 1, 0, 1])}
+    one = replace(INFO, action=ActionSpec(kind="discrete", dim=1, num_choices=3))
+    two = replace(INFO, action=ActionSpec(kind="multi_discrete", dim=2, choices=(2, 3)))
+    for number, (info, action, text) in enumerate(
+        (
+            (one, [1, 2, 3, 1], "has the choice 3, and Point has 3 choices, counted from 0"),
+            (one, [0, 1, -1, 1], "has the choice -1, and Point has 3"),
+            (two, [[1, 2], [0, 0], [2, 0], [1, 1]], "has the choice 2, and Point has 2 x 3"),
+        )
+    ):
+        path = tmp_path / f"{number}.pt"
+        torch.save({**steps, "action": torch.tensor(action)}, path)
+        with pytest.raises(DatasetError, match=text):
+            scan(source_of(str(path), info))
+    torch.save({**steps, "action": torch.tensor([[1, 2], [0, 0], [1, 0], [1, 1]])}, path)
+    assert len(scan(source_of(str(path), two)).returns) == 2
+
+
 def test_a_dataset_without_steps_is_refused(tmp_path):
     path = record_point(tmp_path / "empty", num_envs=1, num_steps=1)
     for file in (path / "data").iterdir():
