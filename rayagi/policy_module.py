@@ -61,7 +61,9 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         algorithm = self.model_config.get("algorithm", "ppo")
         settings = DEFINITIONS[algorithm].settings(**self.model_config.get("settings", {}))
         network = NetworkSpec(**self.model_config["network"])
-        self.model = algorithm_model(algorithm, info, network, settings)
+        # The run's seed: a user's network may have random numbers that its state lacks.
+        seed = self.model_config.get("seed", 0)
+        self.model = algorithm_model(algorithm, info, network, settings, seed)
         for name, value in (("shift", 0.0), ("scale", 1.0), ("bound", math.inf)):
             self.register_buffer(name, torch.full((info.obs_dim,), value))
         self.action_dist_cls = _distribution(self.model.head, action)
@@ -110,6 +112,7 @@ def module_of(policy: NetworkPolicy, spec: RunSpec) -> PolicyModule:
             "network": asdict(spec.network),
             "algorithm": spec.algorithm,
             "settings": asdict(spec.learning),
+            "seed": spec.seed,
         },
     )
     module.model.load_state_dict(policy.model.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -192,17 +193,45 @@ def check_num_envs(env_id: str, saved: int, num_envs: int) -> None:
         )
 
 
+_FRESH_TORCH = ("set_default_dtype(torch.float32)", "set_grad_enabled(True)", "set_default_device('cpu')")
+
+
+def torch_settings() -> tuple[str, ...]:
+    """Settings of torch that hold for all code of this thread, as calls; those of a fresh torch if it is not imported."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return _FRESH_TORCH
+    return (
+        f"set_default_dtype({torch.get_default_dtype()})",
+        f"set_grad_enabled({torch.is_grad_enabled()})",
+        f"set_default_device({torch.get_default_device().type!r})",
+    )
+
+
+def changed_torch(before: tuple[str, ...]) -> str:
+    """What is wrong if a user's code has changed ``torch_settings`` since ``before``: networks would have them too."""
+    made = [call for call, old in zip(torch_settings(), before, strict=True) if call != old]
+    if not made:
+        return ""
+    return (
+        f"its code calls torch.{made[0]}, which holds for rayagi's networks and learners too: give dtype= or device= where "
+        "it makes tensors, and use `with torch.no_grad():` where it needs no gradients"
+    )
+
+
 def user_module(env_id: str) -> ModuleType | None:
     """Import the module that an id names; None if it names none.
 
     Raises:
-        EnvironmentOptionError: it cannot be imported; the message names the line if it is in the module itself.
+        EnvironmentOptionError: it cannot be imported; the message names the line if it is in the module itself. Or it
+            changes torch's settings.
     """
     name = env_id.rpartition(":")[0]
     if not name:
         return None
+    before = torch_settings()
     try:
-        return import_module(name)
+        module = import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise EnvironmentOptionError(env_id, _import_failure(name, error)) from error
@@ -214,6 +243,9 @@ def user_module(env_id: str) -> ModuleType | None:
         ) from error
     except (Exception, SystemExit) as error:  # any exception of the user's code
         raise EnvironmentOptionError(env_id, _import_failure(name, error)) from error
+    if reason := changed_torch(before):
+        raise EnvironmentOptionError(env_id, reason)
+    return module
 
 
 def user_class(env_id: str, base: type[Any]) -> type[Any] | None:

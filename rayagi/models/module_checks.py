@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from placement.errors import counted
 from rayagi.config.errors import ConfigError
@@ -48,7 +49,7 @@ def refuse_behaviour(
     given = [torch.randn(_ROWS, obs_dim, generator=generator)]
     if state_dim:
         given.append(torch.randn(_ROWS, state_dim, generator=generator))
-    before = {name: each.clone() for name, each in module.named_buffers()}
+    before = {name: each.detach().clone() for name, each in _kept(module).items() if not is_lazy(each)}
     copies = [each.clone() for each in given]
     found = _called(spec, module, copies, (output_dim, state_dim), may_mask)
     for name, one, other in zip(("observations", "states"), given, copies, strict=False):
@@ -56,11 +57,11 @@ def refuse_behaviour(
             raise module_error(
                 spec, f"changes the {name} that it is given", "compute new tensors: x = x / 2, not x /= 2"
             )
-    for name, each in module.named_buffers():
-        if not torch.equal(each, before[name]):
+    for name, each in _kept(module).items():
+        if name in before and not torch.equal(each, before[name]):
             raise module_error(
                 spec,
-                f"changes its buffer {name} as it runs, and buffers are not exchanged between processes",
+                f"changes its {name} as it runs, and what forward writes is not exchanged between processes",
                 "leave such layers out (BatchNorm); LayerNorm keeps nothing",
             )
     again = _called(spec, module, given, (output_dim, state_dim), may_mask)
@@ -68,7 +69,8 @@ def refuse_behaviour(
         raise module_error(
             spec,
             "gives other outputs for the same observations at the second call",
-            "leave randomness out (Dropout); rayagi's head draws the actions",
+            "leave randomness out (Dropout), since rayagi's head draws the actions, and what it keeps between calls, which "
+            "is what state_dim is for",
         )
     alone = _called(spec, module, [each[:1] for each in given], (output_dim, state_dim), may_mask)
     if not all(
@@ -79,6 +81,14 @@ def refuse_behaviour(
             "gives other outputs for an observation beside others than alone",
             "let every row of the batch depend on that row of the observations only",
         )
+
+
+def _kept(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers and parameters, as "buffer NAME" and "parameter NAME"."""
+    return {
+        **{f"buffer {name}": each for name, each in module.named_buffers()},
+        **{f"parameter {name}": each for name, each in module.named_parameters()},
+    }
 
 
 def _called(

@@ -16,7 +16,8 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,7 @@ from actors.protocols import EnvInfo
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import NetworkSpec
 from rayagi.config.trusted_modules import network_file
+from rayagi.envs.providers import changed_torch, torch_settings
 from rayagi.models.heads import Head, StateGaussianHead, make_head
 from rayagi.models.module_checks import error_text, module_error, refuse_behaviour, refuse_parameters
 from rayagi.models.recurrent import SequenceNetwork, Sequences, Unrolled
@@ -90,28 +92,38 @@ def user_model(info: EnvInfo, spec: NetworkSpec, seed: int) -> tuple[UserNetwork
         ConfigError: it cannot be imported or built, or it does not do what the head of this file says.
     """
     assert spec.module is not None
+    before = torch_settings()
     cls = imported_class(spec.module)
     if not issubclass(cls, nn.Module) and not _is_rllib(cls):
         bases = ", ".join(base.__name__ for base in cls.__bases__)
         raise module_error(
             spec, f"is no torch module: its bases are {bases}", "derive it from torch.nn.Module"
         )
-    module, head = (
-        _rllib_module(info, spec, cls, seed) if _is_rllib(cls) else _torch_module(info, spec, cls, seed)
-    )
-    refuse_parameters(spec, module)
-    state_dim = getattr(module, "state_dim", 0)
-    if type(state_dim) is not int or state_dim < 0:
-        raise module_error(
-            spec, f"has state_dim = {state_dim!r}", "make it the number of reals of one state, an int"
-        )
-    refuse_behaviour(
-        spec, module, (info.obs_dim, head.num_outputs, state_dim), may_mask=info.action.is_discrete
-    )
+    # Lazy layers draw their weights at the first call, that of the checks.
+    with _seeded(seed):
+        module, head = _rllib_module(info, spec, cls) if _is_rllib(cls) else _torch_module(info, spec, cls)
+        if reason := changed_torch(before):
+            raise module_error(spec, reason, "leave the call out")
+        refuse_parameters(spec, module)
+        state_dim = getattr(module, "state_dim", 0)
+        if type(state_dim) is not int or state_dim < 0:
+            raise module_error(
+                spec, f"has state_dim = {state_dim!r}", "make it the number of reals of one state, an int"
+            )
+        sizes = (info.obs_dim, head.num_outputs, state_dim)
+        refuse_behaviour(spec, module, sizes, may_mask=info.action.is_discrete)
     return UserSequenceNetwork(module, state_dim) if state_dim else UserNetwork(module), head
 
 
-def _torch_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any], seed: int) -> tuple[nn.Module, Head]:
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Set torch's CPU generator to ``seed``, and put it back."""
+    with _BUILDING, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _torch_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any]) -> tuple[nn.Module, Head]:
     if cls.forward is nn.Module.forward:
         raise module_error(
             spec, "has no method forward", "write forward(self, obs), which returns outputs and values"
@@ -120,7 +132,7 @@ def _torch_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any], seed: int) -
     suggestion = (
         "write __init__(self, obs_dim, output_dim), and name further arguments in network.module_kwargs"
     )
-    return _built(spec, cls, seed, suggestion, (info.obs_dim, head.num_outputs), spec.module_kwargs), head
+    return _built(spec, cls, suggestion, (info.obs_dim, head.num_outputs), spec.module_kwargs), head
 
 
 def _is_rllib(cls: type[Any]) -> bool:
@@ -130,13 +142,13 @@ def _is_rllib(cls: type[Any]) -> bool:
     )
 
 
-def _rllib_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any], seed: int) -> tuple[nn.Module, Head]:
+def _rllib_module(info: EnvInfo, spec: NetworkSpec, cls: type[Any]) -> tuple[nn.Module, Head]:
     # Imported here: RLlib takes seconds.
     from rayagi.models.rllib_module import constructor_arguments, refuse_unfit_class, wrapped
 
     refuse_unfit_class(spec, cls)
     suggestion = "build its layers in setup(self), and name its model_config in network.module_kwargs"
-    module = _built(spec, cls, seed, suggestion, (), constructor_arguments(info, spec))
+    module = _built(spec, cls, suggestion, (), constructor_arguments(info, spec))
     continuous = info.action.kind == "continuous"
     head = StateGaussianHead(info.action.dim) if continuous else make_head(info.action, 0.0)
     return wrapped(spec, module, info), head
@@ -206,16 +218,13 @@ def _file_module(reference: str, place: str) -> ModuleType:
 def _built(
     spec: NetworkSpec,
     cls: Callable[..., nn.Module],
-    seed: int,
     suggestion: str,
     sizes: tuple[int, ...],
     kwargs: Mapping[str, Any],
 ) -> nn.Module:
-    """Construct the module with torch's CPU generator at ``seed``, and put the generator back."""
+    """Construct the module."""
     try:
-        with _BUILDING, torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            return cls(*sizes, **kwargs)
+        return cls(*sizes, **kwargs)
     except Exception as error:  # any exception of the user's code
         given = ", ".join([*map(str, sizes), *(f"{key}={value!r}" for key, value in kwargs.items())])
         raise module_error(

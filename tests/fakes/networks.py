@@ -54,3 +54,27 @@ class Remembered(nn.Module):
     def forward(self, obs: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         states = states / 2 + obs[:, :1]
         return states * self.scale, 10 * states.squeeze(-1), states
+
+
+class Fourier(nn.Module):
+    """Random features, which are no part of its state, and layers that take their sizes from the first call."""
+
+    def __init__(self, obs_dim: int, output_dim: int) -> None:
+        super().__init__()
+        self.frequencies = torch.randn(obs_dim, 8)
+        self.outputs, self.value = nn.LazyLinear(output_dim), nn.LazyLinear(1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        features = (obs @ self.frequencies).sin()
+        return self.outputs(features), self.value(features).squeeze(-1)
+
+
+class LazilyNormalised(Fourier):
+    """With a batch normalisation that takes its size from the first call."""
+
+    def __init__(self, obs_dim: int, output_dim: int) -> None:
+        super().__init__(obs_dim, output_dim)
+        self.norm = nn.LazyBatchNorm1d()
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(self.norm(obs))

@@ -38,6 +38,7 @@ OTHERS = [
     (INFO, RunSpec(algorithm="td3", network=NETWORK)),
     (INFO, NetworkSpec(module="tests.fakes.networks:Plain")),
     (INFO, NetworkSpec(module="tests.fakes.networks:Remembering")),
+    (INFO, NetworkSpec(module="tests.fakes.networks:Fourier")),
     (INFO, NetworkSpec(module="tests.fakes.rl_modules:Trunk", module_kwargs={"width": 7})),
 ]
 

@@ -75,6 +75,28 @@ def test_weights_depend_on_the_seed_alone_and_torch_s_generator_is_left_alone():
     assert not torch.equal(one.network.module.value.weight, other.network.module.value.weight)
 
 
+def test_layers_that_take_their_sizes_from_the_first_call_get_the_seed_s_weights():
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    one, two, other = (make_model(INFO, named("Fourier"), seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(one.network.module.outputs.weight, two.network.module.outputs.weight)
+    assert not torch.equal(one.network.module.outputs.weight, other.network.module.outputs.weight)
+    with pytest.raises(ConfigError, match=r"changes its buffer norm\."):
+        make_model(INFO, named("LazilyNormalised"))
+
+
+def test_a_network_that_changes_torch_for_all_others_is_refused(tmp_path):
+    (tmp_path / "net.py").write_text(net(after="torch.set_default_dtype(torch.float64)"))
+    try:
+        with pytest.raises(
+            ConfigError, match=r"calls torch\.set_default_dtype\(torch\.float64\), which holds for"
+        ):
+            make_model(INFO, NetworkSpec(module=f"{tmp_path}/net.py:Net"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_arguments_of_one_s_own_reach_the_constructor():
     model = make_model(INFO, named("Plain", width=9))
     assert model.network.module.trunk[0].weight.shape == (9, 5)
@@ -132,6 +154,8 @@ def net(result="both[:, :-1], both[:, -1]", after="", states=""):
         (net("both[:, :-1], both[:, -1] + obs.clamp_(-0.5, 0.5)[:, 0]"), r"changes the observations that it is given"),
         (net("both[:, :-1], both[:, -1], states.mul_(0.5)", "self.state_dim = 4", ", states"), r"changes the states that"),
         (net("self.bn(both)[:, :-1], both[:, -1]", "self.bn = nn.BatchNorm1d(output_dim + 1)"), r"buffer bn.running_mean"),
+        (net("both[:, :-1] * self.mean.mul_(0.9), both[:, -1]", "self.mean = nn.Parameter(torch.ones(1), False)"),
+         r"changes its parameter mean as it runs"),
         (net(after="self.double()"), r"not float32: net.weight \(torch.float64\), .*\.float\(\)"),
         (net().replace("self.net = nn", "self.nets = [None]; self.nets[0] = nn"), r"has no parameters to train"),
         (net(after="self.state_dim = 2.5"), r"has state_dim = 2.5"),
