@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rayagi.envs.errors import EnvironmentFailedError, named_failures
+from rayagi.envs.errors import EnvironmentFailedError, failure_text, named_failures
+
+_logger = logging.getLogger("rayagi.envs")
 
 
 class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
@@ -49,6 +52,13 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
             # Not its info: Gymnasium packs that of all into arrays of the first one's shapes, and nobody reads it.
             ended = self._flag("terminated", terminated), self._flag("truncated", truncated)
             return self._flat(obs), self._number(reward), *ended, {}
+
+    def close(self) -> None:
+        """Close it. What its code raises is logged: nothing depends on it any more."""
+        try:
+            super().close()
+        except (Exception, SystemExit) as error:
+            _logger.warning("%s: its close() failed: %s", self._env_id, failure_text(error))
 
     def _where(self) -> str:
         when = f"step {self._steps} of its episode" if self._steps else "reset"
@@ -100,16 +110,31 @@ def _leaf_problem(space: spaces.Space[Any], obs: Any, name: str) -> str:
         fits = number.size == 1 and number.dtype.kind in "iu"
         fits = fits and space.start <= number.item() < space.start + space.n
         return "" if fits else f"{name} is {obs!r}; observation_space is {space}"
-    if not isinstance(space, spaces.Box):
+    if not isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         return ""
     if np.shape(obs) != space.shape:
         return f"{name} is {_described(obs)}; observation_space has the shape {space.shape}"
-    kind, wanted = np.asarray(obs).dtype.kind, space.dtype.kind
+    values, wanted = np.asarray(obs), space.dtype.kind
+    if isinstance(space, spaces.MultiBinary):  # zeros and ones of any type
+        fits = bool(np.isin(values, (0, 1)).all())
+        return "" if fits else f"{name} is {values.tolist()}; observation_space is {space}"
     # Whole numbers may become reals; reals would be cut off.
-    fits = kind in "biuf" if wanted == "f" else kind in "biu"
-    return (
-        "" if fits else f"{name} has the dtype {np.asarray(obs).dtype}; observation_space has {space.dtype}"
-    )
+    if values.dtype.kind not in ("biuf" if wanted == "f" else "biu"):
+        return f"{name} has the dtype {values.dtype}; observation_space has {space.dtype}"
+    if isinstance(space, spaces.MultiDiscrete):
+        # Each sets one column of its own: what is out of range would set one of another choice.
+        fits = bool(((values >= space.start) & (values < space.start + space.nvec)).all())
+        return "" if fits else f"{name} is {values.tolist()}; observation_space is {space}"
+    return _overflow(values, space.dtype, name) if wanted in "iu" and values.size else ""
+
+
+def _overflow(values: NDArray[Any], dtype: np.dtype[Any], name: str) -> str:
+    """Whole numbers beyond a type would become others."""
+    if np.can_cast(values.dtype, dtype):
+        return ""
+    low, high, limits = int(values.min()), int(values.max()), np.iinfo(dtype)
+    fits = limits.min <= low and high <= limits.max
+    return "" if fits else f"{name} has values from {low} to {high}; observation_space has {dtype}"
 
 
 def _described(value: Any) -> str:

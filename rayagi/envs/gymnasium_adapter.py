@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import chdir
 from functools import partial
 from typing import Any
 
@@ -16,15 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsLeaf, ObsPart, StateDict, StepResult, VecEnv
+from placement.errors import counted
 from rayagi.envs.checked_env import CheckedEnv
-from rayagi.envs.errors import EnvironmentOptionError, SimulationError, UnsupportedSpaceError, failure_text
+from rayagi.envs.errors import (
+    EnvironmentOptionError,
+    SimulationError,
+    UnsupportedSpaceError,
+    failure_text,
+    named_failures,
+)
 from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.providers import (
     EnvProvider,
     VecEnvArgs,
+    changed_torch,
     check_kind,
     check_num_envs,
     log_sim_errors,
+    torch_settings,
     user_module,
 )
 
@@ -46,19 +57,29 @@ def make_one(env_id: str, kwargs: Mapping[str, Any], env_index: int = 0) -> Chec
     """One environment with flat observations; ``env_index``: its global index, for errors.
 
     Raises:
-        EnvironmentOptionError: its package is missing, or it rejects the options.
+        EnvironmentOptionError: its package is missing, it rejects the options, it changes torch's settings, or it has no
+            space of observations or actions.
         UnsupportedSpaceError: an image of more than three dimensions, or actions other than a flat box or choices.
     """
     options = dict(kwargs)
     # The checker only warns about style; training and rendering make the same environment.
     options.setdefault("disable_env_checker", True)
+    before = torch_settings()
     try:
-        env = gymnasium.make(env_id, **options)
+        with chdir(os.getcwd()):  # where a run's paths begin, whatever its constructor changes to
+            env = gymnasium.make(env_id, **options)
     except (Exception, SystemExit) as error:
         reason = str(error) if isinstance(error, gymnasium.error.Error) else failure_text(error)
         raise EnvironmentOptionError(
             env_id, f"Gymnasium cannot make it with {dict(kwargs)}: {reason}"
         ) from error
+    if reason := changed_torch(before):
+        raise EnvironmentOptionError(env_id, reason)
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, gymnasium.Space):
+            reason = f"its {name} is {space!r}; it must be one of gymnasium.spaces"
+            raise EnvironmentOptionError(env_id, reason)
     _check_booleans(env_id, env, kwargs)
     observation_parts(env_id, env.observation_space)
     action_spec(env_id, env.action_space)
@@ -198,7 +219,7 @@ def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
     An integer Box and a MultiBinary are multi-discrete.
 
     Raises:
-        UnsupportedSpaceError: neither a one-dimensional Box nor a discrete space, or an empty one.
+        UnsupportedSpaceError: neither a one-dimensional Box nor a discrete space, or one with nothing to choose.
     """
     if 0 in (space.shape or ()):
         raise UnsupportedSpaceError(env_id, f"{space} of actions", "it is empty: there is nothing to choose")
@@ -208,6 +229,9 @@ def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
     if isinstance(space, gymnasium.spaces.Discrete):
         return ActionSpec(kind="discrete", dim=1, num_choices=int(space.n))
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
+        if (space.low >= space.high).all():
+            hint = "its low and high are equal, so there is nothing to choose (a MuJoCo actuator needs a ctrlrange)"
+            raise UnsupportedSpaceError(env_id, f"{space} of actions", hint)
         low, high = space.low.astype(float).tolist(), space.high.astype(float).tolist()
         return ActionSpec(kind="continuous", dim=int(space.shape[0]), low=tuple(low), high=tuple(high))
     raise UnsupportedSpaceError(
@@ -241,14 +265,18 @@ def _options(space: gymnasium.Space[Any]) -> NDArray[np.int64]:
 
 
 def to_space(space: gymnasium.Space[Any], actions: NDArray[Any]) -> NDArray[Any]:
-    """Convert a policy's actions, (N, ...), to the space: reals are clipped to the Box, choices offset by ``start``."""
+    """Convert a policy's actions, (N, ...), to the space.
+
+    Reals are clipped to the Box, and rounded if its numbers are whole; choices are offset by ``start``.
+    """
     if isinstance(space, gymnasium.spaces.Discrete):
         return actions.reshape(-1).astype(np.int64) + int(space.start)
     starts = first_options(space)
     if starts is not None:
         return (actions + starts).astype(space.dtype)
     assert isinstance(space, gymnasium.spaces.Box)
-    return np.clip(actions, space.low, space.high).astype(space.dtype)
+    clipped = np.clip(actions, space.low, space.high)
+    return (np.rint(clipped) if space.dtype.kind in "iu" else clipped).astype(space.dtype)
 
 
 def episode_seed(seed: int, env_index: int, episode: int) -> int:
@@ -332,10 +360,16 @@ class GymnasiumVecEnv(RestartingVecEnv):
         first_env_index: int = 0,
         seed: int = 0,
     ) -> None:
-        self._envs = SyncVectorEnv(
-            [partial(make_one, env_id, kwargs, first_env_index + i) for i in range(num_envs)],
-            autoreset_mode=AutoresetMode.SAME_STEP,
-        )
+        """Make them.
+
+        Raises:
+            EnvError: as of ``make_one``; or their spaces differ.
+        """
+        with named_failures(env_id, lambda: f"making {counted(num_envs, 'environment')}"):
+            self._envs = SyncVectorEnv(
+                [partial(make_one, env_id, kwargs, first_env_index + i) for i in range(num_envs)],
+                autoreset_mode=AutoresetMode.SAME_STEP,
+            )
         first = self._envs.envs[0]
         assert isinstance(first, CheckedEnv)
         super().__init__(_info(env_id, first), num_envs, first_env_index)

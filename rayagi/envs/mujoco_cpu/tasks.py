@@ -132,7 +132,7 @@ def load_model(env_id: str, task: GymnasiumTask) -> CompiledModel:
     """Compile the task's model.
 
     Raises:
-        EnvironmentOptionError: the file is missing or invalid, or its model has no actuators.
+        EnvironmentOptionError: the file is missing or invalid, or its model has no actuators, or one without a range.
     """
     route_warnings_to_logging()
     try:
@@ -143,6 +143,11 @@ def load_model(env_id: str, task: GymnasiumTask) -> CompiledModel:
         raise EnvironmentOptionError(
             env_id, f"xml_file {task.xml_file!r}: its model has no actuators, so there is no action to learn"
         )
+    low, high = compiled.model.actuator_ctrlrange.T
+    if not (low < high).all():
+        name = compiled.model.actuator(int(np.argmin(low < high))).name
+        reason = f"its actuator {name!r} has no ctrlrange, to which actions are clipped: give it one"
+        raise EnvironmentOptionError(env_id, f"xml_file {task.xml_file!r}: {reason}")
     return compiled
 
 
@@ -158,10 +163,19 @@ def make_physics(
 def describe(
     env_id: str, compiled: CompiledModel, task: GymnasiumTask, max_episode_steps: int | None
 ) -> EnvInfo:
-    """The EnvInfo of a task."""
+    """The EnvInfo of a task. Raises EnvironmentOptionError: its model has other parts than it reads."""
     physics = make_physics(compiled, task, 1, 1)
-    obs_dim = task.observe(compiled, physics.fields).shape[1]
-    physics.close()
+    try:
+        obs_dim = task.observe(compiled, physics.fields).shape[1]
+        speed = task.forward_position(compiled, physics.fields)
+        task.reward_and_done(compiled, physics.fields, np.zeros((1, compiled.model.nu)), speed)
+        task.draw_start(compiled, np.random.default_rng(0))
+    except (LookupError, ValueError) as error:
+        first_line = (str(error).strip("\"'").splitlines() or [""])[0]
+        reason = f"xml_file {task.xml_file!r} has not the parts that the task reads ({first_line})"
+        raise EnvironmentOptionError(env_id, reason) from error
+    finally:
+        physics.close()
     # Gymnasium's action space holds the model's range in float32.
     low, high = compiled.model.actuator_ctrlrange.astype(np.float32).T.tolist()
     action = ActionSpec(kind="continuous", dim=compiled.model.nu, low=tuple(low), high=tuple(high))

@@ -88,7 +88,8 @@ class Task(ABC):
     description: ClassVar[str] = ""
     model_file: ClassVar[str] = ""
     """The task's own model: a path relative to the folder of the module that declares it."""
-    max_episode_steps: ClassVar[int] = 1000
+    max_episode_steps: ClassVar[int | None] = 1000
+    """Steps after which an episode is truncated; None: no limit."""
     action_dim: ClassVar[int] = 0
     obs_dim: ClassVar[int] = 0
     fields: ClassVar[tuple[str, ...]] = ()

@@ -30,6 +30,10 @@ def validate_task(env_id: str, task: Task) -> tuple[TaskFunctions[Any], Mapping[
         size = getattr(task, attribute)
         if not isinstance(size, int) or size < 1:
             raise TaskError(env_id, f"{name}.{attribute} is {size!r}; it must be a positive integer")
+    limit = task.max_episode_steps
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        reason = f"{name}.max_episode_steps is {limit!r}; it must be a positive integer, or None for no limit"
+        raise TaskError(env_id, reason)
     if not task.xml_file and not task.model_file:
         raise TaskError(env_id, f"{name}.model_file is empty; it must name an MJCF file beside the module")
     if not all(str(term).isidentifier() for term in task.reward_terms) or isinstance(task.reward_terms, str):

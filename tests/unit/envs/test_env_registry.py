@@ -189,6 +189,35 @@ def test_a_model_without_actuators_is_refused(tmp_path):
         envs.env_info("Ant-v5", kwargs={"xml_file": str(file)})
 
 
+SLIDER = """<mujoco><worldbody><body name="cart"><joint name="x" type="slide"/><geom size=".1"/></body></worldbody>
+<actuator><motor name="push" joint="x" {}/></actuator></mujoco>"""
+
+
+def test_an_actuator_without_a_range_is_refused(tmp_path):
+    """Every action would be clipped to 0."""
+    file = tmp_path / "slider.xml"
+    file.write_text(SLIDER.format(""))
+    reason = r"slider\.xml': its actuator 'push' has no ctrlrange, to which actions are clipped: give it one"
+    with pytest.raises(envs.EnvironmentOptionError, match=reason):
+        envs.env_info("HalfCheetah-v5", kwargs={"xml_file": str(file)})
+    file.write_text(SLIDER.format('ctrlrange="-2 1"'))
+    info = envs.env_info("HalfCheetah-v5", kwargs={"xml_file": str(file)})
+    assert (info.action.low, info.action.high) == ((-2.0,), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("task", "missing"), [("Ant-v5", "index 2 is out of bounds"), ("Reacher-v5", "Invalid name 'fingertip'")]
+)
+def test_a_model_of_another_robot_is_refused_before_anything_starts(tmp_path, task, missing):
+    file = tmp_path / "slider.xml"
+    file.write_text(SLIDER.format('ctrlrange="-1 1"'))
+    with pytest.raises(
+        envs.EnvironmentOptionError, match=rf"slider\.xml' has not the parts .*{missing}"
+    ) as caught:
+        envs.env_info(task, kwargs={"xml_file": str(file)})
+    assert "\n" not in str(caught.value)
+
+
 def test_lists_from_configuration_files_serve_as_ranges():
     factory = envs.make_env_factory("Ant-v5", kwargs={"healthy_z_range": [5.0, 6.0]})
     env = factory(num_envs=1, first_env_index=0, seed=0, num_threads=1)

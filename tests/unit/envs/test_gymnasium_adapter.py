@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from actors.gmi import GmiContext, GmiIdentity
 from actors.roles import LocalSimulator
@@ -142,6 +145,22 @@ FAULTS = {
         "the observation has the dtype float64; observation_space has int64",
     ),
     "a choice": (-1, 0.0, "the observation is -1; observation_space is Discrete(3)"),
+    "several choices": (
+        [3, 0],
+        0.0,
+        "the observation is [3, 0]; observation_space is MultiDiscrete([3 3])",
+    ),
+    "one choice of two": (
+        np.zeros(1, np.int64),
+        0.0,
+        "the observation is of type ndarray and shape (1,); {flat}",
+    ),
+    "bits": (np.array([0, 2]), 0.0, "the observation is [0, 2]; observation_space is MultiBinary(2)"),
+    "bytes": (
+        np.array([0, 256]),
+        0.0,
+        "the observation has values from 0 to 256; observation_space has uint8",
+    ),
     "no flag": (np.zeros(2), 0.0, None, False, "terminated is None; it must be one bool"),
     "a word": (np.zeros(2), 0.0, False, "no", "truncated is of type str and shape (); it must be one bool"),
     "two flags": (
@@ -152,7 +171,14 @@ FAULTS = {
         "terminated is of type ndarray and shape (2,); it must be one bool",
     ),
 }
-SPACES = {"reals": spaces.Box(-9, 9, (2,), np.int64), "a choice": spaces.Discrete(3)}
+SPACES = {
+    "reals": spaces.Box(-9, 9, (2,), np.int64),
+    "a choice": spaces.Discrete(3),
+    "several choices": spaces.MultiDiscrete([3, 3]),
+    "one choice of two": spaces.MultiDiscrete([3, 3]),
+    "bits": spaces.MultiBinary(2),
+    "bytes": spaces.Box(0, 255, (2,), np.uint8),
+}
 
 
 class Faulty(Scripted):
@@ -235,12 +261,95 @@ def test_an_environment_that_raises_while_it_is_made_is_refused_with_the_line():
         env_info("Refusing-v0", engine="gymnasium")
 
 
+class Spaceless(gymnasium.Env):
+    """Forgets what it observes."""
+
+    action_space = REAL
+
+
+def test_an_environment_without_spaces_is_refused(monkeypatch):
+    monkeypatch.setitem(gymnasium.registry, "Spaceless-v0", EnvSpec("Spaceless-v0", entry_point=Spaceless))
+    reason = "Spaceless-v0: its observation_space is None; it must be one of gymnasium.spaces"
+    with pytest.raises(EnvironmentOptionError, match=reason):
+        env_info("Spaceless-v0")
+
+
 class Refusing(gymnasium.Env):
     def __init__(self):
         raise AssertionError("no port is free")
 
 
 gymnasium.register("Refusing-v0", Refusing)
+
+
+def test_environments_whose_spaces_differ_are_refused_in_one_sentence():
+    sizes = iter((2, 3, 4))
+    gymnasium.register("Growing-v0", lambda: Scripted(spaces.Box(-1, 1, (next(sizes),)), REAL))
+    reason = r"Growing-v0, making 2 environments: AssertionError .*observation spaces are not equivalent"
+    with pytest.raises(EnvironmentFailedError, match=reason):
+        make("Growing-v0")
+    del gymnasium.registry["Growing-v0"]
+
+
+class Wandering(Scripted):
+    """Changes the folder to its own, and has nothing to close."""
+
+    def __init__(self, folder):
+        super().__init__(REAL, REAL)
+        os.chdir(folder)
+        self.files = os.listdir()
+
+    def close(self):
+        self.viewer.close()
+
+
+def test_an_environment_s_folder_and_its_failing_close_do_not_concern_the_run(tmp_path, monkeypatch, caplog):
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "robot.xml").touch()
+    monkeypatch.chdir(tmp_path)
+    gymnasium.register("Wandering-v0", Wandering, kwargs={"folder": "assets"})
+    assert env_info("Wandering-v0", engine="gymnasium").obs_dim == 2
+    assert Path.cwd() == tmp_path
+    env = make("Wandering-v0", 1)
+    assert env._envs.envs[0].unwrapped.files == ["robot.xml"]
+    env.close()
+    reason = f"AttributeError at {__file__}:{Wandering.close.__code__.co_firstlineno + 1}: "
+    assert [
+        each.getMessage().startswith(f"Wandering-v0: its close() failed: {reason}") for each in caplog.records
+    ] == [
+        True,
+        True,
+    ]
+    del gymnasium.registry["Wandering-v0"]
+
+
+@pytest.fixture
+def torch_as_before():
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.usefixtures("torch_as_before")
+@pytest.mark.parametrize("call", ["set_default_dtype(torch.float64)", "set_grad_enabled(False)"])
+def test_an_environment_that_changes_torch_for_all_networks_is_refused(call, tmp_path, monkeypatch):
+    refused = rf"its code calls torch\.{re.escape(call)}, which holds for rayagi's networks and learners too"
+
+    class Changing(Scripted):
+        def __init__(self):
+            super().__init__(REAL, REAL)
+            exec(f"import torch; torch.{call}")
+
+    monkeypatch.setitem(gymnasium.registry, "Changing-v0", EnvSpec("Changing-v0", entry_point=Changing))
+    with pytest.raises(EnvironmentOptionError, match=refused):
+        env_info("Changing-v0", engine="gymnasium")
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    name = f"changing_{len(call)}"
+    (tmp_path / f"{name}.py").write_text(f"import torch\n\ntorch.{call}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvironmentOptionError, match=f"{name}:CartPole-v1: {refused}"):
+        env_info(f"{name}:CartPole-v1")
 
 
 def test_one_reward_in_an_array_is_taken_as_the_number():

@@ -104,6 +104,10 @@ def test_actions_are_taken_as_the_space_has_them(name, given, taken):
         # These had no outputs: a compiled update of them was a segmentation fault.
         (spaces.Box(-1.0, 1.0, (0,)), r"Box.* of actions.*empty"),
         (spaces.Box(-1, 1, (0,), np.int32), r"Box.* of actions.*empty"),
+        (
+            spaces.Box(0.0, 0.0, (2,)),
+            r"Box.* of actions.*nothing to choose \(a MuJoCo actuator needs a ctrlrange\)",
+        ),
         (spaces.MultiDiscrete(np.zeros(0, np.int64)), r"MultiDiscrete.* of actions.*empty"),
     ],
 )
@@ -114,7 +118,13 @@ def test_a_space_that_no_policy_fits_is_refused_by_name(space, text):
 
 def test_whole_numbers_out_of_very_many_are_reals():
     # As choices they would be two milliards of logits.
-    assert action_spec(ECHO, spaces.Box(0, 2**31 - 2, (2,), np.int32)).kind == "continuous"
+    space = spaces.Box(0, 2**31 - 2, (2,), np.int32)
+    assert action_spec(ECHO, space).kind == "continuous"
+    # The nearest one, as a torque of 0.9 is 1 and not 0.
+    assert to_space(space, np.array([[0.9, 1.2], [-3.0, 1e10]], np.float32)).tolist() == [
+        [1, 1],
+        [0, 2**31 - 2],
+    ]
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -181,6 +181,11 @@ def test_a_missing_module_or_class_is_explained(folder, env_id, words):
         ),
         ("obs_dim: ClassVar[int] = 2", "", r"Cart\.obs_dim is 0; it must be a positive integer"),
         (
+            "max_episode_steps: ClassVar[int] = 20",
+            "max_episode_steps: ClassVar[int] = 0",
+            r"Cart\.max_episode_steps is 0; it must be a positive integer, or None for no limit",
+        ),
+        (
             "action_dim: ClassVar[int] = 1",
             "action_dim: ClassVar[int] = 2",
             r"controls has the shape \(N, 2\); it must be \(N, 1\)",
