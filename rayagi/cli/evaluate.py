@@ -19,6 +19,7 @@ from rayagi.config.spec import RunSpec
 from rayagi.envs import RenderingError, has_pictures, render_env
 from rayagi.envs.gymnasium_adapter import to_space
 from rayagi.envs.isaac.provider import OPTIONS as ISAAC
+from rayagi.envs.rendering import picture
 from rayagi.monitoring.progress import return_text
 from rayagi.run.errors import DiskError, disk_errors
 from rayagi.run.versions import usable_cores
@@ -66,7 +67,7 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
     """Record a video of one episode; returns the number of frames and the return.
 
     Raises:
-        RenderingError: the task or this machine cannot render.
+        RenderingError: the task or this machine cannot render, or a frame is none or of another size.
         DiskError: the file cannot be written.
     """
     import imageio.v2 as imageio  # takes 0.3 s, and only --video needs it
@@ -74,12 +75,18 @@ def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, fl
     env = render_env(spec.env.id, spec.env.kwargs)
     fps = env.metadata.get("render_fps", 30)
     total, frames, done = 0.0, 0, False
+    shape: tuple[int, ...] = ()
     try:
         obs, _ = env.reset(seed=seed)
         with _written(path), imageio.get_writer(path, fps=fps) as opened:
             writer: Any = opened  # imageio types every writer as its common base
             while not done and frames < _MOST_FRAMES:
-                writer.append_data(env.render())
+                frame = picture(spec.env.id, env)
+                if frames and frame.shape != shape:
+                    reason = f"frame {frames + 1} has the shape {frame.shape}, and those before {shape}"
+                    raise RenderingError(spec.env.id, reason)
+                shape = frame.shape
+                writer.append_data(frame)
                 frames += 1
                 actions = agent.act_greedily(torch.as_tensor(obs, dtype=torch.float32).reshape(1, -1))
                 obs, reward, terminated, truncated, _ = env.step(

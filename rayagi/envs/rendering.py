@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import load_env_creator
+from numpy.typing import NDArray
 
-from rayagi.envs.errors import EnvError, RenderingError
+from rayagi.envs.errors import EnvError, RenderingError, failure_text
 from rayagi.envs.opengl import default_to_egl
 
 _GL_BACKENDS = ("egl", "glfw", "osmesa")
@@ -66,14 +68,30 @@ def render_env(env_id: str, kwargs: Mapping[str, Any] | None = None) -> gymnasiu
         if env.unwrapped.render_mode != "rgb_array":
             raise RenderingError(env_id, "it offers no rgb_array frames")
         env.reset(seed=0)
-        if env.render() is None:
-            raise RenderingError(env_id, "it returned no frame")
+        picture(env_id, env, advice)
     except EnvError:
         env.close()
         raise
-    except Exception as error:  # OpenGL libraries raise various exceptions, from ImportError to ctypes'
-        raise RenderingError(env_id, f"{type(error).__name__}: {error}", advice) from error
+    except Exception as error:  # of a task's functions
+        env.close()
+        raise RenderingError(env_id, failure_text(error), advice) from error
     return env
+
+
+def picture(env_id: str, env: gymnasium.Env[Any, Any], advice: str = "") -> NDArray[Any]:
+    """The frame of the state that an environment is in, (height, width, 3). ``advice``: of the error.
+
+    Raises:
+        RenderingError: it returned none, or raised an exception.
+    """
+    try:
+        frame = env.render()
+    except Exception as error:  # OpenGL libraries raise various exceptions, from ImportError to ctypes'
+        raise RenderingError(env_id, failure_text(error), advice) from error
+    if not isinstance(frame, np.ndarray) or frame.ndim not in (2, 3):
+        what = "no frame" if frame is None else f"a {type(frame).__name__} of shape {np.shape(frame)}"
+        raise RenderingError(env_id, f"it returned {what}, where rgb_array is (height, width, 3)", advice)
+    return frame
 
 
 def _choose_gl(env_id: str) -> None:

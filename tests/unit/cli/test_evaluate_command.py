@@ -92,6 +92,42 @@ def test_discrete_actions_of_a_video_count_from_the_spaces_first(tmp_path, monke
     assert Counting.taken == [7, 7, 7]
 
 
+class Drawing(Counting):
+    """Draws two frames, then ``third``."""
+
+    def __init__(self, third=None, **options):
+        super().__init__()
+        self.third, self.drawn = third, 0
+
+    def render(self):
+        self.drawn += 1
+        if self.drawn < 4:  # one of them is the check's
+            return super().render()
+        if isinstance(self.third, Exception):
+            raise self.third
+        return self.third
+
+
+@pytest.mark.parametrize(
+    ("third", "reason"),
+    [
+        (ValueError("no context"), r"ValueError at .*test_evaluate_command\.py:\d+: no context"),
+        (None, r"it returned no frame, where rgb_array is \(height, width, 3\)"),
+        ([0, 1], r"it returned a list of shape \(2,\), where rgb_array is"),
+        (np.zeros((16, 8, 3), np.uint8), r"frame 3 has the shape \(16, 8, 3\), and those before \(16, 16, 3\)"),
+    ],
+)  # fmt: skip
+def test_a_picture_that_fails_within_an_episode_is_one_sentence(third, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    drawing = EnvSpec("Drawing-v0", entry_point=Drawing, kwargs={"third": third})
+    monkeypatch.setitem(gymnasium.registry, "Drawing-v0", drawing)
+    saved_run("Drawing-v0")
+    assert main(["evaluate", "runs/a", "--episodes", "1", "--video", "out.gif"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(rf"Drawing-v0 cannot be rendered here: {reason}", error)
+    assert "Traceback" not in error
+
+
 def test_a_checkpoint_that_is_not_there_says_which_are(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     saved_run("CartPole-v1")
