@@ -18,7 +18,7 @@ from rayagi.envs.tasks.vec_env import TaskVecEnv
 
 _ENGINE = "mujoco_cpu"
 _WIDTH, _HEIGHT = 640, 480
-"""Pixels of a frame: MuJoCo's usual framebuffer, which every model has."""
+"""Pixels of a frame: MuJoCo's usual framebuffer."""
 
 
 class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
@@ -35,11 +35,13 @@ class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         model = task.load()
         self._data = mujoco.MjData(model)
         self._model = model
+        buffer = model.vis.global_  # a model may ask for a smaller one, beyond which pixels are arbitrary
+        buffer.offwidth, buffer.offheight = max(buffer.offwidth, _WIDTH), max(buffer.offheight, _HEIGHT)
         self.mujoco_renderer = MujocoRenderer(
             model, self._data, width=_WIDTH, height=_HEIGHT, camera_id=0 if model.ncam else -1
         )
         self.render_mode = "rgb_array"
-        fps = round(1.0 / (model.opt.timestep * task.frame_skip))
+        fps = max(1, round(1.0 / (model.opt.timestep * task.frame_skip)))
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": fps}
         info = self._env.info
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (info.obs_dim,), np.float32)
@@ -83,4 +85,8 @@ class RenderedTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
     def close(self) -> None:
         """Release the world and the rendering context."""
         self._env.close()
+        viewer = self.mujoco_renderer.viewer
+        if viewer is not None:  # freed later, it would take the objects of the context that is then current
+            viewer.make_context_current()
+            viewer.con.free()
         self.mujoco_renderer.close()

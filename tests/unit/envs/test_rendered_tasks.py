@@ -9,6 +9,7 @@ import torch
 import rayagi.envs as envs
 from rayagi.envs.tasks.provider import TASKS
 from rayagi.envs.tasks.rendered import RenderedTask
+from rayagi.envs.tasks.task import MODELS
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -50,3 +51,23 @@ def test_a_frame_shows_the_robot_and_changes_when_it_moves():
 def test_options_are_checked_as_those_of_the_batched_ones():
     with pytest.raises(envs.EnvironmentOptionError, match="there is no option gravity"):
         envs.render_env("rayagi/Ant-v0", {"gravity": 1})
+
+
+def test_a_model_that_asks_for_a_smaller_framebuffer_is_drawn_whole(tmp_path):
+    """Such as one written for a camera of 64 x 48 pixels: beyond them a frame was black, as all of a second one were."""
+    own = (MODELS / "ball_balance.xml").read_text()
+    small = own.replace(
+        "<worldbody>", '<visual><global offwidth="64" offheight="48"/></visual><worldbody>', 1
+    )
+    (tmp_path / "small.xml").write_text(small)
+    frames = []
+    for options in ({}, {"xml_file": str(tmp_path / "small.xml")}):
+        try:
+            env = envs.render_env("rayagi/BallBalance-v0", options)
+        except envs.RenderingError as error:
+            pytest.skip(f"this machine cannot draw: {error}")
+        env.reset(seed=0)
+        frames.append(env.render())
+        env.close()
+    assert frames[0].std() > 1
+    np.testing.assert_array_equal(*frames)
