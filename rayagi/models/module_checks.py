@@ -21,7 +21,7 @@ _ROWS = 3
 
 
 def refuse_parameters(spec: NetworkSpec, module: nn.Module) -> None:
-    """Refuse parameters that are not float32, and a module without any to train."""
+    """Refuse parameters that are not float32 or not on the CPU, TorchScript, and a module without any to train."""
     others = [
         f"{name} ({each.dtype})" for name, each in module.named_parameters() if each.dtype != torch.float32
     ]
@@ -29,6 +29,19 @@ def refuse_parameters(spec: NetworkSpec, module: nn.Module) -> None:
         raise module_error(
             spec, f"has parameters that are not float32: {', '.join(others)}", "convert it with .float()"
         )
+    elsewhere = [
+        f"{name} ({each.device})" for name, each in module.named_parameters() if each.device.type != "cpu"
+    ]
+    if elsewhere:
+        raise module_error(
+            spec,
+            f"has parameters on another device: {', '.join(elsewhere)}",
+            "make them on the CPU: rayagi moves them",
+        )
+    scripted = [name for name, each in module.named_modules() if isinstance(each, torch.jit.ScriptModule)]
+    if scripted:
+        reason = f"has TorchScript at {scripted[0]!r}, which torch does not train after it has acted in inference mode"
+        raise module_error(spec, reason, "leave torch.jit.script out")
     if not any(each.requires_grad for each in module.parameters()):
         raise module_error(
             spec,
@@ -123,6 +136,12 @@ def _called(
     if not found[0].requires_grad:
         raise module_error(
             spec, "returns outputs without a gradient", "leave detach() and torch.no_grad() out of forward"
+        )
+    if not found[1].requires_grad and found[1].any():  # all 0: a module for behaviour cloning, say
+        raise module_error(
+            spec,
+            "returns values without a gradient",
+            "detach() the trunk, not the values, to keep both apart",
         )
     return tuple(each.detach() for each in found)
 
