@@ -239,25 +239,45 @@ def exclusive_lock(directory: Path | None = None) -> Iterator[None]:
     One for each running host: the folder may be shared by many, and its containers have other names.
 
     Raises:
-        PartitionError: other processes held the lock for ``LOCK_LIMIT_S``.
+        PartitionError: other processes held the lock for ``LOCK_LIMIT_S``, or the folder cannot be written or locked.
     """
-    folder = directory or default_directory()
-    folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + LOCK_LIMIT_S
-    with (folder / f"lock-{_this_host()['boot_id']}").open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise PartitionError(
-                        f"the lock {file.name}",
-                        f"other processes have held it for {LOCK_LIMIT_S:.0f} s",
-                        "See which process partitions GPUs or cleans up on this host (`fuser` names it)",
-                    ) from error
-                time.sleep(0.05)
+    path = (directory or default_directory()) / f"lock-{_this_host()['boot_id']}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise _no_lock(path, error) from error
+    try:
+        _acquire(descriptor, path)
         yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, path: Path) -> None:
+    deadline = time.monotonic() + LOCK_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                raise PartitionError(
+                    f"the lock {path}",
+                    f"other processes have held it for {LOCK_LIMIT_S:.0f} s",
+                    "See which process partitions GPUs or cleans up on this host (`fuser` names it)",
+                ) from error
+            time.sleep(0.05)
+        except OSError as error:
+            raise _no_lock(path, error) from error
+
+
+def _no_lock(path: Path, error: OSError) -> PartitionError:
+    return PartitionError(
+        f"the lock {path}",
+        f"cannot be had ({error.strerror})",
+        "Set XDG_CACHE_HOME to a writable folder whose file system has locks",
+    )
 
 
 def start_ticks(pid: int) -> int | None:

@@ -27,11 +27,16 @@ _DISK_ERRNOS = frozenset(
         errno.ENAMETOOLONG,
         errno.EEXIST,
         errno.ENOENT,
+        errno.ENOLCK,
+        errno.ENOSYS,
+        errno.EOPNOTSUPP,
     }
 )
-"""errno values of a file that cannot be written: no space, read-only, no permission, no folder, a folder in its place."""
+"""errno values of a file that cannot be written: no space, read-only, no permission, no folder, a folder in its place, no
+locks."""
 
 WRITABLE = "free space there, or make it writable"
+LOCKABLE = "choose a folder whose file system has locks: this one is mounted without flock"
 
 
 class RunError(Exception):

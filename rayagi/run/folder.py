@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -30,7 +31,7 @@ from rayagi.config.trusted_modules import refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
 from rayagi.run.atomic import new_folder, replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
-from rayagi.run.errors import DiskError, RunFolderError, RunVersionError, disk_errors
+from rayagi.run.errors import LOCKABLE, DiskError, RunFolderError, RunVersionError, disk_errors
 
 SCHEMA_VERSION = 1
 """Layout version of the run folder; increased when older folders cannot be read."""
@@ -81,16 +82,21 @@ class RunFolder:
 
         Raises:
             RunFolderError: another process is training this run.
+            DiskError: the folder is not writable, or its file system has no locks.
         """
         with disk_errors(self.path):
             descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with disk_errors(self.path, LOCKABLE):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             raise RunFolderError(
                 str(self.path), "another process is training this run; end it first"
             ) from None
+        except DiskError:
+            os.close(descriptor)
+            raise
         self._lock = descriptor
 
     def unlock(self) -> None:
@@ -201,10 +207,15 @@ def create_run(
         init=init,
     )
     folder = RunFolder(path, record)
-    folder.lock()
-    with disk_errors(path):
-        (path / "checkpoints").mkdir()
-    folder.update()
+    try:
+        folder.lock()
+        with disk_errors(path):
+            (path / "checkpoints").mkdir()
+        folder.update()
+    except DiskError:
+        folder.unlock()
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     return folder
 
 

@@ -1,5 +1,7 @@
 """The ledger of changes to a host's GPUs, and the identity of its owner."""
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -188,3 +190,27 @@ def test_a_gpu_is_called_by_its_index_or_the_beginning_of_its_uuid():
     gpu = Gpu(index=1, uuid="GPU-8932f937-d72c", name="A", memory_total_bytes=1)
     assert all(map(gpu.is_called, ("1", " 1", "GPU-8932f937", "GPU-8932f937-d72c")))
     assert not any(map(gpu.is_called, ("0", "11", "", " ", "GPU-9")))
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])  # of NFS and of Lustre without locks
+def test_a_folder_that_cannot_be_locked_is_said_with_what_to_do(tmp_path, monkeypatch, number):
+    def flock(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with (
+        pytest.raises(
+            PartitionError, match=f"{os.strerror(number)}.*Set XDG_CACHE_HOME to a writable folder"
+        ),
+        exclusive_lock(tmp_path),
+    ):
+        raise AssertionError("nothing was locked")
+
+
+def test_a_folder_that_cannot_be_made_is_said_with_what_to_do(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(PartitionError, match=r"Not a directory.*Set XDG_CACHE_HOME to a writable folder"),
+        exclusive_lock(tmp_path / "file" / "carvings"),
+    ):
+        raise AssertionError("nothing was locked")

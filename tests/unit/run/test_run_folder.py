@@ -1,11 +1,14 @@
+import errno
+import fcntl
 import json
+import os
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rayagi.config.errors import ConfigError
 from rayagi.run.csv_log import read_rows
-from rayagi.run.errors import RunFolderError, RunVersionError
+from rayagi.run.errors import DiskError, RunFolderError, RunVersionError
 from rayagi.run.folder import create_run, open_run
 from rayagi.run.limits import Position
 from rayagi.run.recorders import FileRecorder
@@ -90,6 +93,19 @@ def test_the_lock_shows_whether_a_run_is_being_trained(tmp_path):
     folder.unlock()
     assert not other.is_locked()
     other.lock()  # is_locked left no lock behind
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS])  # of NFS and of Lustre without locks
+def test_a_file_system_without_locks_is_said_and_no_folder_is_left(tmp_path, monkeypatch, number):
+    def flock(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(
+        DiskError, match=f"{os.strerror(number)}; choose a folder whose file system has locks"
+    ):
+        make(tmp_path)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_numbers_in_a_configuration_are_read_as_everywhere_else(tmp_path):
