@@ -25,8 +25,12 @@ _DIVERGED = (NonFiniteError, NonFiniteResultError, SimulationError)
 """Errors that would recur if the run continued from its last checkpoint."""
 
 
-def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interrupted_by: str) -> int:
-    """Record how the run ended, write the report, and print the next commands; returns the exit code."""
+def record_outcome(folder: RunFolder, outcome: TrainingOutcome, interrupted_by: str) -> None:
+    """Record how the run ended: at once, since whoever ends it may not wait until the GMIs and Ray have ended.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
     position = outcome.position
     folder.update(
         status="interrupted" if outcome.stop is None else "finished",
@@ -38,7 +42,11 @@ def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome, interru
             "best_return": outcome.best_return,
         },
     )
-    if position.iteration > 0:
+
+
+def conclude(folder: RunFolder, spec: RunSpec, outcome: TrainingOutcome) -> int:
+    """Write the report, and print the next commands; returns the exit code."""
+    if outcome.position.iteration > 0:
         # Imported here: matplotlib is slow to import and needed only at the end.
         from rayagi.monitoring.report import mean_rate, speed_range, summary_text, write_report
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import ParamSpec, TextIO
 
 _P = ParamSpec("_P")
@@ -20,6 +21,15 @@ def say(text: str) -> None:
 def complain(text: str) -> None:
     """Write to standard error."""
     _write(text, sys.stderr)
+
+
+def say_if_temporary(folder: Path) -> None:
+    """Say so of a folder in the working directory that a Ray job has brought along."""
+    if "working_dir_files" in folder.absolute().parts:
+        say(
+            f"{folder} is in the job's copy of its working directory, which Ray may delete after the job: "
+            "give --out with a folder that stays."
+        )
 
 
 def silence(stream: TextIO) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from placement.errors import counted
 from rayagi.cli.failures import INTERRUPTED, UsageError
-from rayagi.cli.output import say
+from rayagi.cli.output import say, say_if_temporary
 from rayagi.cli.settings import machine_of_run
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
@@ -72,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         f"{spec.env.id}, {saved.checkpoint} ({saved.env_steps:,} environment steps), {template}, "
         f"{'greedy' if job.greedy else 'exploring'}, seed {job.seed}; {goal}. Ends after {limits.text()}."
     )
+    if target is not None:
+        say_if_temporary(target.folder.path)
     interrupt = Interrupt(
         lambda: say("Finishing the current request, then completing the files. Ctrl-C again quits at once.")
     )
@@ -166,6 +168,7 @@ def _serve(
     provenance: dict[str, Any],
 ) -> Served:
     loop: ServingLoop | None = None
+    is_served = False
     try:
         with ExitStack() as stack:
             stack.enter_context(interrupt.hangup_deferred())
@@ -186,9 +189,10 @@ def _serve(
             loop = ServingLoop(session, limits, total_envs=sum(plan.envs), interrupt=interrupt, log=say)
             with interrupt:
                 served = loop.serve()
-    except KeyboardInterrupt:
-        # Ctrl-C during shutdown: the files are already complete.
-        if loop is None or not interrupt.requested:
+                is_served = True
+    except (KeyboardInterrupt, SystemExit):
+        # Ctrl-C or another SIGTERM during shutdown, or a second Ctrl-C: writers complete their files all the same.
+        if loop is None or not (is_served or interrupt.requested):
             raise
         served = loop.served
     provenance |= {
@@ -243,6 +247,8 @@ def _after_failure(target: _Target | None, provenance: dict[str, Any], error: Ba
         error.add_note(
             f"Complete and readable in {folder.data}: {counted(len(files), 'file')} of this session with "
             f"{counted(rows, 'row')}."
+            if files
+            else f"No file of this session was completed: {folder.path} holds what it held before."
         )
         if "envs" not in provenance:  # it did not start
             return

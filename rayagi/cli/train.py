@@ -16,9 +16,9 @@ from rich.console import Console
 from actors.protocols import StateDict
 from placement.errors import PlanError, counted
 from placement.plan import PlacementPlan
-from rayagi.cli.endings import Resumed, after_failure, conclude
+from rayagi.cli.endings import Resumed, after_failure, conclude, record_outcome
 from rayagi.cli.failures import UsageError
-from rayagi.cli.output import say
+from rayagi.cli.output import say, say_if_temporary
 from rayagi.cli.profile import summarize
 from rayagi.cli.settings import (
     decays_linearly,
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     finally:
         folder.unlock()
-    return conclude(folder, spec, outcome, interrupt.reason)
+    return conclude(folder, spec, outcome)
 
 
 @contextmanager
@@ -240,6 +240,7 @@ def _describe(
         else spec.env.id
     )
     say(f"{begun} in {folder.path}. Ends after {settings.limits.text(settings.return_source)}.")
+    say_if_temporary(folder.path)
 
 
 def _train(
@@ -261,8 +262,9 @@ def _train(
                 loop.begin_with(initial)
             with screen, interrupt:
                 outcome = loop.run()
-    except KeyboardInterrupt:
-        # Ctrl-C during shutdown: the run is saved, and Ray ends with this process.
+                record_outcome(folder, outcome, interrupt.reason)
+    except (KeyboardInterrupt, SystemExit):
+        # Ctrl-C or another SIGTERM during shutdown: the run is saved, and Ray ends with this process.
         if outcome is None:
             raise
     return outcome

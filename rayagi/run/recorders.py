@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from rayagi.run.limits import Position
 
 PROGRESS_COLUMNS = ("iteration", *(metric.name for metric in (*DERIVED, *CATALOGUE)))
 EVALUATION_COLUMNS = ("iteration", "env_steps_total", "train_s", *(metric.name for metric in EVALUATION))
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
 _GROUPS = {metric.name: metric.group for metric in (*DERIVED, *CATALOGUE, *EVALUATION)}
 
 Values = Mapping[str, float | None]
@@ -123,6 +125,16 @@ def _step_of(row: Values) -> int:
     return int(row["env_steps_total"] or row["iteration"] or 0)
 
 
+def _last_begun_s(folder: Path) -> float:
+    """Latest time in the names of a folder's event files; 0 without any.
+
+    TensorBoard reads files in the order of their names, and ignores one that is before what it has read: the clock may have
+    been set back, or be another host's.
+    """
+    found = [_EVENT_FILE.match(path.name) for path in folder.glob("events.out.tfevents.*")]
+    return max((float(match[1]) for match in found if match), default=0.0)
+
+
 class TensorBoardLog:
     """Scalars and histograms against environment steps, or iterations of a run without any.
 
@@ -145,7 +157,8 @@ class TensorBoardLog:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._events, self._summaries = event_pb2, summary_pb2
-        self._path = folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        begun_s = max(time.time(), _last_begun_s(folder) + 1e-3)
+        self._path = folder / f"events.out.tfevents.{begun_s:.6f}.{socket.gethostname()}.{os.getpid()}"
         with disk_errors(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("wb")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rayagi.run.atomic import replace_json
-from rayagi.run.errors import DiskError, disk_errors
+from rayagi.run.errors import LOCKABLE, DiskError, disk_errors
 from rayagi.serving.column_layout import LAYOUT_VERSION, ColumnLayout
 from rayagi.serving.errors import DatasetError
 from rayagi.serving.program import FileFormat
@@ -114,7 +114,7 @@ class DatasetFolder:
         return self.path / "data"
 
     def lock(self, writers_s: float = 0.0) -> None:
-        """Lock the dataset for this process; remove unfinished files of killed processes.
+        """Lock the dataset for this process; remove unfinished files of killed processes, and note how their sessions ended.
 
         Args:
             writers_s: how long to wait for writers of a killed process, which complete their files
@@ -125,10 +125,14 @@ class DatasetFolder:
         with disk_errors(self.path, _HINT):
             descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with disk_errors(self.path, LOCKABLE):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
             raise DatasetError(str(self.path), "another process is serving into it; end it first") from None
+        except DiskError:
+            os.close(descriptor)
+            raise
         if not self.wait_for_writers(writers_s):
             os.close(descriptor)
             raise DatasetError(
@@ -137,6 +141,7 @@ class DatasetFolder:
         self._lock = descriptor
         for leftover in self.data.glob(".*.unfinished"):  # of killed writers
             leftover.unlink(missing_ok=True)
+        self._end_killed_sessions()
 
     def unlock(self) -> None:
         """Release the lock."""
@@ -249,6 +254,15 @@ class DatasetFolder:
         sessions = self.sessions()
         sessions[session:] = [dict(about)]
         replace_json(self.path / "provenance.json", {"sessions": sessions})
+
+    def _end_killed_sessions(self) -> None:
+        """Of sessions that nobody serves any more, the process could not write how they ended."""
+        sessions = self.sessions()
+        killed = [session for session in sessions if session.get("status") == "running"]
+        for session in killed:
+            session |= {"status": "failed", "reason": "its process was killed, or the disk was full"}
+        if killed:
+            replace_json(self.path / "provenance.json", {"sessions": sessions})
 
     def write_statistics(self) -> FileStatistics:
         """Rewrite statistics.json from the manifest.

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from placement.errors import PlanError
-from rayagi.cli.endings import Resumed, after_failure, conclude
+from rayagi.cli.endings import Resumed, after_failure, conclude, record_outcome
 from rayagi.config.presets import preset
 from rayagi.envs import EnvironmentFailedError, SimulationError
 from rayagi.run.errors import DiskError, NonFiniteResultError, RunVersionError, UnstableSimulationsError
@@ -58,8 +58,9 @@ def test_a_full_disk_after_the_end_of_a_run_loses_its_report_only(tmp_path):
         checkpoint="iteration_000007",
         best_return=None,
     )
+    record_outcome(folder, outcome, "")
     with pytest.raises(DiskError) as failed:
-        conclude(folder, preset("HalfCheetah-v5"), outcome, "")
+        conclude(folder, preset("HalfCheetah-v5"), outcome)
     saved = f"The run is saved (iteration_000007). Write its report with:\n  rayagi report {folder.path}"
     assert failed.value.__notes__ == [saved]
     assert open_run(folder.path).record.status == "finished"

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -135,6 +136,17 @@ def test_a_run_leaves_everything_that_it_promises(fake_with_plots, capsys):
     assert f"rayagi evaluate runs/{run.name}" in output
 
 
+def test_a_run_in_a_job_s_working_directory_says_that_it_may_be_deleted(fake, capsys, tmp_path, monkeypatch):
+    job = tmp_path / "session_1/runtime_resources/working_dir_files/_ray_pkg_1"
+    job.mkdir(parents=True)
+    monkeypatch.chdir(job)
+    assert rayagi(TASK, "--iterations", "1", "--name", "a") == 0
+    said = "which Ray may delete after the job: give --out with a folder that stays."
+    assert f"runs/a is in the job's copy of its working directory, {said}" in capsys.readouterr().out
+    assert rayagi(TASK, "--iterations", "1", "--out", str(tmp_path)) == 0
+    assert said not in capsys.readouterr().out
+
+
 def test_notices_are_printed_stored_and_with_replan_acted_on(fake, capsys):
     def swell(session):
         if session.plan.num_envs > 16:
@@ -183,11 +195,14 @@ def test_a_resumed_run_has_each_iteration_once_and_continues(fake, capsys):
     assert "at iteration 20 in runs/a" in capsys.readouterr().out
 
 
-def test_tensorboard_reads_one_curve_from_a_resumed_run(fake):
+@pytest.mark.parametrize("set_back_s", [0.0, 86400.0])
+def test_tensorboard_reads_one_curve_from_a_resumed_run(fake, monkeypatch, set_back_s):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert rayagi(TASK, "--iterations", "20", "--name", "a", "--checkpoint-every", "8") == 0
     CheckpointStore(Path("runs/a/checkpoints")).rewind(16)
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() - set_back_s)
     assert rayagi("--resume", "runs/a", "--iterations", "30") == 0
     events = EventAccumulator(str(Path("runs/a/tensorboard")))
     events.Reload()
@@ -420,14 +435,27 @@ def test_ctrl_c_while_a_resumed_run_starts_leaves_what_there_is(fake, capsys, mo
     assert "The last good checkpoint is iteration_000005" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_closing_does_not_lose_the_report(fake, capsys, monkeypatch):
+@pytest.mark.parametrize("signal_s_exception", [KeyboardInterrupt, SystemExit])  # Ctrl-C, SIGTERM
+def test_a_signal_while_closing_does_not_lose_the_report(fake, capsys, monkeypatch, signal_s_exception):
     def interrupted(self, *error):
-        raise KeyboardInterrupt
+        raise signal_s_exception
 
     monkeypatch.setattr(fake, "__exit__", interrupted)
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
     assert Path("runs/a/report.html").exists()
     assert json.loads(Path("runs/a/run.json").read_text())["status"] == "finished"
+
+
+def test_how_a_run_ended_is_recorded_before_ray_ends(fake, monkeypatch):
+    """`ray job stop` and batch systems kill what has not ended after some seconds."""
+    recorded = []
+
+    def leave(self, *error):
+        recorded.append(open_run(Path("runs/a")).record)
+
+    monkeypatch.setattr(fake, "__exit__", leave)
+    assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
+    assert [(record.status, record.counters["iteration"]) for record in recorded] == [("finished", 5)]
 
 
 def test_the_address_of_the_dashboard_is_printed(fake, capsys, monkeypatch):

@@ -150,6 +150,44 @@ def test_a_failure_says_what_is_complete(serve, capsys, monkeypatch):
     assert "No space left" in session["reason"]
 
 
+def test_a_session_that_adds_no_file_says_that_the_dataset_is_as_it_was(serve, capsys, monkeypatch):
+    assert serve("--out", "d", "--steps", "10", "--num-envs", "2") == 0
+    before = [file.statistics.rows for file in open_dataset("d").files]
+    monkeypatch.setattr(
+        command.Session, "__enter__", lambda self: (_ for _ in ()).throw(WriterError(0, "did not start"))
+    )
+    assert serve("--out", "d", "--steps", "10", "--append") == 1
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"No file of this session was completed: {Path('d').absolute()} holds what it held before."
+    ]
+    assert [file.statistics.rows for file in open_dataset("d").files] == before
+
+
+@pytest.mark.parametrize("signal_s_exception", [KeyboardInterrupt, SystemExit])  # Ctrl-C, SIGTERM
+def test_a_signal_while_closing_changes_nothing_of_the_dataset(serve, monkeypatch, signal_s_exception):
+    def interrupted(self, *error):
+        SessionInThisProcess.__exit__(self, *error)
+        raise signal_s_exception
+
+    monkeypatch.setattr(command.Session, "__exit__", interrupted)
+    assert serve("--out", "d", "--steps", "10", "--num-envs", "2") == 0
+    (session,) = json.loads(Path("d/provenance.json").read_text())["sessions"]
+    assert session["status"] == "finished"
+    assert open_dataset("d").statistics.rows == 10
+
+
+def test_the_session_of_a_killed_process_is_not_left_running(serve):
+    assert serve("--out", "d", "--steps", "10", "--num-envs", "2") == 0
+    provenance = Path("d/provenance.json")
+    (first,) = json.loads(provenance.read_text())["sessions"]
+    killed = {name: value for name, value in first.items() if name not in ("ended", "reason")}
+    provenance.write_text(json.dumps({"sessions": [killed | {"status": "running"}]}))
+    assert serve("--out", "d", "--steps", "10", "--num-envs", "2", "--append") == 0
+    sessions = json.loads(provenance.read_text())["sessions"]
+    assert [session["status"] for session in sessions] == ["failed", "finished"]
+    assert sessions[0]["reason"] == "its process was killed, or the disk was full"
+
+
 def test_a_start_that_fails_leaves_no_folder(serve, capsys, monkeypatch):
     monkeypatch.setattr(
         command.Session, "__enter__", lambda self: (_ for _ in ()).throw(WriterError(0, "did not start"))
