@@ -62,7 +62,7 @@ class GmiLostError(RuntimeError):
         return f"{self.gmi} was lost during {self.asked}: {self.known}"
 
     def __str__(self) -> str:
-        return f"{self.loss}. Resume the run from its last checkpoint; if memory ran out, lower num_envs or num_gmis"
+        return f"{self.loss}. If memory ran out, lower num_envs or num_gmis"
 
 
 class GmiSilentError(RuntimeError):
