@@ -13,6 +13,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.gmi import WorkerInfo
+from actors.raylet_watch import end_with_raylet
 from placement.allocation import shares_per_gpu
 from placement.backends import get_backend
 from placement.backends.base import SliceHealth
@@ -32,6 +33,14 @@ KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Makes the node's GPUs visible to an actor without GPU resources; Ray hides them otherwise."""
 
 LOG = logging.getLogger(__name__)
+
+
+class PartitionerActor(Partitioner):
+    """A partitioner as a Ray actor. It ends with its raylet: while it lives, nobody may undo what its ledger has."""
+
+    def __init__(self, backend_name: str, run: str) -> None:
+        end_with_raylet()
+        super().__init__(backend_name, run)
 
 
 class Partitioners:
@@ -126,7 +135,7 @@ class Partitioners:
 
     def _start(self, node_ids: dict[str, str], backend: str) -> None:
         for node, node_id in node_ids.items():
-            actor = ray.remote(Partitioner).options(
+            actor = ray.remote(PartitionerActor).options(
                 num_cpus=0,
                 max_restarts=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),

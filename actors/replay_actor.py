@@ -10,9 +10,13 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.raylet_watch import end_with_raylet
 from actors.rendezvous import RemoteDirectory
-from actors.replay import ReplaySchema, ReplayShard, ReplayStore
+from actors.replay import ReplaySchema, ReplayShard, ReplayStore, ShardLostError
 from collectives.experience.directory import Directory
+
+START_TIMEOUT_S = 120.0
+"""Default limit for the shards of a table to start."""
 
 
 def announced_shards(directory: Directory, table: str) -> Callable[[], Sequence[str]]:
@@ -48,6 +52,7 @@ class ReplayShardActor:
 
         Other arguments and errors as of ``ReplayStore.create`` and ``ReplayShard``.
         """
+        end_with_raylet()
         self._directory = directory = RemoteDirectory(rendezvous)
         key = _key(table, shard)
         before = directory.announced(key).get(key)
@@ -71,12 +76,16 @@ def create_shards(
     nodes: Sequence[str],
     *,
     host_ids: Sequence[str | None] = (),
+    timeout_s: float = START_TIMEOUT_S,
     **options: Any,
 ) -> list[Any]:
     """Start a shard on each of these nodes, which may repeat, and wait for all. Returns their actors' handles.
 
-    ``nodes``: Ray's node ids, by shard; ``host_ids``: by shard, empty: their own. Other arguments and errors as of
-    ``ReplayShardActor``; ``capacity`` is each shard's.
+    ``nodes``: Ray's node ids, by shard; ``host_ids``: by shard, empty: their own; ``timeout_s``: for all to start. Other
+    arguments and errors as of ``ReplayShardActor``; ``capacity`` is each shard's.
+
+    Raises:
+        ShardLostError: a shard has not started in time. None is left.
     """
     handles = []
     for shard, node in enumerate(nodes):
@@ -95,5 +104,16 @@ def create_shards(
                 **options,
             )
         )
-    ray.get([handle.process_id.remote() for handle in handles])
+    started = [handle.process_id.remote() for handle in handles]
+    _, late = ray.wait(started, num_returns=len(started), timeout=timeout_s)
+    if late:
+        for handle in handles:
+            ray.kill(handle)
+        shards = [started.index(ref) for ref in late]
+        where = ", ".join(dict.fromkeys(nodes[shard] for shard in shards))
+        raise ShardLostError(
+            f"shard {', '.join(map(str, shards))} of table {table!r} did not start within {timeout_s:g} s, on Ray node "
+            f"{where}: see `ray status`"
+        )
+    ray.get(started)
     return handles

@@ -56,7 +56,7 @@ class Reservation:
     owned: bool = True
     """False for a group that was created, and will be removed, by someone else."""
     alone: bool = False
-    """Whether all CPUs of these nodes were free at reservation; only then are GMIs pinned to cores."""
+    """Whether nobody else had CPUs of these nodes at reservation; only then are GMIs pinned to cores."""
 
 
 def plan_beside_others(make_plan: Callable[[Machine], PlacementPlan], machine: Machine) -> PlacementPlan:
@@ -111,7 +111,7 @@ def reserve(plan: PlacementPlan, timeout_s: float = 10.0) -> Reservation:
     idle = {
         node.node_id for node in nodes if node.free.get("CPU", 0.0) + ROUNDING >= node.total.get("CPU", 0.0)
     }
-    alone = idle.issuperset(node_ids)
+    alone = idle.issuperset(node_ids) and not _holds_others(group, node_ids)
     return Reservation(group=group, bundle_node_ids=node_ids, bundles=bundles, alone=alone)
 
 
@@ -239,10 +239,39 @@ def scheduling(reservation: Reservation, index: int) -> PlacementGroupScheduling
     )
 
 
+def is_placed(reservation: Reservation) -> bool:
+    """Whether all bundles are on nodes. Those of a lost node are not until Ray finds room for them on another."""
+    return bool(placement_group_table(reservation.group).get("state") == "CREATED")
+
+
+def no_other_place(whose: str, waited_s: float) -> ReservationError:
+    """The error about bundles of a lost node, whose GMIs are ``whose``, that have found no other in this time."""
+    return ReservationError(
+        f"another place for {whose}, whose node has left the cluster",
+        "; ".join(node.text() for node in _live_nodes()) or "no live node",
+        "Add a node like that one, then resume the run",
+        waited_s,
+    )
+
+
 def release(reservation: Reservation) -> None:
     """Release the bundles of an owned group. Idempotent; a no-op after Ray has shut down."""
     if reservation.owned and ray.is_initialized():
         remove_placement_group(reservation.group)
+
+
+def _holds_others(group: PlacementGroup, node_ids: tuple[str, ...]) -> bool:
+    """Whether another placement group has CPUs of these nodes.
+
+    Of two runs that find a node idle at the same time, the one that Ray serves later sees the earlier one here.
+    """
+    own = group.id.hex()
+    return any(
+        bundle.get("CPU", 0.0) > 0 and other["bundles_to_node_id"].get(index) in node_ids
+        for other in placement_group_table().values()
+        if other["placement_group_id"] != own and other["state"] not in ("REMOVED", "PENDING")
+        for index, bundle in other["bundles"].items()
+    )
 
 
 def _verify_nodes(plan: PlacementPlan, node_ids: tuple[str, ...]) -> None:

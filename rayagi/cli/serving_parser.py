@@ -130,9 +130,9 @@ def _add_export_policy(commands: Any) -> None:
         "write a policy as ONNX or for torch, to run without rayagi",
         _EXPORT_POLICY_EXAMPLES,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("out", type=Path, metavar="OUT", help="file to write: .onnx or .pt2")
-    _add_checkpoint(parser)
+    add_value(parser, "run", "RUN", "run folder")
+    add_value(parser, "out", "OUT", "file to write: .onnx or .pt2")
+    add_value(parser, "--checkpoint", "WHICH", "best (default), last, or a name", default="best")
     add_trust(parser)
 
 

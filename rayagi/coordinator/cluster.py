@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import signal
 import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -55,6 +58,16 @@ class ClusterTokenError(ClusterUnreachableError):
         return (
             f"the Ray cluster at {self.address} (from {self.source}) requires its token: set RAY_AUTH_MODE=token, and "
             "RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token to what `ray get-auth-token` prints on its head"
+        )
+
+
+class ClusterVersionError(ClusterUnreachableError):
+    """A Ray cluster has another version of Ray or Python than this process."""
+
+    def __str__(self) -> str:
+        return (
+            f"the Ray cluster at {self.address} (from {self.source}) cannot be joined: {self.problem}. Use the same "
+            "versions of both here and there"
         )
 
 
@@ -115,7 +128,7 @@ _lock = threading.Lock()
 _users: Counter[str] = Counter()
 """Blocks that use the connection which this process has opened, by its identifier; none of one that someone else opened."""
 _watches: list[LocalRayWatch] = []
-"""Of a local Ray of ours."""
+"""Of the Ray processes of this machine that the connection needs."""
 
 
 def _this_connection() -> str:
@@ -147,6 +160,19 @@ def _watched(node: Any) -> LocalRayWatch:
         node.kill_all_processes(check_alive=False, allow_graceful=False)
 
     return LocalRayWatch(processes, node.get_logs_dir_path(), end_others)
+
+
+def _watched_node(node: Any) -> LocalRayWatch:
+    """Watches the raylet of this machine's node of a cluster, which others use too: without it Ray ends this process."""
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(node.raylet_socket_name)
+        # struct ucred of who listens there: process, user and group.
+        pid, _, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
+        if pid > 0:  # 0: it is in a process namespace that this one does not see
+            return LocalRayWatch({PROCESS_TYPE_RAYLET: pid}, node.get_logs_dir_path(), lambda: None)
+    return LocalRayWatch({}, node.get_logs_dir_path(), lambda: None)
 
 
 def _shut_down() -> None:
@@ -228,17 +254,38 @@ def _connect(address: str, source: str) -> None:
             "Ray Client addresses are not supported; give host:port of the cluster's head, or submit with "
             "`ray job submit --working-dir . -- ...`",
         )
+    if address.startswith(("http://", "https://")):
+        raise ClusterUnreachableError(
+            address,
+            source,
+            "this is an address of Ray's dashboard, for `ray job`; give host:port of the cluster's head, whose port is "
+            "6379 by default",
+        )
     try:
         # ``auto``: the cluster that was last started on this machine.
         target = str(services.canonicalize_bootstrap_address(address)) if address == "auto" else address
         _probe(target, address, source)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        _watches.append(_watched_node(worker.global_worker.node))
     except ClusterUnreachableError:
         raise
     except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # from Ray's handler of the signal
+            raise
+        if differing := _differing_versions(error):
+            raise ClusterVersionError(address, source, differing) from error
         # Ray calls sys.exit if the server is no Ray head.
         failure = ClusterTokenError if _is_of_token(error) else ClusterUnreachableError
         raise failure(address, source, _problem(error)) from error
+
+
+def _differing_versions(error: BaseException) -> str:
+    """The versions of an error about them; empty for other errors."""
+    if "Version mismatch" not in str(error):
+        return ""
+    # Ray lists both of the cluster, then both of this process.
+    found = [" ".join(each) for each in re.findall(r"(Ray|Python): (\S+)", str(error))]
+    return f"it has {' and '.join(found[:2])}, this process {' and '.join(found[2:])}"
 
 
 def _is_of_token(error: BaseException | None) -> bool:

@@ -147,8 +147,7 @@ class DecoupledSession(Session):
         if time.monotonic() >= self._slice_check_due_s:
             self._raise_if_slices_lost()
             self._slice_check_due_s = time.monotonic() + SLICE_CHECK_INTERVAL_S
-        for completed in self._pending_calls.wait(timeout_s=1.0):
-            self._handle_completed(completed)
+        self._handle_all_completed()
         if self._pending_calls.idle_s() > self._spec.gmi.collective_timeout_s or time.monotonic() > deadline:
             done = min(map(len, self._updates.values()))
             asked = f"{counted(count, 'update')}, of which {done} are done; every GMI responds, but waits for others"
@@ -172,6 +171,12 @@ class DecoupledSession(Session):
                 self._snapshot_due_s = time.monotonic() + SNAPSHOT_INTERVAL_S
             calls = [gmi.iterate.remote(min(size, missing)), gmi.state_dict.remote(shared=with_snapshot)]
             self._pending_calls.add(index, calls, "updates", num_iterations=size)
+
+    def _handle_all_completed(self) -> None:
+        """Wait for the next completed calls, and handle them."""
+        for completed in self._pending_calls.wait(timeout_s=1.0):
+            self._handle_completed(completed)
+        self._recovery.raise_if_unplaced()
 
     def _handle_completed(self, completed: CompletedCall) -> None:
         """Store the results of a completed call, or restart the GMI that was lost."""
@@ -261,5 +266,4 @@ class DecoupledSession(Session):
     def _wait_while(self, pending: Callable[[], bool]) -> None:
         """Handle completed calls as long as ``pending``."""
         while pending():
-            for completed in self._pending_calls.wait(timeout_s=1.0):
-                self._handle_completed(completed)
+            self._handle_all_completed()

@@ -1,4 +1,4 @@
-"""What a command does when the local Ray that was started for it is killed from outside.
+"""What a command does when Ray is killed on its machine: one that it has started, or the machine's node of a cluster.
 
 Ray itself waits a minute for its server, then ends the process with a line of its own, and without its raylet it ends the
 process soon: no exception reaches Python.
@@ -18,13 +18,14 @@ _handlers: list[Handler] = []
 
 
 class LocalRayLostError(RuntimeError):
-    """A process of the local Ray ended while it was in use."""
+    """A process of Ray on this machine ended while it was in use."""
 
     def __init__(self, process: str, pid: int, logs: str, end_others: Callable[[], None]) -> None:
         super().__init__(process, pid, logs)
         self.process, self.pid, self.logs = process, pid, logs
         self.end_others = end_others
-        """Ends Ray's other processes, without their help. A handler calls it last, as Ray may then end this process."""
+        """Ends other processes of a Ray that was started here, without their help. A handler calls it last, as Ray may then
+        end this process."""
 
     def __str__(self) -> str:
         return (
@@ -44,7 +45,7 @@ def when_local_ray_is_lost(handler: Handler) -> Iterator[None]:
 
 
 class LocalRayWatch:
-    """Watches the processes of a local Ray until it is stopped."""
+    """Watches processes of Ray on this machine until it is stopped."""
 
     def __init__(self, processes: Mapping[str, int], logs: str, end_others: Callable[[], None]) -> None:
         """Start the thread.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from actors.gmi import ProgramFactory, WorkloadFactory
 from actors.groups import restart
 from actors.protocols import IterationResult, StateDict
 from placement.plan import PlacementPlan
+from placement.ray_groups import is_placed, no_other_place
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import START_TIMEOUT_S
 from rayagi.coordinator.deployment import Deployment
@@ -57,6 +59,7 @@ class Recovery:
         self._steps_of_lost: dict[int, int] = {}
         """Those of lost processes, by origin: reported, or learned of through the learners."""
         self._restarts_without_progress: Counter[int] = Counter()
+        self._unplaced_since_s: float | None = None
         self._accounting = SampleAccounting()
         self.restarts = 0
         """Number of restarted GMIs so far."""
@@ -126,6 +129,25 @@ class Recovery:
             self._build(each, state)
             # The first goes on with the lags of all: what learners report is added up.
             state = {**state, "local": {"lags": {}}}
+
+    def raise_if_unplaced(self) -> None:
+        """End the wait for a restarting GMI whose node is gone, if no other has room for it.
+
+        Raises:
+            ReservationError: Ray has had no place for it for ``gmi.reserve_timeout_s``.
+        """
+        restarting = [
+            str(identity)
+            for index, identity in enumerate(self._group.identities)
+            if self._pending_calls.is_busy(index, "restart")
+        ]
+        if not restarting or is_placed(self._deployment.reservation):
+            self._unplaced_since_s = None
+            return
+        self._unplaced_since_s = self._unplaced_since_s or time.monotonic()
+        waited_s = time.monotonic() - self._unplaced_since_s
+        if waited_s > self._spec.gmi.reserve_timeout_s:
+            raise no_other_place(" and ".join(restarting), waited_s)
 
     def _build(self, index: int, state: StateDict) -> None:
         gmi, settings = self._group.handles[index], self._spec.gmi

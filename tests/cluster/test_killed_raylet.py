@@ -15,6 +15,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from actors.partitioners import Partitioners
+from actors.rendezvous import start_rendezvous_actor
+from actors.replay import Column, ReplaySchema, ShardLostError
+from actors.replay_actor import create_shards
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.folder import open_run
 
@@ -106,6 +110,99 @@ def test_a_run_that_loses_a_node_ends_with_a_sentence_and_its_last_checkpoint_st
 
 
 @pytest.mark.slow
+def test_an_asynchronous_run_whose_lost_gmi_has_no_other_place_ends_with_a_sentence(cluster, tmp_path):
+    options = [
+        "--algorithm",
+        "appo",
+        "--num-envs",
+        "8",
+        "--time",
+        "10m",
+        "--checkpoint-every",
+        "20",
+        "--name",
+        "a",
+    ]
+    limit = ["--set", "gmi.reserve_timeout_s=2"]
+    process = rayagi(tmp_path, cluster.address, "train", "InvertedPendulum-v5", *options, *limit)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    (lost,) = cluster.worker_nodes
+    os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+    output, error = process.communicate(timeout=LIMIT_S)
+
+    assert process.returncode == 1, output + error
+    first, *follow_up = error.splitlines()
+    expected = r"rayagi: Asked: another place for GMI \d/\d .*, whose node has left the cluster\. There is: .* \(0 free\)\."
+    assert re.match(expected, first)
+    assert follow_up == [
+        f"The last good checkpoint is {checkpoints.load().name}. Continue from it with:",
+        "  rayagi train --resume runs/a",
+    ]
+
+
+def test_a_partitioner_and_a_replay_shard_end_with_their_node(cluster):
+    """The next run can undo what the partitioner has made, and the shard's memory is free."""
+    here = ray.get_runtime_context().get_node_id()
+    (there,) = (node["NodeID"] for node in ray.nodes() if node["NodeID"] != here)
+    (lost,) = cluster.worker_nodes
+    raylet = lost.all_processes["raylet"][0].process.pid
+    table = start_rendezvous_actor(1), "t", ReplaySchema((Column(name="step", dtype="int32"),), 1), 10
+    os.kill(raylet, signal.SIGSTOP)
+    with pytest.raises(
+        ShardLostError, match=f"shard 0 of table 't' did not start within 2 s, on Ray node {there}"
+    ):
+        create_shards(*table, [there], timeout_s=2.0)
+    os.kill(raylet, signal.SIGCONT)
+
+    partitioners = Partitioners("a")
+    partitioners._start({"there": there}, "mps")
+    shards = create_shards(*table, [there])
+    actors = (*partitioners._handles.values(), *shards)
+    pids = ray.get(
+        [actor.__ray_call__.remote(lambda _actor: os.getpid()) for actor in actors], timeout=LIMIT_S
+    )
+    os.kill(raylet, signal.SIGKILL)
+    wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in pids))
+
+
+@pytest.fixture
+def head():
+    """One node, which this process has not joined: Ray ends every driver of a node that is lost."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.slow
+def test_a_run_that_loses_its_own_node_of_a_cluster_ends_with_a_sentence(head, tmp_path):
+    options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
+    process = rayagi(tmp_path, head.address, "train", "InvertedPendulum-v5", *SMALL, *options)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    raylet = head.head_node.all_processes["raylet"][0].process.pid
+    os.kill(raylet, signal.SIGKILL)
+    check_end_of(process, tmp_path, f"raylet on this machine (process {raylet})")
+
+
+def check_end_of(process, folder, lost):
+    """The run has ended with a sentence, and can continue."""
+    output, error = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1, output + error
+    first, *follow_up = error.splitlines()
+    assert first.startswith(f"rayagi: Ray's {lost} has ended while this command used it: ")
+    last = CheckpointStore(folder / "runs/a/checkpoints").load()
+    assert follow_up == [
+        f"The last good checkpoint is {last.name}. Continue from it with:",
+        "  rayagi train --resume runs/a",
+    ]
+    record = open_run(folder / "runs/a").record
+    assert (record.status, first) == ("failed", f"rayagi: {record.reason}")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["gcs_server", "raylet"])
 def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, killed):
     options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
@@ -117,17 +214,5 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
     (raylet,) = (pid for pid, program in programs.items() if program == "raylet")
     workers = workers_of(raylet)
     os.kill(pid, signal.SIGKILL)
-    output, error = process.communicate(timeout=LIMIT_S)
-
-    assert process.returncode == 1, output + error
-    first, *follow_up = error.splitlines()
-    assert first.startswith(
-        f"rayagi: Ray's {killed} on this machine (process {pid}) has ended while this command used it: "
-    )
-    assert follow_up == [
-        f"The last good checkpoint is {checkpoints.load().name}. Continue from it with:",
-        "  rayagi train --resume runs/a",
-    ]
-    record = open_run(tmp_path / "runs/a").record
-    assert (record.status, first) == ("failed", f"rayagi: {record.reason}")
+    check_end_of(process, tmp_path, f"{killed} on this machine (process {pid})")
     wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))

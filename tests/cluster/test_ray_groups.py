@@ -13,6 +13,7 @@ from ray import cloudpickle
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from placement import ray_groups
 from placement.allocation import assign_allocated_nodes
 from placement.backends import get_backend
 from placement.errors import InventoryError, ReservationError, SliceError
@@ -108,6 +109,19 @@ def test_only_who_comes_to_an_idle_node_is_alone_there(hold):
     assert hold(plan_for(num_gmis=1)).alone
     until(lambda: ray.available_resources().get("CPU") == NUM_CPUS - 1)
     assert not hold(plan_for(num_gmis=2)).alone
+
+
+def test_of_two_runs_that_find_a_node_idle_at_the_same_time_only_the_first_is_alone(hold, monkeypatch):
+    ask, first = ray_groups.placement_group, []
+
+    def ask_after_another_run(*arguments, **options):
+        monkeypatch.setattr(ray_groups, "placement_group", ask)
+        first.append(hold(plan_for(num_gmis=1)))  # the second has looked at the nodes already
+        return ask(*arguments, **options)
+
+    monkeypatch.setattr(ray_groups, "placement_group", ask_after_another_run)
+    assert not hold(plan_for(num_gmis=2)).alone
+    assert first[0].alone
 
 
 def test_the_bundles_of_a_node_from_this_cluster_are_held_to_it(hold):

@@ -1,10 +1,13 @@
 """Addresses without a Ray cluster: an error within seconds, and no connection left open."""
 
 import pickle
+import platform
+import signal
 import socket
 
 import pytest
 import ray
+from ray._private.utils import check_version_info
 
 from rayagi.cli.failures import explain
 from rayagi.coordinator import cluster
@@ -57,6 +60,35 @@ def test_a_malformed_address_says_what_form_it_has(address):
 
 def test_ray_client_addresses_are_refused_with_a_hint():
     assert "ray job submit" in refusal("ray://127.0.0.1:10001")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:8265", "https://head.example"])
+def test_addresses_of_a_dashboard_are_refused_with_the_one_to_give(address):
+    assert "an address of Ray's dashboard, for `ray job`; give host:port of the cluster's head" in refusal(
+        address
+    )
+
+
+def test_a_cluster_of_other_versions_is_said_with_both(monkeypatch):
+    def init(**options):
+        check_version_info({"ray_version": "2.9.0", "python_version": "3.10.1"}, "node 10.0.0.1")
+
+    monkeypatch.setattr(cluster, "_probe", lambda *where: None)
+    monkeypatch.setattr(ray, "init", init)
+    assert refusal("10.0.0.1:6379") == (
+        "the Ray cluster at 10.0.0.1:6379 (from ray_address) cannot be joined: it has Ray 2.9.0 and Python 3.10.1, this "
+        f"process Ray {ray.__version__} and Python {platform.python_version()}. Use the same versions of both here and there"
+    )
+
+
+def test_sigterm_while_it_connects_is_not_the_cluster_s_fault(monkeypatch):
+    def init(**options):
+        raise SystemExit(signal.SIGTERM)  # as Ray's handler does
+
+    monkeypatch.setattr(cluster, "_probe", lambda *where: None)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(SystemExit), connected("10.0.0.1:6379"):
+        pass
 
 
 def test_without_an_address_a_local_ray_would_start(monkeypatch):
