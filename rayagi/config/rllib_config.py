@@ -13,6 +13,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig, NotProvided
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.utils import force_list
+from ray.rllib.utils.serialization import NOT_SERIALIZABLE, serialize_type
 
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.batch_sizes import GivenSizes, rollout_and_minibatches
@@ -88,6 +89,10 @@ class GmiConfig(AlgorithmConfig):
         if "_model_config" in shown:
             shown["_model_config"] = given_model_config(self._model_config)
         return shown
+
+    def serialize(self) -> dict[str, Any]:
+        """``to_dict()`` in JSON's types: classes by their paths, and functions of the user as RLlib marks them."""
+        return {name: _json_value(value) for name, value in self.to_dict().items()}
 
     def _in_effect(self) -> RunSpec:
         """The run as configured so far; if it is not complete or not valid, the preset of its task."""
@@ -387,6 +392,18 @@ class GmiConfig(AlgorithmConfig):
                         "would never be called: the loop runs inside the GMIs",
                         f"use one of {', '.join(sorted(DRIVER_CALLBACKS))}",
                     )
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, type):
+        return serialize_type(value)
+    if dataclasses.is_dataclass(value):
+        return _json_value({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return {name: _json_value(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_json_value(each) for each in value]
+    return NOT_SERIALIZABLE if callable(value) else value
 
 
 def _training_parameters(cls: type) -> set[str]:

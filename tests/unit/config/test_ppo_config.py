@@ -177,6 +177,18 @@ def test_the_dictionary_is_json_and_gives_the_same_run():
         PPOConfig().update_from_dict(config().env_runners(num_env_runners=2).to_dict()).to_run_spec()
 
 
+class Listener(RLlibCallback):
+    def on_train_result(self, **kwargs):
+        pass
+
+
+def test_a_serialised_config_is_json_and_names_classes_and_functions():
+    built = config(gymnasium.Env).callbacks(Listener, on_evaluate_end=lambda **kwargs: None)
+    data = json.loads(json.dumps(built.training(lr=1e-3).serialize()))
+    assert (data["env"], data["callbacks"]) == ("gymnasium.core.Env", f"{__name__}.Listener")
+    assert (data["callbacks_on_evaluate_end"], data["lr"]) == ("__not_serializable__", 1e-3)
+
+
 def test_a_filter_of_observations_is_the_normaliser():
     for name, normalises in (("NoFilter", False), ("MeanStdFilter", True)):
         built = config().env_runners(observation_filter=name)
