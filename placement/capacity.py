@@ -98,7 +98,9 @@ def _would_fit(plan: PlacementPlan, nodes: Sequence[NodeResources], *, only_free
         return f"No {largest['GPU']:g} of one GPU is there{now}: use backend='cpu'{wait}"
     if cores > 0:
         return f"No GMI of this size would fit{now}: set threads_per_gmi to {cores} or less{wait}"
-    return f"Nothing would fit{now}: no CPU is left{wait}" if only_free else "Start Ray with at least one CPU"
+    if only_free:
+        return "Nothing would fit now: no CPU is left. Wait until others have finished"
+    return "Start Ray with at least one CPU"
 
 
 class _FreeCapacity:

@@ -64,6 +64,12 @@ def test_after_a_wait_only_what_is_free_counts():
     assert "Waited 10.0 s." in str(error)
 
 
+def test_without_a_free_cpu_there_is_only_waiting():
+    plan = make_plan(CPU8, num_envs=1, num_gmis=1, threads_per_gmi=2)
+    error = capacity_error(plan, [resources("a", CPU=2.0, free=0.0)], waited_s=10.0)
+    assert error.would_fit == "Nothing would fit now: no CPU is left. Wait until others have finished"
+
+
 def test_a_cluster_without_the_gpu_says_use_the_cpu():
     error = capacity_error(make_plan(gpu_machine(1), num_envs=1), [resources("box", CPU=64.0)], waited_s=0.0)
     assert "use backend='cpu'" in error.would_fit
