@@ -17,7 +17,6 @@ import numpy as np
 
 from rayagi.profiler.intervals import Ints, Steps
 from rayagi.profiler.overlap import (
-    BLOCK_EVENTS,
     NO_ITERATION,
     NONE,
     ProcessEvents,
@@ -168,14 +167,10 @@ class _Member:
 
 def _events(thread: ThreadEvents, names: Sequence[int]) -> Events:
     """Communication of these names, ascending."""
-    found = []
-    for first in range(0, thread.trace.num_events, BLOCK_EVENTS):
-        block = thread.trace.read(first, min(first + BLOCK_EVENTS, thread.trace.num_events))
-        own = (block["category"] == Category.COMMUNICATION) & np.isin(block["name"], names)
-        found.append(select(block, own))
-    events = join(found)
-    events["start"] += thread.offset
-    events["end"] += thread.offset
+    events = join(
+        select(block, (block["category"] == Category.COMMUNICATION) & np.isin(block["name"], names))
+        for block in thread.blocks()
+    )
     return select(events, np.argsort(events["start"], kind="stable"))
 
 
