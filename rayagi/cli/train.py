@@ -61,7 +61,6 @@ from rayagi.run.prediction import save_prediction
 from rayagi.run.recorders import FileRecorder
 from rayagi.run.training_loop import CHECKPOINT_EVERY, Interval, LoopSettings, TrainingLoop, TrainingOutcome
 from rayagi.run.versions import collect_versions, rayagi_version
-from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder
 
 _SKIPPED_ITERATIONS = 2
 """First iterations are slower than all others: torch and the kernels start up."""
@@ -147,6 +146,9 @@ def _say_other_task(dataset: Path, task: str) -> None:
     """Sizes have been compared: a task of the same sizes may be the same one renamed, or a mistake."""
     if not (dataset / "dataset.json").exists():  # other formats do not say
         return
+    # Imported here: it loads torch, which a run without a dataset does while Ray starts.
+    from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder
+
     recorded = DatasetFolder.open(dataset).description.task
     if recorded not in (task, UNNAMED_TASK):
         say(f"{dataset} is of {recorded}: check that its observations and actions mean the same as {task}'s.")

@@ -53,7 +53,7 @@ class Remembered(nn.Module):
 
     def forward(self, obs: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         states = states / 2 + obs[:, :1]
-        return states * self.scale, 10 * states.squeeze(-1), states
+        return states * self.scale, 10 * states.squeeze(-1) * self.scale[0], states
 
 
 class Fourier(nn.Module):
