@@ -108,6 +108,25 @@ def test_a_distribution_moves_to_the_projected_one_of_the_best_action():
     assert made.priorities.tolist() == pytest.approx([1.0986 - 0.5623], abs=1e-4)
 
 
+def test_each_pass_of_a_noisy_step_has_a_sample_of_its_own():
+    made, passes = updater(noisy=True, double=True), []
+    for name, network in (("network", made.model.network), ("target", made.target.module)):
+        network.register_forward_hook(
+            lambda _, given, __, name=name: passes.append((name, given[0].clone(), given[1]))
+        )
+    batch = transitions([0, 1], [1.0, 1.0], [0.5, 0.5])._replace(next_obs=torch.zeros(2, 2))
+    made.step(batch)
+    # Q(s, .); then the target's Q(s', .), and the network's, which chooses a* (Fortunato et al. 2018, §3.2).
+    assert [(name, bool(obs.any())) for name, obs, _ in passes] == [
+        ("network", True),
+        ("target", False),
+        ("network", False),
+    ]
+    noises = [noise for *_, noise in passes]
+    assert all(noise.shape == (1, made.model.layer_noise_dim) for noise in noises)
+    assert not any(torch.equal(noises[i], noises[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
 def test_the_target_network_is_copied_every_c_steps():
     made = updater(target_interval=3)
     batch = transitions([0, 1], [1.0, 0.0], [0.9, 0.0])

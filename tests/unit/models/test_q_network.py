@@ -55,8 +55,17 @@ def test_distributions_have_atoms_for_each_action_in_both_streams():
     assert network(num_atoms=4)(OBS).shape == (7, 3, 4)
     dueling = network(num_atoms=4, dueling=True)
     assert sizes(dueling.value)[-1] == (4, 6)
-    advantages = dueling(OBS) - dueling(OBS).mean(1, keepdim=True)
-    assert torch.allclose(advantages.mean(1), torch.zeros(7, 4), atol=1e-6)
+
+
+def test_two_streams_of_distributions_meet_atom_by_atom():
+    dueling = network(num_atoms=2, dueling=True)
+    with torch.no_grad():
+        for layer in (dueling.advantage[-1], dueling.value[-1]):
+            layer.weight.zero_()
+        dueling.value[-1].bias.copy_(torch.tensor([100.0, 200.0]))
+        dueling.advantage[-1].bias.copy_(torch.tensor([1.0, 10.0, 2.0, 20.0, 6.0, 60.0]))
+    # V = 100 and 200; the mean advantages over actions are 3 and 30.
+    assert dueling(OBS)[0].tolist() == [[98.0, 180.0], [99.0, 190.0], [103.0, 230.0]]
 
 
 def test_one_hidden_layer_is_the_stream_alone():
