@@ -37,6 +37,8 @@ _LISTINGS = (
 """Commands that succeed even if the reader of their output, such as `head`, closes early."""
 
 
+_CHILD_ENDS_S = 2.0
+"""That a process has to end by SIGTERM."""
 _WITH_RAY = ("train", "search", "serve", "comm bench")
 """Commands that always start Ray's processes."""
 
@@ -139,8 +141,20 @@ def run_process() -> NoReturn:
             sys.stdout.reconfigure(errors="backslashreplace")
     with when_local_ray_is_lost(_end_at_once):
         code = main()
+    _end_children()
     atexit._run_exitfuncs()
     _end(code)
+
+
+def _end_children() -> None:
+    """End what an environment's code has left of multiprocessing's processes: Python would wait for them without end."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    children = [] if multiprocessing is None else multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.join(_CHILD_ENDS_S)
+        child.kill()
 
 
 def _open_closed_streams() -> None:

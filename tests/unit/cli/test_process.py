@@ -45,6 +45,34 @@ def test_a_native_library_that_does_not_end_keeps_no_command_from_ending(argumen
     assert done.stdout.endswith("end of Python\n")
 
 
+LEFT = """import multiprocessing, signal, time
+import rayagi.cli, sys
+
+
+def stay(ready):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    time.sleep(1000)
+
+
+def command():
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    for target, given in ((time.sleep, (1000,)), (stay, (ready,))):
+        context.Process(target=target, args=given).start()
+    ready.wait()
+    return 3
+
+
+sys.modules["rayagi.cli.main"].main = command
+rayagi.cli.run_process()"""
+
+
+def test_processes_that_an_environment_has_left_keep_no_command_from_ending():
+    """They are not daemons, and one ignores SIGTERM."""
+    assert run_python(LEFT).returncode == 3
+
+
 @pytest.mark.slow
 def test_the_exit_code_is_the_same_without_a_reader():
     with open("/dev/full", "w") as full:
