@@ -182,7 +182,7 @@ def test_a_failed_export_leaves_nothing(tmp_path):
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, kind):
     """A limit on a file's size: each column fits, and all of them do not."""
     needs(kind)
-    source = store_source(store_of(trajectories(lengths=(900,), ends="t", obs_shape=(40,))), tmp_path)
+    source = store_source(store_of(trajectories(lengths=(9000,), ends="t", obs_shape=(4,))), tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, hard))
     try:
