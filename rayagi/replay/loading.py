@@ -50,7 +50,16 @@ def open_source(path: Path | str, *, columns: Sequence[str] = ()) -> Source:
 
 
 def kind_of(path: Path) -> str:
-    """Name of the format of a file or folder. Raises DatasetError: it does not exist, or is of no known format."""
+    """Name of the format of a file or folder.
+
+    Raises:
+        DatasetError: it does not exist, cannot be looked at, or is of no known format.
+    """
+    with reading(path, "a dataset"):
+        return _kind_of(path)
+
+
+def _kind_of(path: Path) -> str:
     if not path.exists():
         raise DatasetError(str(path), "does not exist")
     if path.is_dir():

@@ -395,6 +395,11 @@ def test_damaged_json_is_one_sentence(tmp_path):
         open_source(tmp_path / "a.json")
 
 
+def test_a_name_that_no_file_can_have(tmp_path):
+    with pytest.raises(DatasetError, match=r"cannot be read as a dataset .*File name too long"):
+        open_source(tmp_path / f"{'a' * 300}.pt")
+
+
 def test_two_names_of_one_tensor(tmp_path):
     torch.save(
         {"obs": torch.zeros(2, 1), "action": torch.zeros(2), "actions": torch.ones(2)}, tmp_path / "a.pt"
