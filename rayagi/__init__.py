@@ -6,9 +6,9 @@ Names are imported when they are first used: ``import rayagi`` loads neither Ray
 from __future__ import annotations
 
 import importlib
-import sys
 from functools import cache
 from importlib.machinery import PathFinder
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +64,8 @@ def refuse_hidden_packages() -> None:
     Raises:
         HiddenPackageError: another package of such a name comes first.
     """
-    for name in ("actors", "collectives", "placement"):
-        found = PathFinder.find_spec(name, ["", *sys.path])
+    for name, path in product(("actors", "collectives", "placement"), (None, [""])):
+        found = PathFinder.find_spec(name, path)
         # Without an origin it is a folder without __init__.py, which hides nothing.
         if found and found.origin and _folder_above(found.origin) != _folder_above(__file__):
             raise HiddenPackageError(

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.collectives import ring
+from experiments.allreduce import ring
 from experiments.gpu_sharing import run as gpu_sharing
 from experiments.learning import compare as learning
 from experiments.nodes import run as nodes
@@ -139,10 +139,10 @@ ASYNCHRONOUS = Measuring(
     rows="Ant-v5.json",
 )
 COMPOSITIONS = Measuring(
-    full="experiments.collectives.training",
-    quick="experiments.collectives.training --repeats 1 --layouts 2G2T 2G3T --out {out}",
+    full="experiments.allreduce.training",
+    quick="experiments.allreduce.training --repeats 1 --layouts 2G2T 2G3T --out {out}",
     minutes=(8, 45),
-    folder="collectives/results",
+    folder="allreduce/results",
     rows="training_*.json",
 )
 CHANNELS = Measuring(
@@ -215,10 +215,10 @@ CORE_USE = Measuring(
     rows="cores.json",
 )
 RING = Measuring(
-    full="experiments.collectives.ring",
-    quick="experiments.collectives.ring --tasks Ant-v5 --repeats 1 --seconds 4 --out {out}",
+    full="experiments.allreduce.ring",
+    quick="experiments.allreduce.ring --tasks Ant-v5 --repeats 1 --seconds 4 --out {out}",
     minutes=(1, 12),
-    folder="collectives/results",
+    folder="allreduce/results",
     rows="ring.json",
 )
 GPU_SHARING = Measuring(

@@ -1,8 +1,8 @@
-"""A short version of the chaos experiment; ``experiments.collectives.chaos`` runs the long one."""
+"""A short version of the chaos experiment; ``experiments.allreduce.chaos`` runs the long one."""
 
 import pytest
 
-from experiments.collectives.chaos import POINTS, run, table
+from experiments.allreduce.chaos import POINTS, run, table
 
 
 @pytest.mark.parametrize(

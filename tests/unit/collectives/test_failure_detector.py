@@ -27,7 +27,7 @@ from collectives.rendezvous import this_member
 from tests.unit.forkserver import context
 
 LIMIT_S = 30.0
-"""What is not detected by then never is. `experiments.collectives.chaos` measures how long it takes."""
+"""What is not detected by then never is. `experiments.allreduce.chaos` measures how long it takes."""
 
 CLONE_NEWNET = 0x40000000
 CABLE = f"rayagi{os.getpid()}"

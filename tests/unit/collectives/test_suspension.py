@@ -1,4 +1,4 @@
-"""A member that is suspended, given up, and resumed. ``experiments.collectives.suspension`` runs the long version."""
+"""A member that is suspended, given up, and resumed. ``experiments.allreduce.suspension`` runs the long version."""
 
 import threading
 
@@ -12,7 +12,7 @@ from collectives.rendezvous import this_member
 from collectives.transports import calls
 from collectives.transports.gloo import GlooStore, GlooTransport
 from collectives.transports.shm import kernel, memory
-from experiments.collectives.suspension import run
+from experiments.allreduce.suspension import run
 from tests.unit.collectives.thread_transport import InProcessGroup
 
 

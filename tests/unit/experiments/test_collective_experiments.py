@@ -5,7 +5,7 @@ import pytest
 from collectives.alphabeta import AlphaBetaModel, CostCoefficients
 from collectives.layout import Layout
 from collectives.planner import plan_composition
-from experiments.collectives.projection import (
+from experiments.allreduce.projection import (
     Trained,
     Work,
     arms,
@@ -16,8 +16,8 @@ from experiments.collectives.projection import (
     with_more_members,
     with_other_reductions,
 )
-from experiments.collectives.timestamps import Log, split
-from experiments.collectives.trainers import MODELS
+from experiments.allreduce.timestamps import Log, split
+from experiments.allreduce.trainers import MODELS
 
 
 def logs():

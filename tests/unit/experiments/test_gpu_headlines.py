@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from experiments.collectives import ring
+from experiments.allreduce import ring
 from experiments.gpu_sharing import run as gpu_sharing
 from experiments.profiler import cores, gpu
 from experiments.replay import on_gpu

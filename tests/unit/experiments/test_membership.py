@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from collectives.connect import connect
 from collectives.errors import CommunicatorError, MemberLostError, RendezvousError
 from collectives.rendezvous import Member, RendezvousStatus, this_member
-from experiments.collectives.membership import ElasticRendezvous, JoinRequest, MembershipView, join, rejoin
+from experiments.allreduce.membership import ElasticRendezvous, JoinRequest, MembershipView, join, rejoin
 from tests.unit.collectives.members import _RendezvousManager
 from tests.unit.collectives.rendezvous_processes import run_processes
 

@@ -21,7 +21,7 @@ from collectives.failure_detector_server import get_failure_detector_server
 from collectives.rendezvous import Member, poll, this_member
 from collectives.transport_factory import TransportName
 from collectives.transports.gloo import GlooStore
-from experiments.collectives.membership import MembershipView, join, rejoin
+from experiments.allreduce.membership import MembershipView, join, rejoin
 
 NUMEL = 100_003
 """Elements of a reduction: odd, and several chunks of shared memory."""

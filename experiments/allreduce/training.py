@@ -1,6 +1,6 @@
 """Throughput of training with IP-only against other compositions (GMI-DRL Table 6; the preprint's Table 7).
 
-    python -m experiments.collectives.training
+    python -m experiments.allreduce.training
 
 On 2G2T, 2G3T, 4G3T and 4G4T with networks of 1.1e5, 2.9e5 and 1.5e6 parameters, on Ant-v5. Layouts for which this machine
 has cores enough are measured with real processes; their devices are labels, and Gloo stands in for rings over them. The
@@ -22,7 +22,7 @@ from pathlib import Path
 from collectives.alphabeta import AlphaBetaModel
 from collectives.layout import Layout
 from collectives.planner import plan_composition
-from experiments.collectives.projection import (
+from experiments.allreduce.projection import (
     PAPERS_PRIMITIVES,
     Row,
     Trained,
@@ -33,7 +33,7 @@ from experiments.collectives.projection import (
     projected_rows,
     table,
 )
-from experiments.collectives.trainers import ENVS_PER_GMI, MODELS, Model, TrainingMember
+from experiments.allreduce.trainers import ENVS_PER_GMI, MODELS, Model, TrainingMember
 from experiments.origin import origin
 from placement.inventory import local_machine
 from rayagi.benchmark.bench import make_case

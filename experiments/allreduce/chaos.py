@@ -1,7 +1,7 @@
 """Kills members of a group at random moments, and looks at what becomes of the others.
 
-    python -m experiments.collectives.chaos --rounds 200
-    python -m experiments.collectives.chaos --rounds 200 --hosts 2
+    python -m experiments.allreduce.chaos --rounds 200
+    python -m experiments.allreduce.chaos --rounds 200 --hosts 2
 
 A round: a random member is killed (SIGKILL) before, inside or after an operation, inside operations of groups of some
 members, or while the next generation meets, which another death made necessary. Then the survivors, with a replacement or
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.rendezvous_actor import RendezvousActor
-from experiments.collectives.chaos_member import (
+from experiments.allreduce.chaos_member import (
     COMPUTE_S,
     Action,
     Connected,
@@ -40,7 +40,7 @@ from experiments.collectives.chaos_member import (
     Settings,
     live,
 )
-from experiments.collectives.membership import ElasticRendezvous
+from experiments.allreduce.membership import ElasticRendezvous
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ ACTIONS: dict[str, Action] = {"after": "compute", "group": "group"}
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "actors.rendezvous_actor", "experiments.origin", "experiments.collectives.chaos_member"]
+    ["torch", "actors.rendezvous_actor", "experiments.origin", "experiments.allreduce.chaos_member"]
 )
 
 

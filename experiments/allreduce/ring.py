@@ -1,6 +1,6 @@
 """Training with rayagi's choice of a reduction, against a ring such as Horovod's (GMI-DRL, figure 9c).
 
-    python -m experiments.collectives.ring --repeats 3 --seconds 8
+    python -m experiments.allreduce.ring --repeats 3 --seconds 8
 
 Horovod reduces all gradients of a step together, by Gloo's ring where there is no NCCL, and is no longer built for current
 torch. Here two GMIs train by that ring, which is what torch.distributed's Gloo does, and by turns as rayagi chooses;

@@ -1,6 +1,6 @@
 """All-reduce through shared memory against gloo, memcpy and one process that does all the work, interleaved in one run.
 
-    python -m experiments.collectives.primitives --output experiments/collectives/results/primitives.json
+    python -m experiments.allreduce.primitives --output experiments/allreduce/results/primitives.json
 
 Writes raw medians per repeat with the machine, versions and commit, and prints a table.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from experiments.collectives.members import CASES, Group, Run
+from experiments.allreduce.members import CASES, Group, Run
 from experiments.cores import not_idle_seconds
 from experiments.origin import origin
 
@@ -130,7 +130,7 @@ def _iterations(size: int) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.collectives.primitives", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m experiments.allreduce.primitives", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4], help="processes on this host")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """Suspends a member inside an operation until the others have given it up, and looks at what it does when it goes on.
 
-    python -m experiments.collectives.suspension --rounds 280
-    python -m experiments.collectives.suspension --rounds 140 --without-compiler
-    python -m experiments.collectives.suspension --rounds 120 --transport gloo
+    python -m experiments.allreduce.suspension --rounds 280
+    python -m experiments.allreduce.suspension --rounds 140 --without-compiler
+    python -m experiments.allreduce.suspension --rounds 120 --transport gloo
 
 A round: three processes repeat an operation: on a registered buffer, a list of tensors, a tensor of their own, memory in
 common, a compiled program's, in a group of all members in another order, or all of these by turns. One is suspended

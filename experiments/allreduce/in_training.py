@@ -1,6 +1,6 @@
 """What synchronisation costs in training (Ant-v5, 2 GMIs): the reductions themselves, apart from waiting for the other GMI.
 
-    python -m experiments.collectives.in_training --seconds 30 --repeats 3
+    python -m experiments.allreduce.in_training --seconds 30 --repeats 3
 
 Every collective of every GMI is timestamped on the host's clock: from the arrival of the last member to the end of the
 last is what it costs; before, the others wait for one that is still computing. Writes results/in_training_*.json with the
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.collectives.timestamps import Split, TimestampedFactory, split
+from experiments.allreduce.timestamps import Split, TimestampedFactory, split
 from experiments.origin import origin
 from experiments.throughput.settings import run_spec
 from rayagi.algorithms.factory import training_factory
