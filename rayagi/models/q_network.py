@@ -113,11 +113,8 @@ class QNetwork(nn.Module):
         hidden = observed if self.encoder is None else self.encoder(observed)
         for layer in self.trunk:
             hidden = self.activation(_applied(layer, hidden, parts))
-        shape = (
-            observed.shape[0],
-            self.num_actions,
-            self.num_atoms,
-        )  # a program of torch.export does not know len()
+        # Not len(observed): to torch.export that is a constant.
+        shape = (observed.shape[0], self.num_actions, self.num_atoms)
         advantages = self._stream(self.advantage, hidden, parts).view(shape)
         if self.value is None:
             return advantages
