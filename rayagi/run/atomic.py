@@ -69,10 +69,11 @@ def replace_bytes(path: Path, content: bytes) -> None:
     try:
         try:
             write_bytes(beside, content)
-        except DiskError as error:
+            with disk_errors(path):
+                beside.replace(path)
+        except DiskError as error:  # names the file beside it
             raise DiskError(str(path), error.reason) from error
         with disk_errors(path):
-            beside.replace(path)
             sync_folder(path.parent)
     finally:
         with suppress(OSError):  # the error above says what is wrong

@@ -76,3 +76,10 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     os.close(reader)
     assert pipe.is_fifo()
     assert [each.name for each in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_folder_of_the_files_name_is_named_and_nothing_is_left_beside_it(tmp_path):
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(DiskError, match=r"cannot write \S+/a\.json: Is a directory"):
+        atomic.replace_text(tmp_path / "a.json", "{}")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
