@@ -231,12 +231,7 @@ def search(
             trials, complete = _run_search(probe, spec, machine, settings, score, on_trial, coarse=coarse)
     best = _best(trials, validated=complete)
     if best is None:
-        reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, TrialFailure))
-        why = (
-            "; ".join(dict.fromkeys(reasons))
-            or "the budget ended before the first trial; give a larger --budget"
-        )
-        raise NothingMeasuredError(f"no candidate for {spec.env.id} could be measured: {why}")
+        raise _nothing_measured(spec.env.id, trials)
     result = SearchResult(
         task=spec.env.id,
         settings=settings,
@@ -262,6 +257,14 @@ def search(
     }
     store.save_note(settings.name(), found)
     return result
+
+
+def _nothing_measured(task: str, trials: Sequence[Trial]) -> NothingMeasuredError:
+    reasons = (trial.outcome.reason for trial in trials if isinstance(trial.outcome, TrialFailure))
+    why = (
+        "; ".join(dict.fromkeys(reasons)) or "the budget ended before the first trial; give a larger --budget"
+    )
+    return NothingMeasuredError(f"no candidate for {task} could be measured: {why}")
 
 
 def device_memory_bytes(spec: RunSpec, machine: Machine) -> int:
