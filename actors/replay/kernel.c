@@ -37,7 +37,7 @@ enum { STALE, VALID, OUTSIDE };
 enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
 enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11, DAMAGED = -12 };
-enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, BIT_LEVELS = 3, GROUP_BITS = 512, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192, YIELDS = 500 };
+enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, BIT_LEVELS = 3, GROUP_BITS = 512, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, LINE = 64, FETCHED = 512, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192, YIELDS = 500 };
 /* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
    least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
 enum { EPOCH_READS = 8, MOST_HEAT = 255, EXAMINED = 8, MARGIN = 4, MOST_PROMOTED = 2 };
@@ -1457,7 +1457,7 @@ static int draw_rows(const Store *s, const Tree *t, int64_t n, const Drawn *d) {
         for (int64_t i = 0; i < n; i++) d->indices[i] = within(t, 0, (int64_t)u[i]), u[i] -= (double)d->indices[i];
     else replay_tree_draw(t, n, u, d->indices);
     for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n) __builtin_prefetch(&s->rows[d->indices[i + AHEAD] - s->base], 1);
+        if (i + CHUNK < n) __builtin_prefetch(&s->rows[d->indices[i + CHUNK] - s->base], 1);
         const Row *r = &s->rows[d->indices[i] - s->base];
         d->generations[i] = r->tag >> 2, d->lengths[i] = r->length;
         d->weights[i] = has_bits(t) ? 1.0 : *node(t, 0, d->indices[i]);
@@ -1670,27 +1670,43 @@ static int64_t collect(const Store *s, const Part *p, int64_t row, int64_t slot,
     return 0;
 }
 
-/* The windows of one part for a chunk of rows, to places ``at`` of its output. ``bytes``: of a window, a constant where the
-   compiler is to copy without a call. Windows that lie within their trajectory, and in memory, are the rule: for them nothing else is done. */
-__attribute__((always_inline)) static inline int64_t collect_chunk(
-    const Store *s, const Part *p, int64_t n, const int64_t *index, const int64_t *slots, const int64_t *lengths,
-    const int64_t *step, const int64_t *at, const int64_t bytes) {
+/* Start to bring these bytes into the cache; of more than FETCHED, the first: the processor fetches the rest on its own. */
+__attribute__((always_inline)) static inline void fetch(const uint8_t *from, int64_t bytes) {
+    for (int64_t k = 0; k < bytes && k < FETCHED; k += LINE) __builtin_prefetch(from + k);
+}
+
+/* A chunk of rows, as their status was before the copy: where they are, and where they go. */
+typedef struct {
+    int64_t n, index[CHUNK], slot[CHUNK], length[CHUNK], step[CHUNK], at[CHUNK];
+    uint64_t tag[CHUNK];
+    int64_t first_step, steps_left; /* the least step, and the least number of steps from one to the end of its trajectory */
+    int64_t is_simple, is_gapless;  /* 1: all are valid and in memory; they go to neighbouring places */
+} Chunk;
+
+/* The windows of one part for a chunk of rows. ``bytes``: of a window, a constant where the compiler is to copy without a
+   call. Windows that lie within their trajectory, and in memory, are the rule: of a chunk that has no others none is checked. */
+__attribute__((always_inline)) static inline int64_t collect_chunk(const Store *s, const Part *p, const Chunk *c, const int64_t bytes) {
     const Column *column = &s->columns[p->column];
-    const uint8_t *base = s->data + column->offset;
-    const int64_t block = column->row_bytes, step_bytes = column->step_bytes, offset = p->offset, length = p->length;
+    const int64_t block = column->row_bytes, step_bytes = column->step_bytes, length = p->length, n = c->n;
+    const uint8_t *base = s->data + column->offset + p->offset * step_bytes;
     uint8_t *out = p->out, *mask = p->mask;
     int64_t failed = 0;
-    for (int64_t i = 0; i < n; i++) {
-        if (i + AHEAD < n && slots[i + AHEAD] != NONE) { /* of a long window, the hardware fetches the rest */
-            const uint8_t *next = base + slots[i + AHEAD] * block + (step[i + AHEAD] + offset) * step_bytes;
-            for (int64_t k = 0; k < bytes && k < 512; k += 64) __builtin_prefetch(next + k);
+    if (c->is_simple && c->first_step + p->offset >= 0 && p->offset + length <= c->steps_left + column->extra) {
+        for (int64_t i = 0; i < n; i++) {
+            if (i + AHEAD < n) fetch(base + c->slot[i + AHEAD] * block + c->step[i + AHEAD] * step_bytes, bytes);
+            memcpy(out + c->at[i] * bytes, base + c->slot[i] * block + c->step[i] * step_bytes, bytes);
         }
-        const int64_t from = step[i] + offset;
-        if (from >= 0 && lengths[i] && from + length <= lengths[i] + column->extra && slots[i] != NONE) {
-            memcpy(out + at[i] * bytes, base + slots[i] * block + from * step_bytes, bytes);
-            if (length == 1) mask[at[i]] = 1;
-            else memset(mask + at[i] * length, 1, length);
-        } else failed |= collect(s, p, index[i], slots[i], lengths[i], step[i], at[i]);
+        const int64_t run = c->is_gapless ? n : 1;
+        for (int64_t i = 0; i < n; i += run) memset(mask + c->at[i] * length, 1, run * length);
+        return 0;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t at = c->at[i], from = c->step[i] + p->offset;
+        if (i + AHEAD < n && c->slot[i + AHEAD] != NONE) fetch(base + c->slot[i + AHEAD] * block + c->step[i + AHEAD] * step_bytes, bytes);
+        if (from >= 0 && c->length[i] && from + length <= c->length[i] + column->extra && c->slot[i] != NONE) {
+            memcpy(out + at * bytes, base + c->slot[i] * block + c->step[i] * step_bytes, bytes);
+            memset(mask + at * length, 1, length);
+        } else failed |= collect(s, p, c->index[i], c->slot[i], c->length[i], c->step[i], at);
     }
     return failed;
 }
@@ -1752,54 +1768,71 @@ static void promote_read(Store *s, int64_t n, const int64_t *rows, const int64_t
    how many are not VALID. */
 int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
                       const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid, const int64_t *where) {
-    int64_t at[CHUNK], local[CHUNK], slots[CHUNK], lengths[CHUNK], step[CHUNK], failed = 0, bad = 0, damaged = 0;
-    uint32_t moves[CHUNK];
+    const Row *rows = s->rows;
+    const int64_t slots = s->slots, max_length = s->max_length, spills = s->spill != NONE, row_bytes = num_parts ? s->columns->row_bytes : 0;
+    int64_t failed = 0, bad = 0, damaged = 0;
+    uint32_t moves[CHUNK] = {0};
+    Chunk c;
     for (int64_t first = begin; first < end; first += CHUNK) {
-        const int64_t n = end - first < CHUNK ? end - first : CHUNK;
+        const int64_t n = c.n = end - first < CHUNK ? end - first : CHUNK;
         for (int64_t i = 0; i < n; i++) {
-            at[i] = where ? where[first + i] : first + i;
-            local[i] = indices[at[i]] - s->base, step[i] = steps[at[i]];
-            if (local[i] < 0 || local[i] >= s->capacity) return FOREIGN;
+            c.at[i] = where ? where[first + i] : first + i;
+            c.index[i] = indices[c.at[i]] - s->base, c.step[i] = steps[c.at[i]];
+            if (!is_local(s, c.index[i])) return FOREIGN;
         }
         /* 1. Status. ACQUIRE: the blocks' bytes, and the length, are at least as new as the tag. */
+        c.first_step = c.steps_left = INT64_MAX, c.is_simple = 1, c.is_gapless = !where;
         for (int64_t i = 0; i < n; i++) {
-            if (i + AHEAD < n) __builtin_prefetch(&s->rows[local[i + AHEAD]]);
-            const Row *r = &s->rows[local[i]];
-            const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
-            moves[i] = moves_of(s, local[i]);
-            lengths[i] = r->length, slots[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
-            damaged |= lengths[i] > s->max_length || !has_blocks(s, slots[i]);
-            const int good = tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED;
-            valid[at[i]] = !good ? STALE : step[i] < 0 || step[i] >= lengths[i] ? OUTSIDE : VALID;
-            if (valid[at[i]] != VALID) lengths[i] = step[i] = 0; /* the window is empty: zeros. A step may be any number */
+            const int64_t at = c.at[i], local = c.index[i];
+            const int64_t later = first + i + CHUNK;
+            if (later < end) __builtin_prefetch(&rows[indices[where ? where[later] : later] - s->base]);
+            const Row *r = &rows[local];
+            const uint64_t tag = c.tag[i] = __atomic_load_n(&r->tag, __ATOMIC_ACQUIRE);
+            if (spills) moves[i] = moves_of(s, local);
+            const int64_t length = r->length, slot = c.slot[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
+            if (row_bytes <= FETCHED && slot != NONE) fetch(s->data + slot * row_bytes, row_bytes + LINE);
+            damaged |= length > max_length || !((uint64_t)slot < (uint64_t)slots || (spills && slot == NONE));
+            const int good = (tag >> 2 == generations[at]) & ((tag & 3) >= COMMITTED);
+            const int inside = (uint64_t)c.step[i] < (uint64_t)length;
+            const int is_valid = good & inside;
+            valid[at] = !good ? STALE : !inside ? OUTSIDE : VALID;
+            /* Else the window is empty: zeros. A step may be any number. */
+            c.length[i] = is_valid ? length : 0, c.step[i] = is_valid ? c.step[i] : 0;
+            c.is_simple &= is_valid & (slot != NONE);
+            const int64_t left = c.length[i] - c.step[i];
+            c.first_step = c.step[i] < c.first_step ? c.step[i] : c.first_step;
+            c.steps_left = left < c.steps_left ? left : c.steps_left;
         }
         if (damaged) return DAMAGED;
         /* 2. Copies, column by column. */
         for (int64_t k = 0; k < num_parts; k++) {
             const int64_t bytes = parts[k].length * s->columns[parts[k].column].step_bytes;
             const Part *p = &parts[k];
-            failed |= bytes == 1   ? collect_chunk(s, p, n, local, slots, lengths, step, at, 1)
-                      : bytes == 4 ? collect_chunk(s, p, n, local, slots, lengths, step, at, 4)
-                      : bytes == 8 ? collect_chunk(s, p, n, local, slots, lengths, step, at, 8)
-                                   : collect_chunk(s, p, n, local, slots, lengths, step, at, bytes);
+            failed |= bytes == 1    ? collect_chunk(s, p, &c, 1)
+                      : bytes == 4  ? collect_chunk(s, p, &c, 4)
+                      : bytes == 8  ? collect_chunk(s, p, &c, 8)
+                      : bytes == 16 ? collect_chunk(s, p, &c, 16)
+                      : bytes == 32 ? collect_chunk(s, p, &c, 32)
+                                    : collect_chunk(s, p, &c, bytes);
         }
         /* 3. Status again. The fence keeps the copies before these loads. */
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        for (int64_t i = 0; i < n; i++) {
-            const Row *r = &s->rows[local[i]];
-            const int was_valid = valid[at[i]] == VALID;
+        uint64_t changed = !c.is_simple | spills; /* of the rule, only whether a tag is another one */
+        for (int64_t i = 0; i < n; i++) changed |= c.tag[i] ^ __atomic_load_n(&rows[c.index[i]].tag, __ATOMIC_RELAXED);
+        for (int64_t i = 0; changed && i < n; i++) {
+            const int64_t at = c.at[i], local = c.index[i];
             /* Spilled during the copy: the slot may hold another row by now, but the file has this one. */
-            if (was_valid && has_lost(s, local[i], slots[i], moves[i])) {
+            if (valid[at] == VALID && has_lost(s, local, c.slot[i], moves[i])) {
                 for (int64_t k = 0; k < num_parts; k++)
-                    failed |= collect(s, &parts[k], local[i], NONE, lengths[i], step[i], at[i]);
+                    failed |= collect(s, &parts[k], local, NONE, c.length[i], c.step[i], at);
                 __atomic_thread_fence(__ATOMIC_ACQUIRE);
             }
-            const uint64_t tag = __atomic_load_n(&r->tag, __ATOMIC_RELAXED);
+            const uint64_t tag = __atomic_load_n(&rows[local].tag, __ATOMIC_RELAXED);
             /* Also of what was OUTSIDE: the length may have been the next row's. */
-            if (!(tag >> 2 == generations[at[i]] && (tag & 3) >= COMMITTED)) valid[at[i]] = STALE;
-            bad += valid[at[i]] != VALID;
+            if (!(tag >> 2 == generations[at] && (tag & 3) >= COMMITTED)) valid[at] = STALE;
+            bad += valid[at] != VALID;
         }
-        if (s->spill != NONE && !failed) promote_read(s, n, local, slots, at, generations, valid);
+        if (s->spill != NONE && !failed) promote_read(s, n, c.index, c.slot, c.at, generations, valid);
     }
     return failed ? IO_ERROR : bad;
 }

@@ -153,9 +153,10 @@ CHANNELS = Measuring(
     rows="table8_*.json",
 )
 LEARNING = Measuring(
-    full="experiments.learning.compare HalfCheetah-v5 Ant-v5 --peers {peers} --time 90",
+    full="experiments.learning.compare HalfCheetah-v5 Ant-v5 Walker2d-v5 Hopper-v5 Humanoid-v5 HumanoidStandup-v5 "
+    "--peers {peers} --time 90",
     quick="experiments.learning.compare HalfCheetah-v5 --peers {peers} --seeds 0 --time 20 --out {out}/beside.json",
-    minutes=(3, 55),
+    minutes=(3, 130),
     folder="learning/results",
     rows="beside.json",
 )
