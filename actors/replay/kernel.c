@@ -1161,8 +1161,23 @@ void *PyTuple_GetItem(void *, ssize_t);
 int PyObject_GetBuffer(void *, Buffer *, int);
 void PyBuffer_Release(Buffer *);
 void PyErr_Clear(void);
+extern struct { char unused; } _Py_NoneStruct;
 void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *);
+
+static void drop(int64_t n, Buffer *b) { while (n) PyBuffer_Release(&b[--n]); }
+
+/* The memory of a tuple's n contiguous arrays, the last of which may be a None: an address of 0. Returns 0 where one is
+   another thing; then Python raises what it has set. */
+static int64_t hold(void *arrays, int64_t n, Buffer *b) {
+    for (int64_t i = 0; i < n; i++) {
+        void *array = PyTuple_GetItem(arrays, i);
+        b[i] = (Buffer){0};
+        if (array == &_Py_NoneStruct) continue; /* PyBuffer_Release passes by what is empty */
+        if (!array || PyObject_GetBuffer(array, &b[i], C_CONTIGUOUS)) return drop(i, b), 0;
+    }
+    return 1;
+}
 
 /* What a column's array of single timesteps is: (n, *shape). format: NumPy's character of the type. */
 typedef struct { int64_t format, ndim; const int64_t *shape; } Form;
@@ -1480,8 +1495,8 @@ static uint64_t settled(const Header *h) {
 
    As a seqlock: without the lock, so that samplers never stop writers; with it if writers are faster, or if rows may be used
    up by being selected. */
-int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t stream, uint64_t round, uint64_t draw,
-                    const Drawn *d) {
+static int64_t replay_draw(Store *s, int64_t tree, int64_t n, uint64_t seed, uint64_t stream, uint64_t round, uint64_t draw,
+                           const Drawn *d) {
     const Tree *t = &s->trees[tree];
     for (int attempt = 0; attempt < ATTEMPTS && !s->header->max_sampled; attempt++) {
         const uint64_t version = settled(s->header);
@@ -1522,6 +1537,21 @@ int64_t replay_draws_left(const Store *s, int64_t tree, int64_t most) {
         if (sampled < h->max_sampled) left += h->max_sampled - sampled;
     }
     return left < most ? left : most;
+}
+
+/* replay_draw into the arrays of a tuple: those of Drawn, in the order of rows.Drawn. Called with Python's lock, and works
+   without it. */
+int64_t replay_draw_arrays(Store *s, int64_t tree, uint64_t seed, uint64_t stream, uint64_t round, uint64_t draw, void *arrays) {
+    enum { INDICES, GENERATIONS, LENGTHS, WEIGHTS, REST, TOTAL, ACCEPTED, ARRAYS };
+    Buffer b[ARRAYS];
+    if (!hold(arrays, ARRAYS, b)) return NO_MEMORY;
+    const Drawn d = {.rest = b[REST].buf, .indices = b[INDICES].buf, .generations = b[GENERATIONS].buf, .lengths = b[LENGTHS].buf,
+                     .weights = b[WEIGHTS].buf, .total = b[TOTAL].buf, .accepted = b[ACCEPTED].buf};
+    void *thread = PyEval_SaveThread();
+    const int64_t result = replay_draw(s, tree, b[INDICES].shape[0], seed, stream, round, draw, &d);
+    PyEval_RestoreThread(thread);
+    drop(ARRAYS, b);
+    return result;
 }
 
 /* Count selections. accepted: as of mark(). */
@@ -1835,6 +1865,18 @@ int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indic
         if (s->spill != NONE && !failed) promote_read(s, n, c.index, c.slot, c.at, generations, valid);
     }
     return failed ? IO_ERROR : bad;
+}
+
+/* replay_gather with the arrays of a tuple: indices, generations, steps, valid, and where or None. As of replay_draw_arrays. */
+int64_t replay_gather_arrays(Store *s, int64_t begin, int64_t end, int64_t num_parts, const Part *parts, void *arrays) {
+    enum { INDICES, GENERATIONS, STEPS, VALIDITY, WHERE, ARRAYS };
+    Buffer b[ARRAYS];
+    if (!hold(arrays, ARRAYS, b)) return NO_MEMORY;
+    void *thread = PyEval_SaveThread();
+    const int64_t bad = replay_gather(s, begin, end, b[INDICES].buf, b[GENERATIONS].buf, b[STEPS].buf, num_parts, parts, b[VALIDITY].buf, b[WHERE].buf);
+    PyEval_RestoreThread(thread);
+    drop(ARRAYS, b);
+    return bad;
 }
 
 /* Ask the kernel to read the blocks of spilled rows ahead. Returns how many are spilled. */

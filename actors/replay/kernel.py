@@ -158,15 +158,6 @@ class StoreStruct(ctypes.Structure):
     )
 
 
-class DrawnStruct(ctypes.Structure):
-    """Drawn of kernel.c."""
-
-    _fields_ = tuple(
-        (name, _ADDRESS)
-        for name in ("rest", "indices", "generations", "lengths", "weights", "total", "accepted")
-    )
-
-
 class FormStruct(ctypes.Structure):
     """Form of kernel.c."""
 
@@ -197,7 +188,6 @@ _MIRRORS: Mirrors = {
     "Tree": TreeStruct,
     "Column": ColumnStruct,
     "Store": StoreStruct,
-    "Drawn": DrawnStruct,
     "Part": PartStruct,
     "Form": FormStruct,
     "Statistics": StatisticsStruct,
@@ -218,14 +208,15 @@ _ARGUMENTS = {
     "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp", "unmark": "pipp",
     "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "shift_error": "pd",
     "times_sampled": "pip",
-    "uniforms": "uuuuiip", "draw": "piiuuuup", "draws_left": "pii", "edges": "pip", "leaves": "pipp",
+    "uniforms": "uuuuiip", "draws_left": "pii", "edges": "pip", "leaves": "pipp",
     "descend": "piippppppp",
-    "gather": "piipppippp", "prefetch": "pip",
+    "prefetch": "pip",
     "freeze": "pppp", "pack": "pippppp", "unpack": "pippppp", "thaw": "pppp",
     "tree_layout": "ppiii", "tree_build": "p", "tree_set": "pippp", "tree_draw": "pipp", "tree_descend": "pipppp",
 }  # fmt: skip
-"""Arguments of each function: p pointer, i int64, u uint64, d double."""
-_TYPES = {"p": _ADDRESS, "i": _I64, "u": _U64, "d": _DOUBLE}
+_WITH_ARRAYS = {"insert": "popipoo", "draw": "piuuuuo", "gather": "piiipo"}
+"""Arguments of each function: p pointer, i int64, u uint64, d double, o a Python object."""
+_TYPES = {"p": _ADDRESS, "i": _I64, "u": _U64, "d": _DOUBLE, "o": ctypes.py_object}
 
 
 @cache
@@ -247,11 +238,10 @@ def _load() -> ctypes.CDLL:
 
 
 @cache
-def insert_arrays() -> Callable[..., int]:
-    """replay_insert_arrays. ctypes gives Python's lock away before a call, except of a function of a PyDLL."""
-    function = ctypes.PyDLL(None, handle=library()._handle).replay_insert_arrays
-    given = ctypes.py_object
-    function.argtypes, function.restype = (_ADDRESS, given, _ADDRESS, _I64, _ADDRESS, given, given), _I64
+def with_arrays(name: str) -> Callable[..., int]:
+    """The function of this name that takes arrays. ctypes gives Python's lock away before a call, except of a PyDLL."""
+    function = getattr(ctypes.PyDLL(None, handle=library()._handle), f"replay_{name}_arrays")
+    function.argtypes, function.restype = tuple(_TYPES[kind] for kind in _WITH_ARRAYS[name]), _I64
     return function
 
 

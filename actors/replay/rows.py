@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from actors.replay.errors import ReplayError
-from actors.replay.kernel import DrawnStruct, FormStruct, HeaderStruct, StatisticsStruct, address
+from actors.replay.kernel import FormStruct, HeaderStruct, StatisticsStruct, address
 from actors.replay.schema import ReplaySchema
 from actors.replay.tree import Floats, Integers
 
@@ -89,23 +89,17 @@ class Drawn(NamedTuple):
     accepted: NDArray[np.bool_] | None
 
     @classmethod
-    def of(cls, n: int) -> tuple[Self, DrawnStruct]:
-        """Space for n rows, in one piece of memory, and its addresses for the kernel."""
-        words = np.empty(7 * max(1, n), np.int64)
-        at, reals, size = address(words), words.view(np.float64), 8 * n
-        struct = DrawnStruct(
-            at + 4 * size, at, at + size, at + 2 * size, at + 3 * size, at + 5 * size, at + 6 * size
+    def of(cls, n: int) -> Self:
+        """Space for n rows."""
+        return cls(
+            np.empty(n, np.int64),
+            np.empty(n, np.uint64),
+            np.empty(n, np.int64),
+            np.empty(n),
+            np.empty(n),
+            np.empty(1),
+            np.empty(n, bool),
         )
-        drawn = cls(
-            words[:n],
-            words[n : 2 * n].view(np.uint64),
-            words[2 * n : 3 * n],
-            reals[3 * n : 4 * n],
-            reals[4 * n : 5 * n],
-            reals[5 * n : 5 * n + 1],
-            words[6 * n :].view(bool)[:n],
-        )
-        return drawn, struct
 
 
 class Frozen(NamedTuple):

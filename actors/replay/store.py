@@ -150,7 +150,10 @@ class ReplayStore(ClosesOnExit):
         self._views = self._columns()
         self._rows = np.frombuffer(self._control, kernel.ROW, self.capacity, layout_of(meta)["rows"])
         self._dtypes = {column.name: column.dtype for column in self.schema.columns}
-        self._step_forms, self._insert_arrays = StepForms.of(self.schema), kernel.insert_arrays()
+        self._step_forms = StepForms.of(self.schema)
+        self._insert_arrays, self._draw_arrays, self._gather_arrays = map(
+            kernel.with_arrays, ("insert", "draw", "gather")
+        )
         self._in_order = in_order([column.name for column in self.schema.columns])
         self._forms: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
         self._closed = False
@@ -479,9 +482,9 @@ class ReplayStore(ClosesOnExit):
         ``numbers``: seed, stream, round and draw of the uniform numbers. Raises ReplayError where nothing can be
         selected.
         """
-        drawn, struct = Drawn.of(n)
-        accepted = self._call(self._library.replay_draw, tree, n, *numbers, ctypes.addressof(struct))
-        return drawn if accepted < n else drawn._replace(accepted=None)
+        drawn = Drawn.of(n)
+        accepted = self._call(self._draw_arrays, tree, *numbers, drawn)
+        return drawn if accepted < n else Drawn(*drawn[:6], None)
 
     @property
     def max_times_sampled(self) -> int:
@@ -516,7 +519,7 @@ class ReplayStore(ClosesOnExit):
 
     def descend(self, tree: int, level: Integers, number: Integers, rest: Floats) -> Drawn:
         """Rows of this shard that hold targets within nodes of its own. Nothing is counted."""
-        drawn, _ = Drawn.of(len(rest))
+        drawn = Drawn.of(len(rest))
         drawn.rest[:] = rest
         outputs = map(address, (level, number, drawn.rest, *drawn[:4]))
         self._call(self._library.replay_descend, tree, len(rest), *outputs)
@@ -537,9 +540,15 @@ class ReplayStore(ClosesOnExit):
         indices, generations = checked(keys)
         self._call(self._library.replay_unmark, len(indices), *map(address, (indices, generations)))
 
-    def gather(self, begin: int, end: int, *arguments: Any) -> int:
-        """Call kernel.c's ``replay_gather``. Threads of one process may do so at the same time."""
-        return self._call(self._library.replay_gather, begin, end, *arguments)
+    def gather(
+        self, begin: int, end: int, parts: tuple[int, int | None], arrays: tuple[NDArray[Any] | None, ...]
+    ) -> int:
+        """Call kernel.c's ``replay_gather``.
+
+        ``parts``: their number and address; ``arrays``: contiguous indices, generations, steps, valid, and where or None.
+        Returns how many rows are not VALID. Threads of one process may do so at the same time.
+        """
+        return self._call(self._gather_arrays, begin, end, *parts, arrays)
 
     def examine(self, keys: Keys, steps: Integers) -> NDArray[np.uint8]:
         """STALE, VALID or OUTSIDE of ``kernel`` for each row and timestep, (n,): a gather that copies nothing.
@@ -553,8 +562,7 @@ class ReplayStore(ClosesOnExit):
             raise ReplayError(
                 f"steps {list(steps.shape)} were given for {counted(len(indices), 'row')}: give one for each"
             )
-        arguments = map(address, (indices, generations, steps))
-        self.gather(0, len(indices), *arguments, 0, None, address(valid), None)
+        self.gather(0, len(indices), (0, None), (indices, generations, steps, valid, None))
         return valid
 
     def prefetch(self, keys: Keys) -> int:

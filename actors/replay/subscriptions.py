@@ -219,13 +219,7 @@ class Gatherer:
         valid: NDArray[np.uint8],
     ) -> None:
         """Copy the rows of this host, with all threads."""
-        where = None if sources.order is None else address(sources.order)
-        arguments = (
-            *map(address, (indices, generations, steps)),
-            *self._part_arguments,
-            address(valid),
-            where,
-        )
+        arguments = (self._part_arguments, (indices, generations, steps, valid, sources.order))
         if self._workers == 1:
             for store, begin, end in sources.local:
                 store.gather(begin, end, *arguments)

@@ -112,7 +112,7 @@ class ShardedTable(ABC):
         if answers.keys() != parts.keys():
             return None
         # 3. All parts, in the order of the draws.
-        found, _ = Drawn.of(len(u))
+        found = Drawn.of(len(u))
         for shard, columns in answers.items():
             for whole, column in zip(found[:5], columns, strict=True):
                 whole[parts[shard]] = column
@@ -279,7 +279,7 @@ class GatheredTable:
         seed, stream, round_, draw = numbers
         rows, leaves = self._status(tree)
         struct, sums = _tree_of(leaves)
-        found, _ = Drawn.of(n)
+        found = Drawn.of(n)
         everything = drawable(float(sums[-kernel.FANOUT]))  # the root
         found.total[:] = everything
         found.rest[:] = targets_of(Numbers(seed, draw, round_).uniforms(stream, 0, n), everything)

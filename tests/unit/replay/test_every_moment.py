@@ -1,6 +1,7 @@
 """A process that is killed at any machine instruction of a request: every state of the memory that it can leave is tried."""
 
 import ctypes
+import mmap
 import os
 import signal
 from functools import partial
@@ -10,8 +11,29 @@ import pytest
 from replay_processes import forked, stepped
 from replay_tables import LENGTH, SCHEMA, content, spilling
 
-from actors.replay import Keys, Prioritized, ReplayStore, Subscription, SubSequences, Uniform, gather
-from actors.replay.kernel import COMMITTED, DELETED, FREE, PRIORITIES, ROWS, WINDOWS, WRITING, address
+from actors.replay import (
+    Gatherer,
+    Keys,
+    Prioritized,
+    ReplayStore,
+    Subscription,
+    SubSequences,
+    Uniform,
+    gather,
+)
+from actors.replay.kernel import (
+    COMMITTED,
+    DELETED,
+    FREE,
+    PRIORITIES,
+    ROWS,
+    STALE,
+    VALID,
+    WINDOWS,
+    WRITING,
+    address,
+    with_arrays,
+)
 from actors.replay.selection import Selection
 from actors.replay.store import _LOCK_AT
 
@@ -171,11 +193,9 @@ def read(*rows):
 
     def request(store):
         n = 8 * len(rows)
-        indices = np.resize(rows, n)
-        generations, steps = np.ones(n, np.uint64), np.zeros(n, np.int64)
-        return prepared(
-            store, "gather", 0, n, indices, generations, steps, 0, None, np.empty(n, np.uint8), None
-        )
+        indices, generations, steps = np.resize(rows, n), np.ones(n, np.uint64), np.zeros(n, np.int64)
+        act, arrays = with_arrays("gather"), (indices, generations, steps, np.empty(n, np.uint8), None)
+        return lambda: act(store.native, 0, n, 0, None, arrays)
 
     return request
 
@@ -215,3 +235,24 @@ def test_what_a_killed_process_leaves_is_whole(tmp_path, rules, request_of, keep
         else:
             read_beside()
         assert kept <= check(store, numbers)
+
+
+def test_a_row_that_is_overwritten_between_its_copy_and_the_second_look_is_stale():
+    """The reader stops after its first copied byte. What it has copied then, and what it copies later, are of two rows."""
+    store = ReplayStore.create(SCHEMA, 1)
+    keys = store.insert(content([5]))
+    shared = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE), np.uint8)
+    values, valid = shared[64 : 64 + 12 * LENGTH].view(np.float32).reshape(1, LENGTH, 3), shared[:1]
+    gatherer = Gatherer(store, WHOLE[:1], 1, out={"obs": values})
+    act, arrays = with_arrays("gather"), (*keys, np.zeros(1, np.int64), valid, None)
+    seen = []
+
+    def overwrite():
+        if not seen and values.any():
+            seen.append(int(valid[0]))
+            store.insert(content([7]))
+        return False
+
+    assert not stepped(lambda: act(store.native, 0, 1, *gatherer._part_arguments, arrays), overwrite)
+    assert seen == [VALID]
+    assert valid[0] == STALE

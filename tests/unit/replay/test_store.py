@@ -339,9 +339,7 @@ def test_arrays_exist_while_the_kernel_has_their_addresses(monkeypatch):
             pass  # cancels
         store.update_priorities(keys, 3.0)
         store.mark(keys)
-        store.examine(keys, [0, 1, 2, 3])
         store.prefetch(keys)
-        store.draw(0, 4, 1, 2, 3, 4)
         store.edges(0)
         store.leaves(0)
         store.status()
@@ -349,7 +347,7 @@ def test_arrays_exist_while_the_kernel_has_their_addresses(monkeypatch):
         store.pack(keys, np.full(4, LENGTH), np.empty(4 * SCHEMA.row_bytes, np.uint8))
         store.thaw(store.freeze())
         store.delete(Keys(keys.indices[:1], keys.generations[:1]))
-        expected = "insert allocate commit cancel update mark gather prefetch draw edges leaves snapshot times_sampled"
+        expected = "insert allocate commit cancel update mark prefetch edges leaves snapshot times_sampled"
         assert watched.called == {*expected.split(), "pack", "freeze", "thaw", "delete"}
 
 

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from replay_tables import LENGTH, SCHEMA, content
 
 from actors.replay import (
+    Column,
     Gatherer,
     Keys,
     ReplayError,
+    ReplaySchema,
     ReplayStore,
     Selection,
     Subscription,
@@ -18,6 +20,7 @@ from actors.replay import (
     gather,
     select,
 )
+from actors.replay.kernel import OUTSIDE, STALE, VALID
 from actors.replay.subscriptions import worthwhile_threads
 
 
@@ -63,6 +66,47 @@ def test_windows_are_those_of_the_definition(lengths, offset, size, padding, dat
         values, mask = expected_window(0, length, 0, step, offset, size, padding)
         assert found.values["action"][row].tolist() == values
         assert found.masks["action"][row].tolist() == mask
+
+
+@pytest.mark.parametrize("spoiled", ["none", "overwritten", "outside"])
+@pytest.mark.parametrize("width", [1, 4, 40])  # of a row of 20 bytes, which is fetched whole, to 1,160
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_batch_of_several_chunks_is_what_indexing_gives(width, in_order, spoiled):
+    """100 rows: three chunks of 32 and one of 4. A row that is spoiled is in the second."""
+    rng = np.random.default_rng(0)
+    plain = rng.random((50, 7, width), np.float32)
+    schema = ReplaySchema(
+        (Column(name="x", dtype="float32", shape=(width,)), Column(name="i", dtype="int32")), 7
+    )
+    store = ReplayStore.create(schema, 50)
+    keys = store.insert({"x": plain, "i": np.tile(np.arange(50, dtype=np.int32)[:, None], 7)})
+    rows, steps = rng.integers(0, 50, 100), rng.integers(1, 6, 100)
+    rows[rows == 11], rows[40] = 12, 11
+    bad = 40 if spoiled != "none" else None
+    if spoiled == "overwritten":
+        store.delete(Keys(keys.indices[11:12], keys.generations[11:12]))
+        store.insert({"x": np.ones((1, 7, width), np.float32), "i": np.full((1, 7), -1, np.int32)})
+    if spoiled == "outside":
+        steps[40] = 2**40
+    windows = [
+        Subscription(column="x", offset=-1, length=3),
+        Subscription(column="i"),
+        Subscription(column="x", name="now"),
+    ]
+    gatherer = Gatherer(store, windows, 100, threads=1)
+    arguments = keys.indices[rows], keys.generations[rows], steps
+    where = None if in_order else rng.permutation(100)
+    valid = np.empty(100, np.uint8)
+    count = store.gather(0, 100, gatherer._part_arguments, (*arguments, valid, where))
+    good = np.arange(100) != bad
+    assert count == 100 - good.sum()
+    assert valid.tolist() == np.where(good, VALID, STALE if spoiled == "overwritten" else OUTSIDE).tolist()
+    expected = np.stack([plain[rows, np.where(good, steps + shift, 0)] for shift in (-1, 0, 1)], axis=1)
+    np.testing.assert_array_equal(gatherer.values["x"], np.where(good[:, None, None], expected, 0))
+    np.testing.assert_array_equal(gatherer.values["now"], np.where(good[:, None], expected[:, 1], 0))
+    np.testing.assert_array_equal(gatherer.values["i"], np.where(good, rows, 0))
+    for mask in gatherer.masks.values():
+        assert (mask.reshape(100, -1) == good[:, None]).all()
 
 
 def test_a_transition_is_two_windows_of_one_column():
