@@ -33,6 +33,7 @@ from rayagi.config.rllib_settings import (
 )
 from rayagi.config.rllib_values import (
     given_model_config,
+    is_schedule,
     module_changes,
     normalises,
     registered_env,
@@ -296,11 +297,16 @@ class GmiConfig(AlgorithmConfig):
     def _changes(self, env_id: str) -> dict[str, Any]:
         """The user's settings as a nested dictionary with RunSpec's keys."""
         changes: dict[str, Any] = {}
-        for name, (path, _) in self._settings().paths.items():
+        paths, training_names = self._settings().paths, self._settings().definition.training_names
+        for name, (path, _) in paths.items():
             value = self._given(name)
             if value is PRESET or (name == "seed" and value is None):
                 continue
-            _put(changes, path, to_spec_value(name, value))
+            if name in training_names and name != "lr_schedule" and is_schedule(value):
+                for own, found in self._of_schedule(name, value).items():
+                    _put(changes, paths[own][0], found)
+            else:
+                _put(changes, path, to_spec_value(name, value))
         _put(changes, "env.id", env_id)
         if env_id != self.env and self.env_config:
             _put(changes, "env.kwargs", {"env_config": self.env_config})
@@ -313,6 +319,28 @@ class GmiConfig(AlgorithmConfig):
             _put(changes, path, value)
         self._refuse_own_length()
         return changes
+
+    def _of_schedule(self, name: str, schedule: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """Settings that stand for RLlib's schedule of one: of the learning rate, a line to 0.
+
+        Raises:
+            ConfigError: another schedule, or one that contradicts what was given.
+        """
+        where, (begin, first), rest = f"training({name}=)", schedule[0], schedule[1:]
+        if name != "lr" or "lr_schedule" not in self._settings().definition.training_names:
+            instead = f"use one number, such as training({name}={first!r})"
+            raise ConfigError(where, schedule, "has no schedule in rayagi", instead)
+        if begin != 0 or len(rest) != 1 or rest[0][1] != 0:
+            reason = "is not a line to 0, the only schedule by steps that rayagi has"
+            instead = f"use [[0, {first!r}], [STEPS, 0]], or one number, such as training(lr={first!r})"
+            raise ConfigError(where, schedule, reason, instead)
+        end = rest[0][0]
+        steps = int(end) if isinstance(end, float) and end.is_integer() else end  # such as 1e6
+        for own, found in (("lr_schedule", "linear"), ("total_env_steps", steps)):
+            if self._given(own) not in (PRESET, None, found):
+                reason = f"contradicts training({own}={self._given(own)!r})"
+                raise ConfigError(where, schedule, reason, "give one of them")
+        return {"lr": first, "lr_schedule": "linear", "total_env_steps": steps}
 
     def _refuse_own_length(self) -> None:
         """A DefaultModelConfig always has a length of sequences, 20 unless it is set."""

@@ -129,11 +129,20 @@ _KEPT_DEFAULTS = frozenset({"env", "env_config", "evaluation_interval", "seed"})
 
 _INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen", "__stdout_file__", "__stderr_file__"})
 """Not settings: keys that RLlib stores beside them, and that Tune adds to a trial's config."""
-_WRITTEN_AS = {"_rl_module_spec": "rl_module(rl_module_spec=)", "_learner_class": "learner_class"}
+_API_STACK = ("enable_rl_module_and_learner", "enable_env_runner_and_connector_v2")
+_WRITTEN_AS = {
+    "_rl_module_spec": "rl_module(rl_module_spec=)",
+    "_learner_class": "learner_class",
+    **{name: f"api_stack({name}=)" for name in _API_STACK},
+}
 """Keys whose setting users write in another way."""
 _DICT_NAMES = {"lambda": "lambda_", "input": "input_"}
 
 _SUGGESTIONS: tuple[tuple[str, str], ...] = (
+    (
+        "|".join(_API_STACK),
+        "leave it out: the policy is an RLModule of the new API stack, and rayagi has a loop of its own",
+    ),
     (r"num_env_runners|num_learners|num_aggregator_actors_per_learner", "use gmi(num_gmis=)"),
     (r"num_envs_per_env_runner|gym_env_vectorize_mode|remote_worker_envs", "use gmi(num_envs=)"),
     (r"num_gpus.*|_fake_gpus|local_gpu_idx", 'use gmi(backend="direct", gmis_per_gpu=)'),
@@ -265,7 +274,8 @@ class AlgorithmSettings:
         Raises:
             ConfigError: the setting, and the alternative.
         """
-        for key, value in config.items():
+        # The API stack first: it changes others.
+        for key, value in sorted(config.items(), key=lambda item: item[0] not in _API_STACK):
             if key in _INTERNAL_KEYS:
                 continue
             if key not in pristine:

@@ -26,6 +26,12 @@ def to_spec_value(name: str, value: Any) -> Any:
     return value
 
 
+def is_schedule(value: Any) -> bool:
+    """Whether it is a schedule as RLlib writes one, [[timestep, value], ...]."""
+    points = value if isinstance(value, list | tuple) else ()
+    return bool(points) and all(isinstance(point, list | tuple) and len(point) == 2 for point in points)
+
+
 def normalises(observation_filter: Any, normalize_obs: bool | None) -> bool:
     """``normalize_obs`` of an ``observation_filter``.
 
@@ -78,8 +84,11 @@ def module_changes(given: Any) -> dict[str, Any]:
     if given is None:
         return {}
     where, example = "rl_module(rl_module_spec=)", "give RLModuleSpec(module_class=, model_config=)"
-    if not isinstance(given, RLModuleSpec) or given.module_class is None:
+    if not isinstance(given, RLModuleSpec):
         raise ConfigError(where, given, "rayagi trains one RLModule", example)
+    if given.module_class is None:
+        instead = "give a class of yours, or rl_module(model_config=) alone for rayagi's own networks"
+        raise ConfigError(f"{where}.module_class", None, "names no network", instead)
     empty = RLModuleSpec(module_class=given.module_class, model_config=given.model_config)
     for field in dataclasses.fields(given):
         value = getattr(given, field.name)

@@ -19,6 +19,7 @@ from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.errors import ConfigError
 from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.presets import preset
+from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
 from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import EnvironmentOptionError, env_info, make_env_factory
@@ -355,7 +356,39 @@ def test_an_unsupported_setting_is_rejected_by_name(key):
         (lambda c: c.training(kl_coeff=0.2), "kl_coeff = 0.2", "kl_adaptive"),
         (lambda c: c.training(use_gae=False), "use_gae", "GAE"),
         (lambda c: c.training(grad_clip_by="value"), "grad_clip_by", "global_norm"),
-        (lambda c: c.training(entropy_coeff=[[0, 0.1]]), "training(entropy_coeff=)", "must be a number"),
+        (
+            lambda c: c.training(entropy_coeff=[[0, 0.1], [1000, 0.0]]),
+            "training(entropy_coeff=) = [[0, 0.1], [1000, 0.0]]: has no schedule in rayagi",
+            "use one number, such as training(entropy_coeff=0.1)",
+        ),
+        (lambda c: c.training(entropy_coeff="high"), "training(entropy_coeff=)", "must be a number"),
+        (
+            lambda c: c.training(lr=[[0, 1e-3], [1000, 1e-4], [2000, 0.0]]),
+            "training(lr=) = [[0, 0.001], [1000, 0.0001], [2000, 0.0]]: is not a line to 0",
+            "use [[0, 0.001], [STEPS, 0]], or one number, such as training(lr=0.001)",
+        ),
+        (lambda c: c.training(lr=[[0, 1e-3], [1000, 1e-4]]), "training(lr=)", "is not a line to 0"),
+        (lambda c: c.training(lr=[[5, 1e-3], [1000, 0]]), "training(lr=)", "is not a line to 0"),
+        (
+            lambda c: c.training(lr=[[0, 1e-3], [1000, 0]], lr_schedule="constant"),
+            "contradicts training(lr_schedule='constant')",
+            "give one of them",
+        ),
+        (
+            lambda c: c.training(lr=[[0, 1e-3], [1000, 0]], total_env_steps=2000),
+            "contradicts training(total_env_steps=2000)",
+            "give one of them",
+        ),
+        (
+            lambda c: c.api_stack(False),
+            "api_stack(enable_rl_module_and_learner=) = False",
+            "leave it out: the policy is an RLModule",
+        ),
+        (
+            lambda c: c.api_stack(enable_env_runner_and_connector_v2=False),
+            "api_stack(enable_env_runner_and_connector_v2=) = False",
+            "rayagi has a loop of its own",
+        ),
         (lambda c: c.training(lr_schedule=[[0, 0.1]]), "training(lr_schedule=)", "must be one of 'constant'"),
         (
             lambda c: c.training(kl_target=0.02, lr_schedule="constant"),
@@ -420,6 +453,26 @@ def test_an_error_names_the_setting_as_written_and_the_alternative(build, names,
     message = refusal(build(config()))
     assert names in message
     assert instead in message
+
+
+def test_a_line_to_0_is_the_schedule_that_rayagi_has():
+    built = config().training(lr=[[0, 1e-3], [1e6, 0.0]])
+    wanted = config().training(lr=1e-3, lr_schedule="linear", total_env_steps=1_000_000)
+    assert built.to_run_spec() == wanted.to_run_spec()
+    assert (built.lr_schedule, built.total_env_steps) == ("linear", 1_000_000)
+    assert (
+        built.training(lr_schedule="linear", total_env_steps=1_000_000).to_run_spec() == wanted.to_run_spec()
+    )
+    dqn = CONFIGS["dqn"]().environment("CartPole-v1").training(lr=[[0, 1e-3], [5000, 0]]).to_run_spec()
+    assert (dqn.learning.learning_rate, dqn.learning.lr_schedule, dqn.total_env_steps) == (
+        1e-3,
+        "linear",
+        5000,
+    )
+    offline = CONFIGS["bc"]().environment("Hopper-v5").offline_data(input_="data")
+    assert "use one number, such as training(lr=0.001)" in refusal(
+        offline.training(lr=[[0, 1e-3], [5000, 0]])
+    )
 
 
 def test_settings_that_say_what_rayagi_does_anyway_are_allowed():

@@ -2,7 +2,7 @@
 
 import gymnasium
 import pytest
-from ray.rllib.core.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module import MultiRLModuleSpec, RLModuleSpec
 
 from rayagi import PPOConfig
 from rayagi.config.errors import ConfigError
@@ -32,5 +32,13 @@ def test_a_class_that_other_processes_cannot_import_is_refused():
 def test_what_the_environment_decides_is_refused():
     with pytest.raises(ConfigError, match=r"action_space = Discrete.*rayagi decides this itself"):
         config(RLModuleSpec(module_class=Trunk, action_space=gymnasium.spaces.Discrete(2))).to_run_spec()
+
+
+def test_other_specs_are_refused_with_what_to_write():
     with pytest.raises(ConfigError, match=r"rayagi trains one RLModule; give RLModuleSpec"):
-        config(RLModuleSpec()).to_run_spec()
+        config(MultiRLModuleSpec(rl_module_specs={"a": RLModuleSpec(module_class=Trunk)})).to_run_spec()
+    with pytest.raises(
+        ConfigError,
+        match=r"^rl_module\(rl_module_spec=\)\.module_class = None: names no network; .*rl_module\(model_config=\) alone",
+    ):
+        config(RLModuleSpec(model_config={"fcnet_hiddens": [8]})).to_run_spec()
