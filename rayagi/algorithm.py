@@ -43,7 +43,7 @@ from rayagi.models.policy import load_policy, new_policy, num_parameters
 from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
-from rayagi.rllib_run import write_run
+from rayagi.rllib_run import replaced_checkpoint, write_run
 from rayagi.rllib_watch import RunWatch
 from rayagi.run.measures import UnstableShare
 
@@ -265,38 +265,27 @@ class GmiAlgorithm(Algorithm):
     ) -> str:
         """Write a checkpoint in RLlib's layout; ``Algorithm.from_checkpoint`` restores it.
 
-        The folder is also a run folder, for the commands of ``rayagi``. The policy is also written as an RLModule, under
-        learner_group/learner/rl_module. It needs RLlib alone where it is RLlib's default module (rayagi.rl_module).
+        An earlier checkpoint there stays until this one is complete. The folder is also a run folder, for the commands of
+        ``rayagi``. The policy is also written as an RLModule, under learner_group/learner/rl_module. It needs RLlib alone
+        where it is RLlib's default module (rayagi.rl_module).
 
         Returns:
             The checkpoint's folder.
+
+        Raises:
+            DiskError: it cannot be written.
         """
         if path is None:
             path = tempfile.mkdtemp(prefix="rayagi_checkpoint_")
         if filesystem is None:
-            # Resolved here for both parts: RLlib returns the path without its scheme.
             filesystem, path = pyarrow.fs.FileSystem.from_uri(_absolute(path))
         state = state or self.get_state()
-        saved: str = super().save_to_path(path, state=state, filesystem=filesystem, use_msgpack=use_msgpack)
-        modules = Path(saved, "learner_group", "learner", "rl_module")
-        save_modules(self._module(state["session"]), modules, filesystem)
-        self._save_run(state["session"], saved, filesystem)
-        return saved
-
-    def _save_run(self, state: Mapping[str, Any], path: str, filesystem: pyarrow.fs.FileSystem) -> None:
-        """Write the run folder (rayagi.rllib_run) into a checkpoint."""
-        earlier = f"{path}/checkpoints"
-        if filesystem.get_file_info(earlier).type == pyarrow.fs.FileType.Directory:
-            filesystem.delete_dir(earlier)
-        with tempfile.TemporaryDirectory(prefix="rayagi_run_") as folder:
-            counters, tables = self.results.counters(), self.results.tables()
-            write_run(Path(folder), self.run_spec, self.plan, state, counters, tables)
-            pyarrow.fs.copy_files(
-                folder,
-                path,
-                source_filesystem=pyarrow.fs.LocalFileSystem(),
-                destination_filesystem=filesystem,
-            )
+        counters, tables = self.results.counters(), self.results.tables()
+        with replaced_checkpoint(str(path), filesystem) as folder:
+            super().save_to_path(folder, state=state, use_msgpack=use_msgpack)
+            save_modules(self._module(state["session"]), folder / "learner_group" / "learner" / "rl_module")
+            write_run(folder, self.run_spec, self.plan, state["session"], counters, tables)
+        return str(path)
 
     def restore_from_path(
         self, path: str | Path, *args: Any, component: str | None = None, **kwargs: Any

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyarrow.fs
 import torch
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -135,12 +134,12 @@ def load_exported(module: DefaultPPOTorchRLModule, weights: dict[str, Tensor]) -
     module.load_state_dict({**own, **weights})
 
 
-def save_modules(module: RLModule, folder: Path, filesystem: pyarrow.fs.FileSystem) -> None:
+def save_modules(module: RLModule, folder: Path) -> None:
     """Write the module as ``default_policy`` of a MultiRLModule, as in RLlib's checkpoints."""
     with _without_deprecations():
         modules = MultiRLModule(rl_module_specs={DEFAULT_MODULE_ID: RLModuleSpec.from_module(module)})
     modules[DEFAULT_MODULE_ID].set_state(module.get_state())
-    modules.save_to_path(folder, filesystem=filesystem)
+    modules.save_to_path(folder)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """rayagi.PPO as an RLlib Algorithm, on a Ray of this machine."""
 
 import logging
+import pickle
 import shutil
 
 import gymnasium
@@ -13,6 +14,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module import MultiRLModule
 
+import rayagi.algorithm
 from placement.errors import PlanError
 from rayagi import A3C, APPO, IMPALA, PPO, A3CConfig, AppoConfig, ImpalaConfig, PPOConfig
 from rayagi.cli.main import main
@@ -20,6 +22,7 @@ from rayagi.config.errors import ConfigError
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
+from rayagi.run.errors import DiskError
 from tests.fakes.metrics import OF_OTHERS
 
 pytestmark = pytest.mark.cluster
@@ -214,6 +217,31 @@ def test_weights_are_set_and_what_gmis_do_not_have_is_refused_with_what_to_use()
                 call()
     finally:
         algo.stop()
+
+
+def test_a_checkpoint_that_cannot_be_completed_leaves_the_one_before_it(tmp_path, monkeypatch):
+    def state(path):
+        return pickle.loads((path / "algorithm_state.pkl").read_bytes())
+
+    def fail(*args):
+        raise DiskError("it", "No space left on device")
+
+    algo = small_config().build_algo()
+    try:
+        for iteration in (1, 2):
+            algo.train()
+            assert algo.save_to_path(tmp_path) == str(tmp_path)
+            assert CheckpointStore(tmp_path / "checkpoints").names() == [f"iteration_{iteration:06d}"]
+            assert state(tmp_path)["training_iteration"] == iteration
+        algo.train()
+        monkeypatch.setattr(rayagi.algorithm, "write_run", fail)
+        with pytest.raises(DiskError):
+            algo.save_to_path(tmp_path)
+    finally:
+        algo.stop()
+    assert state(tmp_path)["training_iteration"] == 2
+    assert CheckpointStore(tmp_path / "checkpoints").load().counters["iteration"] == 2
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_an_environment_of_tune_s_registry_is_called_with_its_config():

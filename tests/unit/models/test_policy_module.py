@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pyarrow.fs
 import pytest
 import torch
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -110,7 +109,7 @@ def test_outputs_and_values_are_the_policy_s_before_and_after_a_save(info, netwo
     loaded = RLModule.from_checkpoint(module.save_to_path(tmp_path / "module"))
     for one, other in zip(of_module(loaded, obs, states)[:2], (inputs, values), strict=True):
         assert torch.equal(one, other)
-    save_modules(module, tmp_path / "modules", pyarrow.fs.LocalFileSystem())
+    save_modules(module, tmp_path / "modules")
     again = MultiRLModule.from_checkpoint(tmp_path / "modules")["default_policy"]
     assert torch.equal(of_module(again, obs, states)[0], inputs)
 
