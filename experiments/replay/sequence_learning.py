@@ -27,7 +27,7 @@ from experiments.replay.decision_transformer import (
 from rayagi.algorithms.gradient_updater import FlatAdam
 from rayagi.algorithms.offline_data import DataStatistics, OfflineData, scan, source_of
 from rayagi.models.networks import FlatParameters
-from rayagi.replay.trajectories import Source, Trajectory
+from rayagi.replay.trajectories import Source, Trajectory, packed
 
 LONGEST_EPISODE_STEPS = 1000
 
@@ -255,5 +255,5 @@ def with_returns_to_go(source: Source) -> Source:
     return replace(
         source,
         schema=ReplaySchema((*source.schema.columns, column), source.schema.max_length),
-        begin=lambda: map(added, source.begin()),
+        begin=lambda: packed(map(added, source.read())),
     )

@@ -25,12 +25,14 @@ from actors.replay import (
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from rayagi.algorithms.normalisers import Moments, merged
-from rayagi.algorithms.transitions import trajectory_rows
+from rayagi.algorithms.transitions import recorded_rows
 from rayagi.models.heads import Head
 from rayagi.replay.loading import fill, open_source
-from rayagi.replay.trajectories import Source, Trajectory
+from rayagi.replay.trajectories import Batch, Source
 from rayagi.serving.errors import DatasetError
 
+_SHORT_STEPS = 16
+"""Of the trajectories of a batch, on average, below which their statistics are computed together."""
 ROW_STEPS = 64
 """Longest row of single timesteps. Rows are blocks of equal size: longer ones waste memory with short episodes."""
 _TIMESTEPS = SubSequences(1)
@@ -123,16 +125,25 @@ def scan(source: Source) -> DataStatistics:
     """Read a dataset once. Raises DatasetError: it has values that are not finite."""
     (obs_dim,) = next(column.shape for column in source.schema.columns if column.name == "obs")
     found = DataStatistics(Moments.empty((obs_dim,)))
-    for number, trajectory in enumerate(source.read()):
+    for batch in source.batches():
         for name, what in (("obs", "an observation"), ("action", "an action"), ("reward", "a reward")):
-            if not np.isfinite(trajectory[name]).all():
-                raise DatasetError(
-                    str(source.path), f"episode {number} has {what} that is not finite: leave it out"
-                )
-        batch = Moments.from_batch(torch.from_numpy(trajectory["obs"][:-1]))
-        found.observations = merged(found.observations, batch)
-        found.returns.append(float(trajectory["reward"].sum(dtype=np.float64)))
+            _refuse_nonfinite(source, len(found.returns), batch, name, what)
+        # Short trajectories together: merging each would take longer than reading them.
+        are_short = batch.num_steps < _SHORT_STEPS * len(batch.lengths)
+        each_obs = (each["obs"][:-1] for each in batch.trajectories())
+        for obs in [batch.shifted("obs")] if are_short else each_obs:
+            found.observations = merged(found.observations, Moments.from_batch(torch.from_numpy(obs)))
+        found.returns += batch.sums("reward").tolist()
     return found
+
+
+def _refuse_nonfinite(source: Source, first: int, batch: Batch, name: str, what: str) -> None:
+    """Raise DatasetError: a value is not finite. ``first``: number of the batch's first episode."""
+    values = batch.columns[name]
+    if not np.isfinite(values).all():
+        bad = next(n for n, each in enumerate(batch.trajectories()) if not np.isfinite(each[name]).all())
+        reason = f"episode {first + bad} has {what} that is not finite: leave it out"
+        raise DatasetError(str(source.path), reason)
 
 
 def source_of(path: str, info: EnvInfo) -> Source:
@@ -162,12 +173,12 @@ def source_of(path: str, info: EnvInfo) -> Source:
                 f"{column.dtype}{list(column.shape)}",
             )
 
-    def converted(trajectory: Trajectory) -> Trajectory:
+    def converted(batch: Batch) -> Batch:
         with np.errstate(over="ignore"):  # beyond float32 it is infinite, which ``scan`` refuses
-            found = {each.name: trajectory[each.name].astype(each.dtype, copy=False) for each in wanted}
+            found = {each.name: batch.columns[each.name].astype(each.dtype, copy=False) for each in wanted}
         if info.action.is_discrete:
             _refuse_other_choices(path, found["action"], info)
-        return found
+        return Batch(found, batch.lengths)
 
     return replace(
         source,
@@ -268,17 +279,18 @@ class RecordedTransitions:
     def rows(
         self, head: Head, gamma: float, n_step: int, *, part: int, parts: int
     ) -> Iterator[dict[str, Tensor]]:
-        """Transitions ``part``, ``part + parts``, ... of the dataset as rows of ``transition_schema``, by trajectory.
+        """Transitions ``part``, ``part + parts``, ... of the dataset as rows of ``transition_schema``, some at a time.
 
         ``head``: whose actions a rollout holds; ``part``: rank of the trainer; ``parts``: number of trainers.
         """
         position = 0
         device = next((each.device for each in head.buffers()), torch.device("cpu"))
-        for trajectory in self._source.read():
-            actions = head.from_environment(torch.from_numpy(trajectory["action"]).to(device)).cpu()
-            obs, rewards, terminated = (
-                torch.from_numpy(trajectory[name]) for name in ("obs", "reward", "terminated")
-            )
-            rows = trajectory_rows(obs, rewards, terminated, actions, gamma, n_step)
+        for batch in self._source.batches():
+            actions = head.from_environment(torch.from_numpy(batch.columns["action"]).to(device)).cpu()
+            rewards, terminated = (torch.from_numpy(batch.columns[name]) for name in ("reward", "terminated"))
+            obs, next_obs = (torch.from_numpy(batch.shifted("obs", offset)) for offset in (0, 1))
+            is_last = torch.zeros_like(terminated)
+            is_last[batch.lasts] = True
+            rows = recorded_rows(obs, next_obs, actions, rewards, terminated, is_last, gamma, n_step)
             yield {name: column[(part - position) % parts :: parts] for name, column in rows.items()}
             position += len(actions)

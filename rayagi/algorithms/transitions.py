@@ -112,22 +112,29 @@ class TransitionAssembler:
 
 
 @torch.inference_mode()
-def trajectory_rows(
-    obs: Tensor, rewards: Tensor, terminated: Tensor, actions: Tensor, gamma: float, n_step: int
+def recorded_rows(
+    obs: Tensor,
+    next_obs: Tensor,
+    actions: Tensor,
+    rewards: Tensor,
+    terminated: Tensor,
+    is_last: Tensor,
+    gamma: float,
+    n_step: int,
 ) -> dict[str, Tensor]:
-    """The transitions of one recorded trajectory of L steps, (L, ...) by column.
+    """The transitions of recorded trajectories that follow each other, L steps in all: (L, ...) by column.
 
     Args:
-        obs: the last one is after the last action      (L + 1, obs_dim)
-        rewards: after each action                      (L,)
-        terminated: after each action                   (L,)
-        actions: as a rollout holds them                (L, dim), or (L,)
+        obs: before each action                          (L, obs_dim)
+        next_obs: after each action                      (L, obs_dim)
+        actions: as a rollout holds them                 (L, dim), or (L,)
+        rewards: after each action                       (L,)
+        terminated: after each action                    (L,) bool
+        is_last: whether its trajectory ends with it     (L,) bool
         gamma: discount
         n_step: rewards of a return
     """
-    cut = torch.zeros_like(terminated)
-    cut[-1] = True
-    each = (obs[:-1], obs[1:], actions, rewards, terminated, cut)
+    each = (obs, next_obs, actions, rewards, terminated, is_last)
     return _rows(_Steps(*(field.unsqueeze(1) for field in each)), len(rewards), gamma, n_step)
 
 

@@ -11,7 +11,16 @@ import gymnasium
 import numpy as np
 
 from actors.replay import Column
-from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept, is_obs, num_choices
+from rayagi.replay.trajectories import (
+    FLAGS,
+    Batch,
+    Source,
+    Trajectory,
+    check_kept,
+    is_obs,
+    num_choices,
+    one_by_one,
+)
 from rayagi.serving.dataset import Episode
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_folder
@@ -22,7 +31,7 @@ from rayagi.serving.rllib import write_episodes
 def write_minari(
     source: Source,
     out: Path,
-    trajectories: Iterator[Trajectory],
+    batches: Iterator[Batch],
     data_format: Literal["arrow", "hdf5"] = "arrow",
 ) -> None:
     """Write a Minari dataset. Spaces are as wide as their types; further columns are infos. If ``out`` lies in Minari's
@@ -48,7 +57,7 @@ def write_minari(
     ]
 
     def buffers() -> Iterator[Any]:
-        for number, steps in enumerate(trajectories):
+        for number, steps in enumerate(one_by_one(batches)):
             last = np.arange(len(steps["reward"])) == len(steps["reward"]) - 1
             yield episode_buffer(
                 id=number,
@@ -76,7 +85,7 @@ def write_minari(
         storage.update_episodes(buffers())
 
 
-def write_rllib(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
+def write_rllib(source: Source, out: Path, batches: Iterator[Batch]) -> None:
     """Write episodes as ``rayagi export --to rllib`` does. Arguments as of ``write_minari``.
 
     Raises:
@@ -89,7 +98,7 @@ def write_rllib(source: Source, out: Path, trajectories: Iterator[Trajectory]) -
         raise ExportError(
             str(source.path), "has no rewards, or observations of several parts: RLlib needs one of each"
         )
-    write_episodes(map(_episode, range(2**62), trajectories), spaces_of_source(source), out)
+    write_episodes(map(_episode, range(2**62), one_by_one(batches)), spaces_of_source(source), out)
 
 
 def _episode(number: int, steps: Trajectory) -> Episode:

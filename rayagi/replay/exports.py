@@ -9,10 +9,10 @@ from pathlib import Path
 from rayagi.replay.episode_files import write_minari, write_rllib
 from rayagi.replay.flat_files import write_d4rl, write_tensors
 from rayagi.replay.table_files import write_lerobot, write_served
-from rayagi.replay.trajectories import FLAGS, Progress, Source, Trajectory, is_obs, steps_of
+from rayagi.replay.trajectories import FLAGS, Batch, Progress, Source, is_obs
 from rayagi.serving.errors import ExportError
 
-_WRITERS: dict[str, Callable[[Source, Path, Iterator[Trajectory]], None]] = {
+_WRITERS: dict[str, Callable[[Source, Path, Iterator[Batch]], None]] = {
     "rayagi": write_served,
     "rayagi-arrow": partial(write_served, file_format="arrow"),
     "minari": write_minari,
@@ -37,7 +37,7 @@ def export(source: Source, out: Path | str, to: str, progress: Progress | None =
         source: of ``open_source`` or ``saved.store_source``
         out: file (d4rl, torch) or folder to create
         to: one of ``EXPORTS``
-        progress: called after each trajectory
+        progress: called after each batch of trajectories
 
     Raises:
         ExportError: ``out`` exists or has another suffix, the format cannot have such columns, or its library is not
@@ -52,11 +52,11 @@ def export(source: Source, out: Path | str, to: str, progress: Progress | None =
         raise ExportError(str(out), reason)
     count = steps = 0
 
-    def counted() -> Iterator[Trajectory]:
+    def counted() -> Iterator[Batch]:
         nonlocal count, steps
-        for trajectory in source.read():
-            yield trajectory
-            count, steps = count + 1, steps + steps_of(trajectory, source.schema)
+        for batch in source.batches():
+            yield batch
+            count, steps = count + len(batch.lengths), steps + batch.num_steps
             if progress is not None:
                 progress(steps, source.num_steps)
 

@@ -14,6 +14,7 @@ what is done without ``next_observations``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,15 @@ import torch
 from numpy.typing import NDArray
 
 from rayagi.replay.trajectories import (
+    BATCH_BYTES,
     FLAGS,
+    Batch,
     Source,
-    Trajectory,
     chosen_columns,
     closed,
     closed_lengths,
     is_obs,
+    listed,
     make_schema,
 )
 from rayagi.serving.errors import DatasetError
@@ -82,7 +85,7 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     known = dict.fromkeys([*arrays, *FLAGS])  # flags that are missing are False
     for name in (*nexts.values(), TRAJECTORY):
         known.pop(name, None)
-    names, left_out = chosen_columns(path, known, wanted)
+    names, left_out = chosen_columns(path, known, wanted, D4RL_NAMES)
     _check_rows(path, arrays, nexts)
     _check_ends(path, arrays, nexts)
     flags = {name: _flags(path, name, arrays) for name in FLAGS}
@@ -91,17 +94,25 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     is_known = flags["terminated"][ends - 1] | bool(nexts)
     lengths = closed_lengths(ends - begins, is_known)
     kinds = {name: _kind(name, arrays) for name in names}
+    # Trajectories of about a mebibyte in all, at least one.
+    row_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in kinds.values())
+    most_rows = max(1, BATCH_BYTES // max(1, row_bytes))
 
-    def read() -> Iterator[Trajectory]:
+    def read() -> Iterator[Batch]:
         columns = {name: _Ahead(flags.get(name, arrays.get(name)), kinds[name][1]) for name in names}
         after = {name: _Ahead(arrays[other], kinds[name][1]) for name, other in nexts.items()}
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-            steps = {name: column(begin, end) for name, column in columns.items()}
-            trajectory = closed(
-                steps, {name: read_next(end - 1, end)[0] for name, read_next in after.items()}
-            )
-            if trajectory is not None:
-                yield trajectory
+        first = 0
+        while first < len(ends):
+            begin = int(begins[first])
+            last = max(first + 1, int(np.searchsorted(ends, begin + most_rows, "right")))
+            own, end = slice(first, last), int(ends[last - 1])
+            rows = Batch({name: column(begin, end) for name, column in columns.items()}, (ends - begins)[own])
+            last_rows, first = ends[own] - 1, last
+            lowest = int(last_rows[0])
+            next_obs = {name: column(lowest, end)[last_rows - lowest] for name, column in after.items()}
+            trajectories = closed(rows, next_obs)
+            if len(trajectories.lengths):
+                yield trajectories
 
     schema = make_schema(path, kinds, int(lengths.max(initial=0)))
     return Source(path=path, kind=kind, schema=schema, lengths=lengths, begin=read, left_out=left_out)
@@ -165,7 +176,7 @@ def _check_ends(path: Path, arrays: Mapping[str, Any], nexts: Mapping[str, str])
     if not nexts and not any(name in arrays for name in (*FLAGS, TRAJECTORY)):
         reason = (
             f"says nowhere where trajectories end: add 'terminated' (all false: it is one), 'truncated', 'next_obs' or "
-            f"'{TRAJECTORY}'; its columns are {', '.join(arrays)}"
+            f"'{TRAJECTORY}'; its columns are {listed(arrays)}"
         )
         raise DatasetError(str(path), reason)
 

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.replay.flat import D4RL_NAMES, OUR_NAMES, TRAJECTORY, import_h5py
-from rayagi.replay.trajectories import Source, Trajectory, is_obs
+from rayagi.replay.trajectories import Batch, Source, is_obs
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_file
 
 _ROWS, _BYTES = 8192, 2**20
-"""That are written at a time, and a chunk of HDF5: so many rows, or bytes of a column."""
+"""A chunk of HDF5: so many rows, or bytes of a column."""
 
 
-def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
+def write_d4rl(source: Source, out: Path, batches: Iterator[Batch]) -> None:
     """Write D4RL's HDF5, with ``next_observations``; further columns, and trajectories' numbers, are in ``infos``.
 
     Raises:
@@ -46,7 +46,7 @@ def write_d4rl(source: Source, out: Path, trajectories: Iterator[Trajectory]) ->
                 dataset[-len(values) :] = values
                 written.check()
 
-            _write_rows(trajectories, append, kinds)
+            _write_rows(batches, append)
         written.check()
 
 
@@ -83,7 +83,7 @@ class _FileOfHdf5(io.FileIO):
             raise self._error
 
 
-def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
+def write_tensors(source: Source, out: Path, batches: Iterator[Batch]) -> None:
     """Write a dict of tensors by our names, with ``next_obs`` (or ``next_obs.PART`` of all parts) and trajectories' numbers.
 
     Arguments and errors as of ``write_d4rl``; observations may have several parts.
@@ -104,7 +104,7 @@ def write_tensors(source: Source, out: Path, trajectories: Iterator[Trajectory])
             at[name] = begin + len(values)
             arrays[name][begin : at[name]] = values
 
-        _write_rows(trajectories, append, kinds)
+        _write_rows(batches, append)
         tensors = {name: torch.from_numpy(array[: at[name]]) for name, array in arrays.items()}
         try:
             with unfinished.open("wb") as file:
@@ -137,33 +137,17 @@ def _kinds(source: Source) -> Mapping[str, tuple[Any, tuple[int, ...]]]:
 
 
 def _rows(dtype: Any, shape: tuple[int, ...]) -> int:
-    """Rows of a column that are written at a time."""
+    """Rows of a column in a chunk."""
     return max(1, min(_ROWS, _BYTES // max(1, math.prod(shape) * np.dtype(dtype).itemsize)))
 
 
-def _write_rows(
-    trajectories: Iterator[Trajectory],
-    append: Callable[[str, NDArray[Any]], None],
-    kinds: Mapping[str, tuple[Any, tuple[int, ...]]],
-) -> None:
-    """Call ``append`` for each column with a few thousand rows at a time, or fewer if they are large."""
-    most = min(_rows(dtype, shape) for dtype, shape in kinds.values())
-    waiting: list[Trajectory] = []
-
-    def flush() -> None:
-        for name in waiting[0] if waiting else ():
-            append(name, np.concatenate([each[name] for each in waiting]))
-        waiting.clear()
-
-    rows = 0
-    for number, trajectory in enumerate(trajectories):
-        obs = {name: values for name, values in trajectory.items() if is_obs(name)}
-        numbers = np.full(len(trajectory["action"]), number)
-        befores = {name: values[:-1] for name, values in obs.items()}
-        afters = {f"next_{name}": values[1:] for name, values in obs.items()}
-        waiting.append({**trajectory, **befores, **afters, TRAJECTORY: numbers})
-        rows += len(numbers)
-        if rows >= most:
-            flush()
-            rows = 0
-    flush()
+def _write_rows(batches: Iterator[Batch], append: Callable[[str, NDArray[Any]], None]) -> None:
+    """Call ``append`` for each column with the rows of each batch."""
+    count = 0
+    for batch in batches:
+        for name, values in batch.columns.items():
+            append(name, batch.shifted(name) if is_obs(name) else values)
+            if is_obs(name):
+                append(f"next_{name}", batch.shifted(name, 1))
+        append(TRAJECTORY, count + batch.owners)
+        count += len(batch.lengths)

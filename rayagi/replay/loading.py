@@ -17,7 +17,7 @@ from rayagi.replay.rllib import batch_files, open_batches, open_episodes
 from rayagi.replay.saved import open_saved, restore, saved_folder
 from rayagi.replay.served import open_served
 from rayagi.replay.tables import open_lerobot, open_steps, parquet_files
-from rayagi.replay.trajectories import Progress, Source, cut, reading, steps_of
+from rayagi.replay.trajectories import BATCH_BYTES, Progress, Source, cut, reading
 from rayagi.serving.errors import DatasetError
 
 _READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {
@@ -62,35 +62,34 @@ def kind_of(path: Path) -> str:
 def _kind_of(path: Path) -> str:
     if not path.exists():
         raise DatasetError(str(path), "does not exist")
-    if path.is_dir():
-        if (path / "dataset.json").exists():
-            return "rayagi"
-        if saved_folder(path) is not None:
-            return "replay"
-        if (path / "meta" / "info.json").exists():
-            return "lerobot"
-        if minari_folder(path) is not None:
-            return "minari"
-        if files := parquet_files(path):
-            with reading(path, "Parquet"):
-                return (
-                    "rllib episodes"
-                    if "item" in pyarrow.parquet.read_schema(files[0]).names
-                    else "rllib steps"
-                )
-        if batch_files(path):
-            return "rllib batches"
-    elif path.suffix == ".json":
-        return "rllib batches"
-    elif path.suffix in (".hdf5", ".h5"):
-        return "d4rl"
-    elif path.suffix in (".pt", ".pth"):
-        return "torch"
-    raise DatasetError(
-        str(path),
-        "is of no known format: use a saved replay, a folder of rayagi serve, Minari, LeRobot or RLlib, or a "
-        "file .hdf5, .pt or .json (RLlib)",
-    )
+    kind = _kind_of_folder(path) if path.is_dir() else _SUFFIXES.get(path.suffix)
+    if kind is None and (files := parquet_files(path)):
+        with reading(path, "Parquet"):
+            names = pyarrow.parquet.read_schema(files[0]).names
+            kind = "rllib episodes" if "item" in names else "rllib steps"
+    if kind is None and path.is_dir() and batch_files(path):
+        kind = "rllib batches"
+    if kind is None:
+        reason = (
+            "is of no known format: use a saved replay, a folder of rayagi serve, Minari, LeRobot or RLlib, or a file "
+            ".hdf5, .pt, or .parquet or .json of RLlib"
+        )
+        raise DatasetError(str(path), reason)
+    return kind
+
+
+_SUFFIXES = {".json": "rllib batches", ".hdf5": "d4rl", ".h5": "d4rl", ".pt": "torch", ".pth": "torch"}
+"""Formats of one file."""
+
+
+def _kind_of_folder(path: Path) -> str | None:
+    if (path / "dataset.json").exists():
+        return "rayagi"
+    if saved_folder(path) is not None:
+        return "replay"
+    if (path / "meta" / "info.json").exists():
+        return "lerobot"
+    return "minari" if minari_folder(path) is not None else None
 
 
 def load(
@@ -116,7 +115,7 @@ def load(
             None: that of the longest
         selectors, memory_bytes, folder: as of ``ReplayStore.create``
         shard, num_shards: fill one shard of a table: rows shard * capacity to (shard + 1) * capacity - 1 of all rows
-        progress: called after each trajectory
+        progress: called after each batch of trajectories
 
     Raises:
         DatasetError: as of ``open_source``.
@@ -156,15 +155,17 @@ def fill(store: ReplayStore, source: Source, progress: Progress | None = None) -
     """
     row = steps = 0
     end = store.base + store.capacity
-    for trajectory in source.read():
-        for rows in cut(trajectory, store.schema):
-            numbers = np.arange(row, row + len(next(iter(rows.values()))))
+    # A store that spills has space for some rows at a time.
+    most = max(1, min(store.slots // 2, BATCH_BYTES // store.schema.row_bytes))
+    for batch in source.batches():
+        for rows, lengths in cut(batch, store.schema, most):
+            numbers = np.arange(row, row + len(lengths))
             row += len(numbers)
             own = slice(*np.searchsorted(numbers, (store.base, end)))
             if numbers[own].size:
                 own_rows = {name: values[own] for name, values in rows.items()}
-                store.insert(own_rows, timestamps=numbers[own])
-        steps += steps_of(trajectory, source.schema)
+                store.insert(own_rows, lengths[own], timestamps=numbers[own])
+        steps += batch.num_steps
         if progress is not None:
             progress(steps, source.num_steps)
         if row >= end:

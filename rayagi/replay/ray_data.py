@@ -15,11 +15,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.replay import ReplayError, ReplayStore, kernel
 from rayagi.replay.saved import copied_rows
-from rayagi.replay.trajectories import Trajectory, is_obs
+from rayagi.replay.trajectories import Batch, is_obs
 
 
 class ReplayDatasource(Datasource):
-    """Steps of a store's rows in the order of their commits: its columns, and ``next_obs``, ``row`` and ``step``.
+    """Steps of a store's rows in the order of their commits: its columns, ``row`` and ``step``, and ``next_obs`` where
+    observations have an extra step.
 
     The tasks attach to the store, so they run on its host, while this process has it open. Rows that are overwritten
     meanwhile are left out.
@@ -96,19 +97,18 @@ def _reader(endpoint: str, rows: NDArray[Any]) -> Callable[[], Iterator[Block]]:
 
     def read() -> Iterator[Block]:
         with ReplayStore.attach(endpoint) as store:
-            for index, trajectory in copied_rows(store, rows):
-                yield BlockAccessor.batch_to_block(_steps(index, trajectory))
+            for indices, batch in copied_rows(store, rows):
+                yield BlockAccessor.batch_to_block(_steps(indices, batch))
 
     return read
 
 
-def _steps(index: int, trajectory: Trajectory) -> dict[str, NDArray[Any]]:
-    """(L, ...) of each column."""
-    steps = len(next(values for name, values in trajectory.items() if not is_obs(name)))
-    found = {name: np.ascontiguousarray(values[:steps]) for name, values in trajectory.items()}
-    found |= {
-        f"next_{name}": np.ascontiguousarray(values[1:])
-        for name, values in trajectory.items()
-        if is_obs(name)
-    }
-    return found | {"row": np.full(steps, index), "step": np.arange(steps)}
+def _steps(indices: NDArray[np.int64], batch: Batch) -> dict[str, NDArray[Any]]:
+    """(steps, ...) of each column; ``indices``: of the rows (n,)."""
+    found = {name: batch.shifted(name) for name in batch.columns}
+    with_next = (
+        name for name, values in batch.columns.items() if is_obs(name) and len(values) > batch.num_steps
+    )
+    found |= {f"next_{name}": batch.shifted(name, 1) for name in with_next}
+    found |= {"row": indices[batch.owners], "step": batch.times}
+    return {name: np.ascontiguousarray(values) for name, values in found.items()}

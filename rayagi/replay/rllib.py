@@ -130,7 +130,7 @@ def open_batches(path: Path, columns: Sequence[str]) -> Source:
     ]
     known = dict.fromkeys([*names, *FLAGS, *others])
     known.pop("next_obs", None)
-    ours, left_out = chosen_columns(path, known, columns)
+    ours, left_out = chosen_columns(path, known, columns, RLLIB_NAMES)
     read_names = {name: names.get(name, name) for name in (*ours, "next_obs") if name in (*names, *others)}
     lengths, is_known = list[int](), list[bool]()
     for steps in _episodes(path, {}):

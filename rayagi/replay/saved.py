@@ -17,7 +17,7 @@ from actors.replay.checkpoint import ReplayCheckpointer
 from actors.replay.checkpoint_files import Manifest
 from actors.replay.schema import ReplaySchema
 from placement.inventory import limits
-from rayagi.replay.trajectories import Source, Trajectory
+from rayagi.replay.trajectories import Batch, Source, listed
 from rayagi.run.errors import disk_errors
 from rayagi.serving.errors import DatasetError, ExportError
 
@@ -67,7 +67,7 @@ def restore(
     known = [column.name for column in schema.columns]
     for name in columns:
         if name not in known:
-            raise DatasetError(str(path), f"has no column {name!r}: its columns are {', '.join(known)}")
+            raise DatasetError(str(path), f"has no column {name!r}: its columns are {listed(known)}")
     store = ReplayStore.create(
         schema,
         manifest.capacity,
@@ -113,31 +113,33 @@ def store_source(store: ReplayStore, path: Path) -> Source:
     status = store.status()
     rows = np.sort(status[status["state"] == kernel.COMMITTED], order="sequence")
 
-    def begin() -> Iterator[Trajectory]:
-        for _, trajectory in copied_rows(store, rows):
-            yield trajectory
+    def begin() -> Iterator[Batch]:
+        return (batch for _, batch in copied_rows(store, rows))
 
     return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), begin=begin)
 
 
-def copied_rows(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[int, Trajectory]]:
-    """Global index and trajectory of rows of the status table, without those that were overwritten since.
+def copied_rows(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+    """Global indices (n,) and trajectories of rows of the status table, without those that were overwritten since.
 
     Needs memory for a few megabytes of rows, or one row.
     """
     size = max(1, _BLOCK_BYTES // store.schema.row_bytes)
     for begin in range(0, len(rows), size):
-        yield from _copied(store, rows[begin : begin + size])
+        indices, batch = _copied(store, rows[begin : begin + size])
+        if len(indices):
+            yield indices, batch
 
 
-def _copied(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[int, Trajectory]]:
+def _copied(store: ReplayStore, rows: NDArray[Any]) -> tuple[NDArray[np.int64], Batch]:
     longest, columns = int(rows["length"].max()), store.schema.columns
     windows = [Subscription(column=column.name, length=longest + column.extra) for column in columns]
     ones = np.ones(len(rows))
     keys = Keys(rows["index"].copy(), rows["generation"].copy())
     selection = Selection(keys, np.zeros(len(rows), np.int64), ones, ones.astype(np.float32))
     values, _, current = Gatherer(store, windows, len(rows))(selection)
-    for number in np.flatnonzero(current).tolist():
-        steps = int(rows["length"][number])
-        found = {column.name: values[column.name][number, : steps + column.extra] for column in columns}
-        yield int(rows["index"][number]), found
+    found = {}
+    for column in columns:
+        ends = np.where(current, rows["length"] + column.extra, 0)
+        found[column.name] = values[column.name][np.arange(longest + column.extra) < ends[:, None]]
+    return rows["index"][current], Batch(found, rows["length"][current])

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
 
-from rayagi.replay.trajectories import Source, Trajectory, chosen_columns, make_schema
+from rayagi.replay.trajectories import Source, Trajectory, chosen_columns, make_schema, packed
 from rayagi.serving.dataset import Dataset, Episode, open_dataset
 from rayagi.serving.row_batches import row_batches
 
@@ -43,7 +43,7 @@ def open_served(path: Path, columns: Sequence[str]) -> Source:
         kind="rayagi",
         schema=make_schema(path, {name: kinds[name] for name in names}, int(lengths.max(initial=0))),
         lengths=lengths,
-        begin=lambda: map(_trajectory, dataset.episodes()),
+        begin=lambda: packed(map(_trajectory, dataset.episodes())),
     )
 
 

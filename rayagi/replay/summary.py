@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayagi.replay.trajectories import Progress, Source, steps_of
+from rayagi.replay.trajectories import FLAGS, Batch, Progress, Source
 
 
 def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any]:
@@ -17,21 +17,25 @@ def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any
     Raises:
         DatasetError: as of ``Source.read``.
     """
-    lengths, returns = list[int](), list[float]()
+    lengths, returns = [np.empty(0, np.int64)], [np.empty(0)]
     ends = {"terminated": 0, "truncated": 0, "cut": 0}
     not_finite = dict.fromkeys((column.name for column in source.schema.columns), 0)
     done = 0
-    for steps in source.read():
-        lengths.append(steps_of(steps, source.schema))
-        if "reward" in steps:
-            returns.append(float(steps["reward"].sum(dtype=np.float64)))
-        end = next((name for name in ("terminated", "truncated") if name in steps and steps[name][-1]), "cut")
-        ends[end] += 1
-        for name, values in steps.items():
+    for batch in source.batches():
+        lengths.append(batch.lengths)
+        if "reward" in batch.columns:
+            returns.append(batch.sums("reward"))
+        terminated, truncated = (_last_is_set(batch, name) for name in FLAGS)
+        ends["terminated"] += int(terminated.sum())
+        ends["truncated"] += int((truncated & ~terminated).sum())
+        ends["cut"] += int((~truncated & ~terminated).sum())
+        for name, values in batch.columns.items():
             not_finite[name] += int(values.size - np.isfinite(values).sum())
-        done += lengths[-1]
+        done += batch.num_steps
         if progress is not None:
             progress(done, source.num_steps)
+    steps_of_each = np.concatenate(lengths)
+    count = len(steps_of_each)
     return {
         "path": str(source.path),
         "format": source.kind,
@@ -46,18 +50,22 @@ def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any
             for column in source.schema.columns
         ],
         "left_out": list(source.left_out),
-        "trajectories": len(lengths),
-        "steps": sum(lengths),
-        "lengths": _spread(np.array(lengths, float)),
-        "returns": _spread(np.array(returns)),
+        "trajectories": count,
+        "steps": done,
+        "lengths": _spread(steps_of_each.astype(float)),
+        "returns": _spread(np.concatenate(returns)),
         "ends": ends,
-        "bytes": sum(
-            (length + column.extra) * column.step_bytes
-            for length in lengths
-            for column in source.schema.columns
-        ),
-        "store_bytes": len(lengths) * source.schema.row_bytes,
+        "bytes": sum((done + count * column.extra) * column.step_bytes for column in source.schema.columns),
+        "store_bytes": count * source.schema.row_bytes,
     }
+
+
+def _last_is_set(batch: Batch, name: str) -> NDArray[np.bool_]:
+    """Whether a flag is set on the last step of each trajectory, (n,). False without that column."""
+    if name not in batch.columns:
+        return np.zeros(len(batch.lengths), bool)
+    last = batch.shifted(name)[batch.lasts]
+    return np.asarray(last.reshape(len(last), -1).astype(bool).any(1))
 
 
 def _spread(values: NDArray[Any]) -> dict[str, float | None]:

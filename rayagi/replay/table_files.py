@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from actors.protocols import ActionSpec
 from rayagi.replay.tables import LEROBOT_INDEX, LEROBOT_NAMES
-from rayagi.replay.trajectories import FLAGS, Source, Trajectory, check_kept, num_choices
+from rayagi.replay.trajectories import FLAGS, Batch, Source, check_kept, num_choices
 from rayagi.serving.column_layout import ColumnLayout, EndedEpisode
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import RotatingFiles, finished_folder
@@ -26,14 +26,13 @@ _ROWS_PER_FILE, _BYTES_PER_FILE = 2**20, 256 * 2**20
 _FPS = 30
 """LeRobot needs a rate, which replays do not have."""
 _TASK = "replay"
-_FINAL = pa.list_(pa.float32())
 _GROUP_ROWS = 8192
 
 
 def write_served(
     source: Source,
     out: Path,
-    trajectories: Iterator[Trajectory],
+    batches: Iterator[Batch],
     file_format: Literal["parquet", "arrow"] = "parquet",
 ) -> None:
     """Write a dataset as ``rayagi serve`` does. Floats of 64 bits become float32; the ranges of actions are not known.
@@ -56,15 +55,10 @@ def write_served(
             bytes_per_file=_BYTES_PER_FILE,
             complete=lambda name, statistics: folder.list_file(name, session=0, gmi=0, statistics=statistics),
         )
-        for number, trajectory in enumerate(trajectories):
-            is_ended = bool(trajectory["terminated"][-1] or trajectory["truncated"][-1])
-            total = float(trajectory["reward"].sum(dtype=np.float64))
-            ended = (
-                [EndedEpisode(number=number, total=total, length=len(trajectory["reward"]))]
-                if is_ended
-                else []
-            )
-            files.write(_served_rows(source.path, trajectory, number, layout), ended)
+        count = 0
+        for batch in batches:
+            files.write(_served_rows(source.path, batch, count, layout), _ended(batch, count))
+            count += len(batch.lengths)
         files.close()
         folder.write_statistics()
 
@@ -90,29 +84,36 @@ def _layout(source: Source) -> ColumnLayout:
     return ColumnLayout(obs_dim=columns["obs"].shape[0], action=spec)
 
 
-def _served_rows(path: Path, trajectory: Trajectory, number: int, layout: ColumnLayout) -> pa.RecordBatch:
-    steps, schema = len(trajectory["reward"]), layout.arrow({})
-    obs = trajectory["obs"].astype(np.float32)
-    action = trajectory["action"].astype(np.int64 if layout.action.is_discrete else np.float32)
-    versions = trajectory.get("policy_version", np.zeros(steps, int))
+def _ended(batch: Batch, first: int) -> list[EndedEpisode]:
+    """Episodes that were not cut; ``first``: number of the batch's first."""
+    lasts, totals = batch.lasts, batch.sums("reward")
+    is_ended = batch.columns["terminated"][lasts] | batch.columns["truncated"][lasts]
+    return [
+        EndedEpisode(number=first + own, total=float(totals[own]), length=int(batch.lengths[own]))
+        for own in np.flatnonzero(is_ended).tolist()
+    ]
+
+
+def _served_rows(path: Path, batch: Batch, first: int, layout: ColumnLayout) -> pa.RecordBatch:
+    steps, schema, given = batch.num_steps, layout.arrow({}), batch.columns
+    action = given["action"].astype(np.int64 if layout.action.is_discrete else np.float32)
+    versions = given.get("policy_version", np.zeros(steps, int))
     if not (np.isfinite(versions) & (versions == np.floor(versions))).all():
         raise ExportError(str(path), "has policy_version other than whole numbers: export it to lerobot")
     found = {
-        "episode": np.full(steps, number),
-        "step": np.arange(steps),
+        "episode": first + batch.owners,
+        "step": batch.times,
         **dict.fromkeys(("env", "gmi", "session"), np.zeros(steps, int)),
         "policy_version": versions.astype(np.int64),
-        "obs": _lists(obs[:-1]),
+        "obs": _lists(batch.shifted("obs").astype(np.float32)),
         "action": _lists(action),
-        "reward": trajectory["reward"].astype(np.float32),
-        "terminated": trajectory["terminated"],
-        "truncated": trajectory["truncated"],
-        "log_prob": trajectory["log_prob"].astype(np.float32)
-        if "log_prob" in trajectory
+        "reward": given["reward"].astype(np.float32),
+        "terminated": given["terminated"],
+        "truncated": given["truncated"],
+        "log_prob": given["log_prob"].astype(np.float32)
+        if "log_prob" in given
         else pa.nulls(steps, pa.float32()),
-        "final_obs": pa.concat_arrays(
-            [pa.nulls(steps - 1, _FINAL), pa.ListArray.from_arrays([0, obs.shape[1]], pa.array(obs[-1]))]
-        ),
+        "final_obs": _final_obs(batch),
     }
     columns = [
         found[field.name]
@@ -123,13 +124,22 @@ def _served_rows(path: Path, trajectory: Trajectory, number: int, layout: Column
     return pa.record_batch(columns, schema=schema)
 
 
+def _final_obs(batch: Batch) -> pa.Array:
+    """The observation after each episode's last step; null for the other steps."""
+    obs = batch.shifted("obs", 1)[batch.lasts].astype(np.float32)
+    is_last = np.zeros(batch.num_steps, bool)
+    is_last[batch.lasts] = True
+    ends = np.append(0, np.cumsum(is_last) * obs.shape[1]).astype(np.int32)
+    return pa.ListArray.from_arrays(ends, obs.reshape(-1), mask=pa.array(~is_last))
+
+
 def _lists(values: NDArray[Any]) -> pa.Array:
     """(rows, dim) as fixed-size lists, (rows,) as numbers."""
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def write_lerobot(source: Source, out: Path, trajectories: Iterator[Trajectory]) -> None:
+def write_lerobot(source: Source, out: Path, batches: Iterator[Batch]) -> None:
     """Write LeRobot v3: each step a frame of one task, at a nominal rate. Arguments and errors as of ``write_served``.
 
     ``next.truncated`` and ``next.observation.state`` are rayagi's own features.
@@ -139,11 +149,11 @@ def write_lerobot(source: Source, out: Path, trajectories: Iterator[Trajectory])
         files = _FrameFiles(folder)
         try:
             statistics = {name: _Range() for name in features if name not in FLAGS}
-            for number, trajectory in enumerate(trajectories):
-                frames = _frames(trajectory, number, files.num_frames)
+            for batch in batches:
+                frames = _frames(batch, len(files.episodes), files.num_frames)
                 for name, values in frames.items():
                     statistics[name].add(values)
-                files.write(frames, number)
+                files.write(frames, batch.lengths)
             files.close()
         except BaseException:
             files.discard()
@@ -172,17 +182,16 @@ def _features(source: Source) -> dict[str, Any]:
     return found
 
 
-def _frames(trajectory: Trajectory, number: int, first: int) -> dict[str, NDArray[Any]]:
-    """Columns of a trajectory's frames by LeRobot's names, (L, ...)."""
-    obs, steps = trajectory["obs"], len(trajectory["action"])
-    ours = {**trajectory, "obs": obs[:-1], "next_obs": obs[1:]}
+def _frames(batch: Batch, first_episode: int, first_frame: int) -> dict[str, NDArray[Any]]:
+    """Columns of trajectories' frames by LeRobot's names, (steps, ...)."""
+    steps, times = batch.num_steps, batch.times
+    ours = {**batch.columns, "obs": batch.shifted("obs"), "next_obs": batch.shifted("obs", 1)}
     frames = {LEROBOT_NAMES.get(name, name): values for name, values in ours.items()}
-    count = np.arange(steps)
     return frames | {
-        "timestamp": (count / _FPS).astype(np.float32),
-        "frame_index": count,
-        "episode_index": np.full(steps, number),
-        "index": first + count,
+        "timestamp": (times / _FPS).astype(np.float32),
+        "frame_index": times,
+        "episode_index": first_episode + batch.owners,
+        "index": first_frame + np.arange(steps),
         "task_index": np.zeros(steps, np.int64),
     }
 
@@ -198,28 +207,29 @@ class _FrameFiles:
         self._waiting: list[pa.Table] = []
         self._folder.mkdir(parents=True)
 
-    def write(self, frames: dict[str, NDArray[Any]], number: int) -> None:
-        """Add an episode."""
+    def write(self, frames: dict[str, NDArray[Any]], lengths: NDArray[np.int64]) -> None:
+        """Add episodes of so many frames."""
         # LeRobot stores vectors of size 1 as numbers.
         columns = {
             name: values.reshape(-1) if values[0].size == 1 else values for name, values in frames.items()
         }
         table = pa.table({name: _lists(values) for name, values in columns.items()})
-        self.episodes.append(
-            {
-                "episode_index": number,
-                "tasks": [_TASK],
-                "length": table.num_rows,
-                "data/chunk_index": 0,
-                "data/file_index": self._file,
-                "dataset_from_index": self.num_frames,
-                "dataset_to_index": self.num_frames + table.num_rows,
-                "meta/episodes/chunk_index": 0,
-                "meta/episodes/file_index": 0,
-            }
-        )
+        for length in lengths.tolist():
+            self.episodes.append(
+                {
+                    "episode_index": len(self.episodes),
+                    "tasks": [_TASK],
+                    "length": length,
+                    "data/chunk_index": 0,
+                    "data/file_index": self._file,
+                    "dataset_from_index": self.num_frames,
+                    "dataset_to_index": self.num_frames + length,
+                    "meta/episodes/chunk_index": 0,
+                    "meta/episodes/file_index": 0,
+                }
+            )
+            self.num_frames += length
         self._waiting.append(table)
-        self.num_frames += table.num_rows
         self._bytes += table.nbytes
         if sum(each.num_rows for each in self._waiting) >= _GROUP_ROWS:
             self._flush()
@@ -245,7 +255,7 @@ class _FrameFiles:
             table = pa.concat_tables(self._waiting)
             if self._writer is None:
                 self._writer = pq.ParquetWriter(self._folder / f"file-{self._file:03d}.parquet", table.schema)
-            self._writer.write_table(table)
+            self._writer.write_table(table, row_group_size=_GROUP_ROWS)
             self._waiting.clear()
 
 

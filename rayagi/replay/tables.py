@@ -28,6 +28,7 @@ from rayagi.replay.trajectories import (
     chosen_columns,
     closed_all,
     closed_lengths,
+    listed,
     make_schema,
 )
 from rayagi.serving.errors import DatasetError
@@ -57,7 +58,9 @@ RLLIB_NAMES = {
 
 
 def parquet_files(path: Path) -> list[Path]:
-    """Parquet files of a folder and its folders, without hidden ones, in the order of ``by_numbers``."""
+    """Parquet files of a folder and its folders, without hidden ones, in the order of ``by_numbers``; or the file itself."""
+    if path.suffix == ".parquet" and path.is_file():
+        return [path]
     found = list[Path]()
     for folder, folders, names in os.walk(path):  # passes over folders that vanish or cannot be read
         folders[:] = [name for name in folders if name[0] not in "._"]
@@ -116,7 +119,11 @@ def open_steps(path: Path, columns: Sequence[str]) -> Source:
         if name not in (*names.values(), "eps_id", "agent_id", "module_id")
     }
     if "eps_id" not in fields.names:
-        raise DatasetError(str(path), f"has no column 'eps_id': its columns are {', '.join(fields.names)}")
+        reason = (
+            "is read as steps that RLlib recorded, and has no column 'eps_id', the number of each step's trajectory: name "
+            f"yours so, and the others {', '.join(RLLIB_NAMES.values())}; its columns are {listed(fields.names)}"
+        )
+        raise DatasetError(str(path), reason)
     shapes = {field.name: shape_in(field) for field in fields}
     return _row_source(path, "rllib steps", files, "eps_id", names | others, columns, shapes, ())
 
@@ -147,7 +154,7 @@ def _row_source(
     rows = pyarrow.dataset.dataset(files, format="parquet")
     known = dict.fromkeys([*names, *FLAGS])
     known.pop("next_obs", None)
-    ours, others = chosen_columns(path, known, wanted)
+    ours, others = chosen_columns(path, known, wanted, LEROBOT_NAMES if kind == "lerobot" else RLLIB_NAMES)
     read_names = {name: names[name] for name in (*ours, "next_obs") if name in names}
     flags = {name: names[name] for name in FLAGS if name in names}
     lengths = _lengths(rows, key, flags, "next_obs" in names)
@@ -157,7 +164,7 @@ def _row_source(
         raise DatasetError(str(path), "is empty: it has no rows")
     kinds: dict[str, tuple[Any, tuple[int, ...]]] = dict.fromkeys(FLAGS, (bool, ()))
     for name in (name for name in ours if name not in FLAGS):
-        values = as_array(first.column(names[name]), shapes.get(names[name]))
+        values = _values(first, names[name], shapes.get(names[name]))
         kinds[name] = (values.dtype, values.shape[1:])
 
     def episodes() -> Iterator[Trajectory]:
@@ -208,7 +215,7 @@ def _runs(
     for batch in row_batches(rows, columns):
         if not batch.num_rows:
             continue
-        found = {name: as_array(batch.column(theirs), shapes.get(theirs)) for name, theirs in names.items()}
+        found = {name: _values(batch, theirs, shapes.get(theirs)) for name, theirs in names.items()}
         for name in FLAGS:
             found[name] = _flag(batch, flags[name]) if name in flags else np.zeros(batch.num_rows, bool)
         empty = {name: values[:0] for name, values in found.items()}
@@ -227,8 +234,16 @@ def _runs(
         yield empty, True
 
 
+def _values(batch: pa.RecordBatch, name: str, shape: tuple[int, ...] | None) -> NDArray[Any]:
+    """As of ``as_array``, whose errors do not name the column."""
+    try:
+        return as_array(batch.column(name), shape)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def _flag(batch: pa.RecordBatch, name: str) -> NDArray[np.bool_]:
-    values = as_array(batch.column(name)).reshape(batch.num_rows)
+    values = _values(batch, name, ()).reshape(batch.num_rows)
     if not np.isin(values, (0, 1)).all():
         raise ValueError(f"{name} has values other than 0 and 1")
     return values.astype(bool)

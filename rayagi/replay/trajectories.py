@@ -9,6 +9,8 @@
 | log_prob, policy_version | L | where a format has them |
 
 Further columns have L steps, and are read only if they are named.
+
+Readers and writers pass ``Batch``es on: a dataset may have a million trajectories of one step.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,8 @@ Trajectory = dict[str, NDArray[Any]]
 """By column, (L + extra, *shape)."""
 Progress = Callable[[int, int], object]
 """Called with the steps that are done and all steps."""
+BATCH_BYTES = 2**20
+"""Of a batch, about; a longer trajectory is one alone."""
 FLAGS = ("terminated", "truncated")
 _USUAL = ("obs", "action", "reward", *FLAGS, "log_prob", "policy_version")
 """Columns that are read without being named."""
@@ -49,6 +54,68 @@ _DAMAGE = (
 """What libraries raise for files that are damaged or of another layout."""
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Trajectories that follow each other, end to end in each column.
+
+    Attributes:
+        columns: by name, (steps of all + extra steps of each, *shape)
+        lengths: steps of each, (n,)
+    """
+
+    columns: Trajectory
+    lengths: NDArray[np.int64]
+
+    @property
+    def num_steps(self) -> int:
+        """Of all trajectories."""
+        return int(self.lengths.sum())
+
+    @property
+    def begins(self) -> NDArray[np.int64]:
+        """Number of each trajectory's first step among all steps, (n,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """Number of the trajectory of each step, from 0 in this batch, (steps,)."""
+        return np.repeat(np.arange(len(self.lengths), dtype=np.int64), self.lengths)
+
+    @property
+    def times(self) -> NDArray[np.int64]:
+        """Number of each step in its trajectory, (steps,)."""
+        return np.arange(self.num_steps, dtype=np.int64) - np.repeat(self.begins, self.lengths)
+
+    @property
+    def lasts(self) -> NDArray[np.int64]:
+        """Number of each trajectory's last step among all steps, (n,)."""
+        return np.cumsum(self.lengths) - 1
+
+    def shifted(self, name: str, offset: int = 0) -> NDArray[Any]:
+        """Values of a column ``offset`` steps after each step, (steps, *shape). Extra steps are the most that it can be."""
+        values = self.columns[name]
+        if len(self.lengths) == 1:
+            return values[offset : offset + self.num_steps]
+        return values[np.arange(self.num_steps) + self._extra(name) * self.owners + offset]
+
+    def sums(self, name: str) -> NDArray[np.float64]:
+        """Sum of a column over each trajectory, (n,)."""
+        each_step = self.shifted(name).reshape(self.num_steps, -1).sum(1, dtype=np.float64)
+        return np.asarray(np.add.reduceat(each_step, self.begins))
+
+    def trajectories(self) -> Iterator[Trajectory]:
+        """One by one, as views."""
+        extras = {name: self._extra(name) for name in self.columns}
+        for number, (begin, end) in enumerate(zip(self.begins.tolist(), self.lasts.tolist(), strict=True)):
+            yield {
+                name: values[begin + number * extras[name] : end + 1 + (number + 1) * extras[name]]
+                for name, values in self.columns.items()
+            }
+
+    def _extra(self, name: str) -> int:
+        return (len(self.columns[name]) - self.num_steps) // len(self.lengths)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
     """A dataset that is read as a stream.
@@ -58,7 +125,7 @@ class Source:
         kind: name of the format
         schema: columns that are read; ``max_length`` is that of the longest trajectory
         lengths: steps of each trajectory, (n,)
-        begin: begins a pass over all trajectories; ``read`` is the one to use
+        begin: begins a pass over all trajectories; ``batches`` and ``read`` are those to use
         left_out: columns of the dataset that are not read
     """
 
@@ -66,7 +133,7 @@ class Source:
     kind: str
     schema: ReplaySchema
     lengths: NDArray[np.int64]
-    begin: Callable[[], Iterator[Trajectory]]
+    begin: Callable[[], Iterator[Batch]]
     left_out: tuple[str, ...] = ()
 
     @property
@@ -74,32 +141,83 @@ class Source:
         """Of all trajectories."""
         return int(self.lengths.sum())
 
-    def read(self) -> Iterator[Trajectory]:
-        """All trajectories in the order of ``lengths``. Needs memory for one, or a few.
+    def batches(self) -> Iterator[Batch]:
+        """All trajectories in the order of ``lengths``. Needs memory for a few megabytes of them, or one.
 
         Raises:
             DatasetError: a file is damaged, or a trajectory does not fit the schema.
         """
+        number = 0
         with reading(self.path, self.kind):
-            for number, trajectory in enumerate(self.begin()):
-                self._check(number, trajectory)
-                yield trajectory
+            for batch in self.begin():
+                self._check(number, batch)
+                number += len(batch.lengths)
+                yield batch
 
-    def _check(self, number: int, trajectory: Trajectory) -> None:
-        steps = steps_of(trajectory, self.schema)
-        if not 0 < steps <= self.schema.max_length:
-            announced = f"{self.schema.max_length:,} are the most that its index has"
+    def read(self) -> Iterator[Trajectory]:
+        """The same, one by one."""
+        return one_by_one(self.batches())
+
+    def _check(self, number: int, batch: Batch) -> None:
+        """Refuse a batch that is not of this schema; ``number``: of its first trajectory."""
+        most, count = self.schema.max_length, len(batch.lengths)
+        for wrong in np.flatnonzero((batch.lengths < 1) | (batch.lengths > most))[:1].tolist():
+            steps, announced = int(batch.lengths[wrong]), f"{most:,} are the most that its index has"
             raise DatasetError(
-                str(self.path), f"is damaged: trajectory {number} has {steps:,} steps where {announced}"
+                str(self.path),
+                f"is damaged: trajectory {number + wrong} has {steps:,} steps where {announced}",
             )
         for column in self.schema.columns:
-            values, shape = trajectory[column.name], (steps + column.extra, *column.shape)
+            values = batch.columns[column.name]
+            shape = (batch.num_steps + count * column.extra, *column.shape)
             if values.dtype != column.dtype or values.shape != shape:
+                which = (
+                    f"trajectory {number} has"
+                    if count == 1
+                    else f"trajectories {number} to {number + count - 1} have"
+                )
                 raise DatasetError(
                     str(self.path),
-                    f"trajectory {number} has {column.name} of {values.dtype}{list(values.shape)} where "
+                    f"{which} {column.name} of {values.dtype}{list(values.shape)} where "
                     f"{column.dtype}{list(shape)} is expected",
                 )
+
+
+def one_by_one(batches: Iterable[Batch]) -> Iterator[Trajectory]:
+    """The trajectories of batches."""
+    for batch in batches:
+        yield from batch.trajectories()
+
+
+def packed(trajectories: Iterable[Trajectory]) -> Iterator[Batch]:
+    """Batches of trajectories that have an action for each step, and columns of the same types and shapes."""
+    waiting: list[Trajectory] = []
+    kinds: list[Any] = []
+    size = 0
+    for trajectory in trajectories:
+        steps = len(trajectory["action"])
+        own = [
+            (name, values.dtype, values.shape[1:], len(values) - steps) for name, values in trajectory.items()
+        ]
+        if waiting and own != kinds:
+            yield _joined(waiting)
+            waiting, size = [], 0
+        kinds = own
+        waiting.append(trajectory)
+        size += sum(values.nbytes for values in trajectory.values())
+        if size >= BATCH_BYTES:
+            yield _joined(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(trajectories: Sequence[Trajectory]) -> Batch:
+    lengths = np.array([len(each["action"]) for each in trajectories], np.int64)
+    if len(trajectories) == 1:
+        return Batch(trajectories[0], lengths)
+    columns = {name: np.concatenate([each[name] for each in trajectories]) for name in trajectories[0]}
+    return Batch(columns, lengths)
 
 
 @contextmanager
@@ -115,15 +233,15 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise DatasetError(str(path), reason) from error
 
 
-def steps_of(trajectory: Trajectory, schema: ReplaySchema) -> int:
-    """Steps of a trajectory with any columns."""
-    first = schema.columns[0]
-    return len(trajectory[first.name]) - first.extra
-
-
 def is_obs(name: str) -> bool:
     """Whether a column is the observation or a part of it."""
     return name == "obs" or name.startswith("obs.")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a message: a dozen, and how many there are."""
+    names = list(names)
+    return f"{', '.join(names[:12])}{f', ... ({len(names):,} in all)' if len(names) > 12 else ''}"
 
 
 def check_kept(source: Source, to: str) -> None:
@@ -150,8 +268,9 @@ def check_kept(source: Source, to: str) -> None:
 def num_choices(source: Source) -> int:
     """Options of a column of single choices, by a pass over it. Raises ExportError: one is below 0."""
     least = most = 0
-    for trajectory in source.read():
-        least, most = min(least, trajectory["action"].min()), max(most, trajectory["action"].max())
+    for batch in source.batches():
+        actions = batch.columns["action"]
+        least, most = min(least, actions.min()), max(most, actions.max())
     if least < 0:
         reason = f"has the action {least}, where choices count from 0: export it to lerobot, d4rl or torch"
         raise ExportError(str(source.path), reason)
@@ -181,9 +300,11 @@ def make_schema(
 
 
 def chosen_columns(
-    path: Path, known: Iterable[str], wanted: Sequence[str]
+    path: Path, known: Iterable[str], wanted: Sequence[str], theirs: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns to read, ``wanted`` beyond the usual ones, and those to leave out, of those that a dataset has.
+
+    ``theirs``: the format's own names of columns, for messages.
 
     Raises:
         DatasetError: a wanted or required column is missing.
@@ -192,45 +313,59 @@ def chosen_columns(
     required = () if any(map(is_obs, known)) else ("obs",)
     for name in (*required, "action", *wanted):
         if name not in known:
-            raise DatasetError(str(path), f"has no column {name!r}: its columns are {', '.join(known)}")
+            also = f" or {theirs[name]!r}" if theirs.get(name, name) != name else ""
+            reason = f"has no column {name!r}{also}: its columns are {listed(known)}"
+            raise DatasetError(str(path), reason)
     read = tuple(name for name in known if is_obs(name) and name not in _USUAL)
     read += tuple(name for name in _USUAL if name in known)
     read += tuple(name for name in dict.fromkeys(wanted) if name not in read)
     return read, tuple(name for name in known if name not in read)
 
 
-def closed(steps: Trajectory, next_obs: Mapping[str, NDArray[Any]]) -> Trajectory | None:
-    """A trajectory with the observation after its last action.
+def closed(batch: Batch, next_obs: Mapping[str, NDArray[Any]]) -> Batch:
+    """Trajectories with the observation after their last action.
 
     Learners bootstrap from that observation, unless the step terminated. Where a file does not have it, the last observation
     is repeated after a terminated step. Else the last step is left out: its own observation is then the one after the step
     before, which takes its truncation.
 
     Args:
-        steps: (L, ...) of each column, ``obs`` or all its parts included
-        next_obs: the observation after the last action by column, (*shape) each; empty: not known
+        batch: all columns, ``obs`` or all its parts included, with as many rows as steps
+        next_obs: the observation after the last action of each, by column, (n, *shape); empty: not known
 
     Returns:
-        The trajectory; None if no step remains.
+        The trajectories that have a step left: there may be none.
+
+    Raises:
+        ValueError: an observation's ``next_obs`` is of another type.
     """
-    obs = {name: values for name, values in steps.items() if is_obs(name)}
-    if next_obs or steps["terminated"][-1]:
-        lasts = {name: next_obs.get(name, values[-1]) for name, values in obs.items()}
-        return {**steps, **{name: np.concatenate([obs[name], lasts[name][None]]) for name in obs}}
-    if len(steps["action"]) < 2:
-        return None
-    shortened = {name: values if name in obs else values[:-1].copy() for name, values in steps.items()}
-    shortened["truncated"][-1] |= steps["truncated"][-1]
-    return shortened
+    ends = batch.lasts + 1
+    is_known = batch.columns["terminated"][batch.lasts] | bool(next_obs)
+    lengths = batch.lengths - ~is_known
+    kept = lengths > 0
+    begins, ends, lengths = batch.begins[kept], ends[kept], lengths[kept]
+    # Step t of a trajectory is its row t. Its observation t is that of row t, or of its last row.
+    rows = _ranges(begins, lengths)
+    obs_rows = np.minimum(_ranges(begins, lengths + 1), np.repeat(ends - 1, lengths + 1))
+    columns = {name: values[obs_rows if is_obs(name) else rows] for name, values in batch.columns.items()}
+    for name, after in next_obs.items():
+        if not np.can_cast(after.dtype, columns[name].dtype, "same_kind"):
+            raise ValueError(f"next_{name} is of {after.dtype} where {name} is of {columns[name].dtype}")
+        columns[name][np.cumsum(lengths + 1) - 1] = after[kept]
+    # Steps that are left out were the last ones: those before them are now.
+    columns["truncated"][np.cumsum(lengths) - 1] |= batch.columns["truncated"][ends - 1]
+    return Batch(columns, lengths)
 
 
-def closed_all(episodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
-    """``closed`` of each that has a step left; the last of its ``next_obs`` is the one after the last action."""
-    for steps in episodes:
-        after = steps.pop("next_obs", None)
-        trajectory = closed(steps, {} if after is None else {"obs": after[-1]})
-        if trajectory is not None:
-            yield trajectory
+def closed_all(episodes: Iterable[Trajectory]) -> Iterator[Batch]:
+    """``closed`` of those that have a step left; the last of each one's ``next_obs`` is the one after its last action."""
+    for batch in packed(episodes):
+        columns = dict(batch.columns)
+        after = columns.pop("next_obs", None)
+        next_obs = {} if after is None else {"obs": after[batch.lasts]}
+        found = closed(Batch(columns, batch.lengths), next_obs)
+        if len(found.lengths):
+            yield found
 
 
 def episode_source(
@@ -255,10 +390,9 @@ def episode_source(
     """
     names, left_out = chosen_columns(path, known, wanted) if known else ((), ())
 
-    def begin() -> Iterator[Trajectory]:
-        for episode in read():
-            if len(episode["action"]):
-                yield {name: episode[name] for name in names}
+    def begin() -> Iterator[Batch]:
+        episodes = (episode for episode in read() if len(episode["action"]))
+        return packed({name: episode[name] for name in names} for episode in episodes)
 
     found = np.array([length for length in lengths if length], np.int64)
     kinds = {name: (known[name].dtype, known[name].shape[1:]) for name in names}
@@ -277,20 +411,31 @@ def closed_lengths(lengths: NDArray[np.int64], is_known: NDArray[np.bool_]) -> N
     return after[after > 0]
 
 
-def cut(trajectory: Trajectory, schema: ReplaySchema) -> Iterator[Trajectory]:
-    """Rows of a store, (n, steps + extra, *shape) each: all whole pieces of ``max_length`` steps, then the rest."""
-    size = schema.max_length
-    whole, rest = divmod(steps_of(trajectory, schema), size)
-    if whole:
-        yield {
-            column.name: _pieces(trajectory[column.name], size, size + column.extra, whole)
-            for column in schema.columns
-        }
-    if rest:
-        yield {column.name: trajectory[column.name][None, whole * size :] for column in schema.columns}
+def cut(batch: Batch, schema: ReplaySchema, most: int) -> Iterator[tuple[Trajectory, NDArray[np.int64]]]:
+    """Rows of a store: the trajectories of a batch, in pieces of at most ``max_length`` steps.
+
+    Returns:
+        At most ``most`` rows at a time: (n, steps of the longest + extra, *shape) of each column, and their lengths (n,).
+        Nothing is said of values beyond the length.
+    """
+    size, first = schema.max_length, batch.begins
+    pieces = -(-batch.lengths // size)
+    owners = np.repeat(np.arange(len(pieces)), pieces)
+    # Piece p of a trajectory begins with its step p * size.
+    begins = size * _ranges(np.zeros_like(pieces), pieces)
+    lengths = np.minimum(size, batch.lengths[owners] - begins)
+    begins += first[owners]
+    for at in range(0, len(owners), most):
+        part = slice(at, at + most)
+        longest, rows = int(lengths[part].max()), Trajectory()
+        for column in schema.columns:
+            values = batch.columns[column.name]
+            places = (begins[part] + column.extra * owners[part])[:, None] + np.arange(longest + column.extra)
+            rows[column.name] = values[np.minimum(places, len(values) - 1)]
+        yield rows, lengths[part]
 
 
-def _pieces(values: NDArray[Any], stride: int, length: int, count: int) -> NDArray[Any]:
-    """(count, length, *shape): windows that begin every ``stride`` steps."""
-    windows = np.lib.stride_tricks.sliding_window_view(values, length, axis=0)[::stride][:count]
-    return np.moveaxis(windows, -1, 1)
+def _ranges(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``sizes[0]`` numbers from ``begins[0]`` on, then ``sizes[1]`` from ``begins[1]`` on, and so forth."""
+    ends = np.cumsum(sizes)
+    return np.arange(sizes.sum(), dtype=np.int64) + np.repeat(begins - (ends - sizes), sizes)

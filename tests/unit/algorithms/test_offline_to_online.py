@@ -17,7 +17,7 @@ from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.td3_bc import TD3BCSpec
-from rayagi.algorithms.transitions import trajectory_rows
+from rayagi.algorithms.transitions import recorded_rows
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import broken_rules
 from rayagi.config.spec import DataSpec, GmiSpec, NetworkSpec, RunSpec
@@ -182,24 +182,31 @@ def test_a_run_of_another_box_is_refused():
 
 
 def test_recorded_trajectories_become_returns_of_n_steps_that_end_with_the_trajectory():
-    obs = torch.arange(5.0).unsqueeze(-1)
-    rows = trajectory_rows(
-        obs,
-        torch.tensor([1.0, 2.0, 4.0, 8.0]),
-        torch.tensor([False, False, False, True]),
-        torch.zeros(4, 2),
-        gamma=0.5,
-        n_step=2,
+    obs, nowhere = torch.arange(4.0).unsqueeze(-1), torch.zeros(4, dtype=torch.bool)
+    last = torch.tensor([False, False, False, True])
+    rows = recorded_rows(
+        obs, obs + 1, torch.zeros(4, 2), torch.tensor([1.0, 2.0, 4.0, 8.0]), last, last, gamma=0.5, n_step=2
     )
     # r_t + 0.5 r_{t+1}; the last one alone. Both returns that reach the end have no value behind them
     assert rows["reward"].tolist() == [2.0, 4.0, 8.0, 8.0]
     assert rows["discount"].tolist() == [0.25, 0.25, 0.0, 0.0]
     assert rows["obs"][:, :, 0].tolist() == [[0, 2], [1, 3], [2, 4], [3, 4]]
-    cut = trajectory_rows(
-        obs, torch.ones(4), torch.zeros(4, dtype=torch.bool), torch.zeros(4, 2), gamma=0.5, n_step=1
-    )
+    ones = torch.ones(4)
+    cut = recorded_rows(obs, obs + 1, torch.zeros(4, 2), ones, nowhere, last, gamma=0.5, n_step=1)
     assert cut["discount"].tolist() == [0.5] * 4  # a time limit bootstraps
     assert cut["obs"][-1, :, 0].tolist() == [3, 4]
+
+
+def test_a_return_does_not_go_on_in_the_next_trajectory():
+    """Of 1 step that terminates, 2 that are cut and 1 that is cut."""
+    obs = torch.tensor([[0.0], [10.0], [11.0], [20.0]])
+    rows = recorded_rows(
+        obs, obs + 1, torch.zeros(4, 2), torch.tensor([1.0, 2.0, 4.0, 8.0]),
+        torch.tensor([True, False, False, False]), torch.tensor([True, False, True, True]), gamma=0.5, n_step=3,
+    )  # fmt: skip
+    assert rows["reward"].tolist() == [1, 4, 4, 8]
+    assert rows["discount"].tolist() == [0, 0.25, 0.5, 0.5]
+    assert rows["obs"][:, :, 0].tolist() == [[0, 1], [10, 12], [11, 12], [20, 21]]
 
 
 def test_trainers_share_a_dataset_out(dataset):

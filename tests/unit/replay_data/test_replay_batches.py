@@ -101,3 +101,18 @@ def test_ray_data_s_own_columns_are_refused(name):
         ReplayError, match=f"the store has the columns {name}, names of columns that are added"
     ):
         ReplayDatasource(ReplayStore.create(ReplaySchema(columns, 1), 1))
+
+
+def test_ray_data_of_observations_without_the_one_after_the_last_step():
+    columns = (Column(name="obs", dtype="float32", shape=(2,)), Column(name="goal", dtype="int64", extra=2))
+    store = ReplayStore.create(ReplaySchema(columns, 3), 2)
+    for row, length in enumerate((2, 3)):
+        obs = np.full((1, length, 2), row, np.float32)
+        store.insert({"obs": obs, "goal": 10 * row + np.arange(length + 2)[None]})
+    (task,) = ReplayDatasource(store).get_read_tasks(1)
+    (block,) = task()
+    assert block.column_names == ["obs", "goal", "row", "step"]
+    assert block["goal"].to_pylist() == [0, 1, 10, 11, 12]
+    assert block["row"].to_pylist() == [0, 0, 1, 1, 1]
+    assert block["step"].to_pylist() == [0, 1, 0, 1, 2]
+    store.close()

@@ -439,3 +439,57 @@ def test_ends_under_other_names_are_not_overlooked(tmp_path):
     ):
         torch.save(steps | more, tmp_path / f"good-{number}.pt")
         assert open_source(tmp_path / f"good-{number}.pt").lengths.tolist() == lengths
+
+
+def own_steps(path, **changes):
+    """A file of one's own with a row per step, in RLlib's layout: two trajectories. A change to None is a column less."""
+    columns = {
+        "eps_id": ["a", "a", "b"],
+        "obs": [[0.0], [1.0], [2.0]],
+        "actions": [0, 1, 2],
+        "rewards": [0.0, 1.0, 2.0],
+        "terminateds": [False, True, True],
+    }
+    pq.write_table(pa.table({k: v for k, v in (columns | changes).items() if v is not None}), path)
+    return path
+
+
+def test_one_file_of_steps(tmp_path):
+    found = list(open_source(own_steps(tmp_path / "own.parquet")).read())
+    assert [each["reward"].tolist() for each in found] == [[0, 1], [2]]
+    assert [each["obs"][:, 0].tolist() for each in found] == [[0, 1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": [0.0, None, 2.0]}, r"\(ValueError: rewards: null in 1 row\)"),
+        ({"terminateds": [False, None, True]}, r"\(ValueError: terminateds: null in 1 row\)"),
+        ({"obs": [[0.0], [1.0, 1.0], [2.0]]}, r"\(ValueError: obs: its lists have different lengths\)"),
+        (
+            {"actions": pa.array([1, 2, 3], pa.date32())},
+            r"\(ValueError: actions: date32\[day\] is no type of numbers\)",
+        ),
+        (
+            {"eps_id": None},
+            "no column 'eps_id', the number of each step's trajectory: name yours so, and the others obs, actions, rewards, "
+            "terminateds, truncateds, new_obs, action_logp; its columns are obs, actions, rewards, terminateds$",
+        ),
+        (
+            {"actions": None},
+            "has no column 'action' or 'actions': its columns are obs, reward, terminated, truncated$",
+        ),
+    ],
+)
+def test_a_file_of_one_s_own_that_differs_is_told_where(tmp_path, changes, message):
+    with pytest.raises(DatasetError, match=message):
+        list(open_source(own_steps(tmp_path / "own.parquet", **changes)).read())
+
+
+def test_a_message_does_not_list_hundreds_of_columns(tmp_path):
+    torch.save({f"demo_{number}": torch.zeros(3) for number in range(300)}, tmp_path / "a.pt")
+    with pytest.raises(
+        DatasetError,
+        match=r"has no column 'obs' or 'observations': its columns are demo_0, .*demo_11, \.\.\. \(302 in all\)$",
+    ):
+        open_source(tmp_path / "a.pt")

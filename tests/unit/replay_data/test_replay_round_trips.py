@@ -260,7 +260,7 @@ def test_ctrl_c_ends_an_export_to_rllib(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         export(store_source(store_of(trajectories()), tmp_path), tmp_path / "out", "rllib", progress)
-    assert calls == [3]
+    assert calls == [9]
     assert not list(tmp_path.iterdir())
 
 
