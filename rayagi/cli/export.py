@@ -1,4 +1,4 @@
-"""``rayagi export``: convert a dataset for RLlib or Minari."""
+"""``rayagi export``: writes a dataset of ``rayagi serve`` for RLlib or Minari."""
 
 from __future__ import annotations
 

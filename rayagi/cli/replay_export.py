@@ -1,4 +1,4 @@
-"""``rayagi replay export``: writes a dataset or a saved replay in another format."""
+"""``rayagi replay export``: writes any dataset, or a saved replay, in any format."""
 
 from __future__ import annotations
 

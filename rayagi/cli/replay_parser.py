@@ -34,6 +34,8 @@ examples:
   rayagi replay export ant.hdf5 --to minari data/ant-v0            needs `pip install 'rayagi[minari]'`
 
 The output appears when it is complete. RLlib and Minari have no cut trajectories: these count as truncated there.
+Their spaces are as wide as the types of the columns; `rayagi export` writes a dataset of rayagi serve for them with the
+bounds of its task.
 """
 _SAMPLE_EXAMPLES = """\
 examples:
@@ -94,7 +96,7 @@ def _add_import(commands: Any) -> None:
 
 def _add_export(commands: Any) -> None:
     parser = add_command(
-        commands, "export", "write a dataset or a saved replay in another format", _EXPORT_EXAMPLES
+        commands, "export", "write any dataset, or a saved replay, in any format", _EXPORT_EXAMPLES
     )
     _add_path(parser)
     add_value(parser, "out", "OUT", "folder to create; for d4rl a file .hdf5, for torch .pt")

@@ -48,6 +48,9 @@ _EXPORT_EXAMPLES = """\
 examples:
   rayagi export data/ant --to minari data/ant-minari      opened by minari.MinariDataset; needs `pip install minari`
   rayagi export data/ant --to rllib data/ant-rllib        whole episodes, for BC, MARWIL, CQL and IQL
+
+Spaces have the task's bounds, and Minari gets its specification too. For other formats, or other datasets than those of
+`rayagi serve`, there is `rayagi replay export`, which knows no task: its spaces are as wide as the types of the columns.
 """
 
 
@@ -137,7 +140,12 @@ def _add_export_policy(commands: Any) -> None:
 
 
 def _add_export(commands: Any) -> None:
-    parser = add_command(commands, "export", "convert a dataset for other tools", _EXPORT_EXAMPLES)
+    parser = add_command(
+        commands,
+        "export",
+        "write a dataset of `rayagi serve` for Minari or RLlib, with its task's spaces",
+        _EXPORT_EXAMPLES,
+    )
     add_value(parser, "dataset", "DATASET", "folder that `rayagi serve` wrote")
     parser.add_argument("--to", choices=("minari", "rllib"), required=True, help="which format")
     add_value(parser, "out", "OUT", "folder to write; must not exist")
