@@ -111,6 +111,12 @@ class GmiAlgorithm(Algorithm):
         self.unstable = UnstableShare(env.max_unstable_share)
         self.info = env.info()
         refuse_unfit_env(self.run_spec, self.info)
+        if self.run_spec.data.path is not None:
+            # Imported here: it loads readers of datasets.
+            from rayagi.algorithms.offline_data import out_of_range
+
+            if beyond := out_of_range(self.run_spec.data.path, self.info):
+                _logger.warning(beyond)
         self.session: Session | None = session_of(
             self.run_spec,
             run_name=self._run_name(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,7 +29,7 @@ from rayagi.algorithms.normalisers import Moments, merged
 from rayagi.algorithms.transitions import recorded_rows
 from rayagi.models.heads import Head
 from rayagi.replay.loading import fill, open_source
-from rayagi.replay.trajectories import Batch, Source
+from rayagi.replay.trajectories import Batch, Source, listed
 from rayagi.serving.errors import DatasetError
 
 _SHORT_STEPS = 16
@@ -114,7 +115,7 @@ class DataStatistics:
 
     Attributes:
         observations: moments of the observations that actions are for, (obs_dim,)
-        returns: undiscounted return of each episode
+        returns: undiscounted return of each episode; empty without rewards
     """
 
     observations: Moments
@@ -124,16 +125,19 @@ class DataStatistics:
 def scan(source: Source) -> DataStatistics:
     """Read a dataset once. Raises DatasetError: it has values that are not finite."""
     (obs_dim,) = next(column.shape for column in source.schema.columns if column.name == "obs")
-    found = DataStatistics(Moments.empty((obs_dim,)))
+    found, episodes = DataStatistics(Moments.empty((obs_dim,))), 0
     for batch in source.batches():
         for name, what in (("obs", "an observation"), ("action", "an action"), ("reward", "a reward")):
-            _refuse_nonfinite(source, len(found.returns), batch, name, what)
+            if name in batch.columns:
+                _refuse_nonfinite(source, episodes, batch, name, what)
         # Short trajectories together: merging each would take longer than reading them.
         are_short = batch.num_steps < _SHORT_STEPS * len(batch.lengths)
         each_obs = (each["obs"][:-1] for each in batch.trajectories())
         for obs in [batch.shifted("obs")] if are_short else each_obs:
             found.observations = merged(found.observations, Moments.from_batch(torch.from_numpy(obs)))
-        found.returns += batch.sums("reward").tolist()
+        if "reward" in batch.columns:
+            found.returns += batch.sums("reward").tolist()
+        episodes += len(batch.lengths)
     return found
 
 
@@ -146,44 +150,113 @@ def _refuse_nonfinite(source: Source, first: int, batch: Batch, name: str, what:
         raise DatasetError(str(source.path), reason)
 
 
-def source_of(path: str, info: EnvInfo) -> Source:
+def source_of(path: str, info: EnvInfo, *, imitation: bool = False) -> Source:
     """Open a dataset of an environment's experience, with the columns and types that learning needs.
+
+    A dictionary's observations are joined as the environment's are. ``imitation``: without rewards, and flags of ends.
 
     Raises:
         DatasetError: it cannot be read, or its observations or actions are not those of the environment; reading it raises
             one too, for an action that is none of the environment's choices.
     """
-    source = open_source(path)
-    columns = {column.name: column for column in source.schema.columns}
-    action_type = np.int64 if info.action.is_discrete else np.float32
-    wanted = (
-        Column(name="obs", dtype=np.float32, shape=(info.obs_dim,), extra=1),
-        Column(name="action", dtype=action_type, shape=info.action.shape),
-        Column(name="reward", dtype=np.float32),
-        Column(name="terminated", dtype=np.bool_),
-    )
-    for column in wanted:
-        found = columns.get(column.name)
-        if found is None:
-            raise DatasetError(path, f"has no column {column.name}: it has {', '.join(columns)}")
-        if found.shape != column.shape or not np.can_cast(found.dtype, column.dtype, "same_kind"):
-            raise DatasetError(
-                path,
-                f"has {column.name} of {found.dtype}{list(found.shape)}, and {info.env_id} has "
-                f"{column.dtype}{list(column.shape)}",
-            )
+    source, wanted, parts = _fitting(path, info, imitation=imitation)
+    low, high = (np.array(limits, np.float32) for limits in (info.action.low, info.action.high))
 
     def converted(batch: Batch) -> Batch:
+        given = dict(batch.columns)
+        if parts:
+            given["obs"] = np.concatenate([given[name].reshape(len(given[name]), -1) for name in parts], 1)
         with np.errstate(over="ignore"):  # beyond float32 it is infinite, which ``scan`` refuses
-            found = {each.name: batch.columns[each.name].astype(each.dtype, copy=False) for each in wanted}
+            found = {
+                each.name: given[each.name].reshape(-1, *each.shape).astype(each.dtype, copy=False)
+                for each in wanted
+            }
         if info.action.is_discrete:
             _refuse_other_choices(path, found["action"], info)
+        elif info.action.low:
+            # The environment clips them, as in recordings of rayagi serve. What is not finite stays: ``scan`` refuses it.
+            action = found["action"]
+            found["action"] = np.where(np.isfinite(action), action.clip(low, high), action)
         return Batch(found, batch.lengths)
 
     return replace(
         source,
         schema=ReplaySchema(wanted, source.schema.max_length),
         begin=lambda: map(converted, source.begin()),
+    )
+
+
+def _fitting(
+    path: str, info: EnvInfo, *, imitation: bool
+) -> tuple[Source, tuple[Column, ...], tuple[str, ...]]:
+    """A dataset; the columns that learning needs; and those that are parts of the observation, if they are to be joined.
+
+    Raises:
+        DatasetError: it has others.
+    """
+    source = open_source(path)
+    columns = {column.name: column for column in source.schema.columns}
+    parts = tuple(f"obs.{key}" for key, _ in info.obs_members)
+    if "obs" in columns or not parts or not columns.keys() >= {*parts}:
+        parts = ()
+    else:
+        size = sum(math.prod(columns[name].shape) for name in parts)
+        dtype = np.result_type(*(columns[name].dtype for name in parts))
+        columns["obs"] = Column(name="obs", dtype=dtype, shape=(size,), extra=1)
+    action_type = np.int64 if info.action.is_discrete else np.float32
+    wanted: tuple[Column, ...] = (
+        Column(name="obs", dtype=np.float32, shape=(info.obs_dim,), extra=1),
+        Column(name="action", dtype=action_type, shape=info.action.shape),
+    )
+    if not imitation:
+        wanted += (Column(name="reward", dtype=np.float32), Column(name="terminated", dtype=np.bool_))
+    for column in wanted:
+        found = columns.get(column.name)
+        if found is None:
+            raise DatasetError(path, f"has no column {column.name}: it has {listed(columns)}")
+        fits = found.shape == column.shape or {found.shape, column.shape} == {(), (1,)}
+        if not fits or not np.can_cast(found.dtype, column.dtype, "same_kind"):
+            raise DatasetError(
+                path,
+                f"has {column.name} of {found.dtype}{list(found.shape)}, and {info.env_id} has "
+                f"{column.dtype}{list(column.shape)}",
+            )
+    return source, wanted, parts
+
+
+def out_of_range(path: str, info: EnvInfo) -> str:
+    """What to say of a dataset's actions beyond the environment's range, by a pass over it; empty: there are none.
+
+    Raises:
+        DatasetError: as of ``source_of``; or a component is beyond its range in every action.
+    """
+    if info.action.is_discrete or not info.action.low:
+        return ""
+    low, high = (np.array(limits) for limits in (info.action.low, info.action.high))
+    total, affected, counts = 0, 0, np.zeros(len(low), np.int64)
+    least, most = np.full(len(low), np.inf), np.full(len(low), -np.inf)
+    source, _, _ = _fitting(path, info, imitation=True)
+    for batch in source.batches():
+        actions = batch.columns["action"].reshape(-1, len(low))
+        # float32 rounds limits, outwards too.
+        beyond = (actions < low - 1e-6 * (1 + abs(low))) | (actions > high + 1e-6 * (1 + abs(high)))
+        total, affected, counts = (
+            total + len(actions),
+            affected + int(beyond.any(1).sum()),
+            counts + beyond.sum(0),
+        )
+        least, most = np.minimum(least, actions.min(0)), np.maximum(most, actions.max(0))
+    if not affected:
+        return ""
+    worst = int(counts.argmax())
+    there, possible = f"{least[worst]:g} to {most[worst]:g}", f"{low[worst]:g} to {high[worst]:g}"
+    if counts[worst] == total:
+        reason = f"has component {worst} of every action beyond {info.env_id}'s range: it is from {there} where {possible} "
+        raise DatasetError(path, f"{reason}is possible; convert the actions to the environment's units")
+    return (
+        f"{path} has actions beyond {info.env_id}'s range: {affected:,} of {total:,}, most of them in component {worst}, "
+        f"which is from {there} where {possible} is possible. They count as at the limits, where the environment clips "
+        "them; if the dataset has other units, convert them."
     )
 
 

@@ -44,7 +44,7 @@ class OfflineProgram:
         self.policy = new_policy(spec, sample.info, context.device)
         self.learner = make_offline_learner(spec, self.policy, context)
         assert spec.data.path is not None
-        self.source = source_of(spec.data.path, sample.info)
+        self.source = source_of(spec.data.path, sample.info, imitation=self.learning.imitates)
         self.statistics = scan(self.source)
         self.data = OfflineData(
             self.source, context.communicator, subscriptions=self.learner.subscriptions, seed=spec.seed
@@ -58,7 +58,7 @@ class OfflineProgram:
 
     def _scale_of_rewards(self) -> float:
         """1000 / (best return - worst return) with ``normalize_rewards``, unless they are equal."""
-        returns = self.statistics.returns
+        returns = self.statistics.returns or [0.0]
         spread = max(returns) - min(returns)
         return 1000.0 / spread if self.learning.normalize_rewards and spread > 0 else 1.0
 

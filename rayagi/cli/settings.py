@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.protocols import StateDict
+from actors.protocols import EnvInfo, StateDict
 from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.config.convert import with_settings
+from rayagi.config.errors import ConfigError
 from rayagi.config.files import load_config_file
+from rayagi.config.off_policy import OffPolicySpec
+from rayagi.config.offline import OfflineSpec
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked, refuse_unfit_env
 from rayagi.config.spec import RunSpec
@@ -67,10 +70,20 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     refuse_unfit_env(spec, info)
     spec = checked(spec)
     if spec.data.path is not None:
-        from rayagi.algorithms.offline_data import source_of  # imports torch, which takes seconds
-
-        source_of(spec.data.path, info)
+        _refuse_unfit_dataset(spec.data.path, spec, info)
     return spec
+
+
+def _refuse_unfit_dataset(path: str, spec: RunSpec, info: EnvInfo) -> None:
+    """Raise DatasetError or ConfigError: a run cannot learn from a dataset, or its replay cannot hold it."""
+    from rayagi.algorithms.offline_data import source_of  # imports torch, which takes seconds
+
+    learning = spec.learning
+    imitation = isinstance(learning, OfflineSpec) and learning.imitates
+    recorded = source_of(path, info, imitation=imitation).num_steps
+    if isinstance(learning, OffPolicySpec) and recorded > learning.capacity:
+        reason, instead = f"is less than the dataset's {recorded:,} steps", f"use at least {recorded}"
+        raise ConfigError(f"{spec.algorithm}.capacity", learning.capacity, reason, instead)
 
 
 def initial_state_from(run: Path, spec: RunSpec, *, trust_modules: bool) -> StateDict:

@@ -123,7 +123,12 @@ _Opened = tuple[RunFolder, RunSpec, Checkpoint | None, StateDict | None]
 def _created(arguments: argparse.Namespace) -> _Opened:
     spec = spec_from(arguments)
     if spec.data.path is not None:
+        # Imported here: it loads torch, which a run without a dataset does while Ray starts.
+        from rayagi.algorithms.offline_data import out_of_range
+
         _say_other_task(Path(spec.data.path), spec.env.id)
+        if beyond := out_of_range(spec.data.path, spec.env.info()):
+            say(beyond)
     initial, init = None, ""
     if arguments.init is not None:
         initial, init = _initial(arguments.init, spec, arguments), str(arguments.init.absolute())

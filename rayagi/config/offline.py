@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import LearningSpec, at_least_one
@@ -37,6 +38,8 @@ class OfflineSpec(LearningSpec):
     Without __slots__, so that a class may have another base with settings too.
     """
 
+    imitates: ClassVar[bool] = False
+    """Whether it learns from observations and actions alone."""
     batch_size: int = 256
     """Timesteps of one gradient step, over all GMIs."""
     num_updates: int = 500

@@ -19,6 +19,7 @@ from rayagi.config.offline import OFFLINE_PRESET, OfflineSpec
 class BCSpec(OfflineSpec):
     """Settings of behaviour cloning."""
 
+    imitates = True
     loss: Literal["log_likelihood", "mse"] = "log_likelihood"
     """log_likelihood: -log pi(a|s), of any head. mse: squared error of the mode, summed over a box's reals."""
 

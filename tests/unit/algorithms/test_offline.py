@@ -20,7 +20,7 @@ from placement.types import Slice
 from rayagi.algorithms.bc import BCSpec
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.iql import IQLSpec
-from rayagi.algorithms.offline_data import OfflineData, scan, source_of
+from rayagi.algorithms.offline_data import OfflineData, out_of_range, scan, source_of
 from rayagi.algorithms.td3_bc import TD3BCSpec
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
@@ -285,16 +285,57 @@ def test_what_is_not_finite_is_refused_with_its_episode(tmp_path, monkeypatch, n
 
     path = record_point(tmp_path / "d", num_envs=2, num_steps=5, edit=spoil)
     with pytest.raises(DatasetError, match=f"episode 1 has {name} that is not finite"):
-        build(spec_of(path))
+        build(iql(path))
 
 
-def test_huge_values_end_the_run_with_a_reason(tmp_path):
-    def scale(block):
-        block.action[:] = 1e30
-
-    path = record_point(tmp_path / "huge", num_envs=2, num_steps=5, edit=scale)
+def test_a_run_that_diverges_ends_with_a_reason(dataset):
     with pytest.raises(NonFiniteError, match="policy_loss became NaN or infinite in iteration 1"):
-        build(spec_of(path, loss="mse")).iterate()
+        build(spec_of(dataset, loss="mse", learning_rate=1e30)).iterate()
+
+
+def four_steps(path, actions):
+    """A dataset of two trajectories of two steps."""
+    steps = {"obs": torch.zeros(4, 3), "reward": torch.ones(4), "terminated": torch.tensor([0, 1, 0, 1])}
+    torch.save({**steps, "action": torch.tensor(actions)}, path)
+    return str(path)
+
+
+UNEVEN = replace(INFO, action=ActionSpec(kind="continuous", dim=2, low=(-1.0, 0.0), high=(1.0, 4.0)))
+
+
+def test_actions_beyond_the_range_count_as_at_its_limits_and_are_told(tmp_path):
+    path = four_steps(tmp_path / "d.pt", [[0.5, 9.0], [-7.5, 2.0], [1.0, 4.0], [-1.0, -0.5]])
+    (batch,) = source_of(path, UNEVEN).batches()
+    assert batch.columns["action"].tolist() == [[0.5, 4.0], [-1.0, 2.0], [1.0, 4.0], [-1.0, 0.0]]
+    # Component 0 once, component 1 twice.
+    assert out_of_range(path, UNEVEN) == (
+        f"{path} has actions beyond Point's range: 3 of 4, most of them in component 1, which is from -0.5 to 9 where "
+        "0 to 4 is possible. They count as at the limits, where the environment clips them; if the dataset has other "
+        "units, convert them."
+    )
+    inside = four_steps(
+        tmp_path / "inside.pt", [[0.5, 0.0], [-1.0, 4.0], [np.nextafter(np.float32(1), 2), 1.0], [0, 2]]
+    )
+    assert out_of_range(inside, UNEVEN) == ""
+    without = replace(
+        UNEVEN, action=ActionSpec(kind="continuous", dim=2, low=(-np.inf, 0.0), high=(np.inf,) * 2)
+    )
+    assert "-0.5 to 9 where 0 to inf is possible" in out_of_range(path, without)
+
+
+def test_a_component_that_is_always_beyond_its_range_is_of_another_task(tmp_path):
+    path = four_steps(tmp_path / "d.pt", [[57.0, 1.0], [-90.0, 1.0], [45.0, 2.0], [30.0, 1.0]])
+    with pytest.raises(
+        DatasetError,
+        match=r"component 0 of every action beyond Point's range: it is from -90 to 57 where -1 to 1 is possible; convert",
+    ):
+        out_of_range(path, UNEVEN)
+
+
+def test_an_infinite_action_is_not_taken_for_a_limit(tmp_path):
+    path = four_steps(tmp_path / "d.pt", [[0.5, 1.0], [-np.inf, 2.0], [1.0, 4.0], [-1.0, 3.0]])
+    with pytest.raises(DatasetError, match="episode 0 has an action that is not finite"):
+        scan(source_of(path, UNEVEN))
 
 
 def test_a_dataset_of_another_schema_is_refused(dataset):
@@ -691,3 +732,50 @@ def test_td3_bc_steps_policy_and_targets_with_every_third_step(dataset):
         pairs = zip(before, followed, strict=True)
         moved.append(tuple(not torch.equal(old, each.flat.parameters) for old, each in pairs))
     assert moved == [(False, False), (False, False), (True, True)] * 2
+
+
+def test_cloning_needs_no_rewards(tmp_path):
+    """As recordings of a robot's operator have none."""
+    steps = torch.rand((6, 3), generator=torch.Generator().manual_seed(0))
+    numbers = torch.tensor([0, 0, 0, 1, 1, 1])
+    torch.save({"obs": steps, "action": teacher(steps), "trajectory_number": numbers}, tmp_path / "d.pt")
+    program = build(spec_of(tmp_path / "d.pt", normalize_rewards=True))
+    assert np.isfinite(program.iterate().metrics["policy_loss"])
+    # Without the observation after them, the last steps are left out.
+    assert program.source.lengths.tolist() == [2, 2]
+    assert set(program.data.batch(8, 0)) == {"obs", "action", "step", "position"}
+    with pytest.raises(DatasetError, match="has no column reward: it has obs, action, terminated, truncated"):
+        build(iql(tmp_path / "d.pt"))
+
+
+def test_parts_of_an_observation_are_joined_as_the_environment_joins_them(tmp_path):
+    """As of Minari's mazes and hands: Gymnasium sorts the keys."""
+    info = replace(INFO, obs_members=(("goal", 1), ("state", 2)))
+    state, goal = torch.arange(8.0).reshape(4, 2), torch.tensor([10.0, 20.0, 30.0, 40.0])
+    steps = {"obs.state": state, "obs.goal": goal, "action": torch.zeros(4, 2), "reward": torch.ones(4)}
+    torch.save({**steps, "terminated": torch.tensor([0, 0, 0, 1])}, tmp_path / "d.pt")
+    (batch,) = source_of(str(tmp_path / "d.pt"), info).batches()
+    assert batch.columns["obs"].tolist() == [[10, 0, 1], [20, 2, 3], [30, 4, 5], [40, 6, 7], [40, 6, 7]]
+    with pytest.raises(DatasetError, match=r"has obs of float32\[3\], and Point has float32\[4\]"):
+        source_of(str(tmp_path / "d.pt"), replace(info, obs_dim=4))
+    with pytest.raises(DatasetError, match=r"has no column obs: it has obs.state, obs.goal"):
+        source_of(str(tmp_path / "d.pt"), INFO)
+
+
+def test_single_actions_with_and_without_an_axis(tmp_path):
+    steps = {"obs": torch.zeros(2, 3), "reward": torch.ones(2), "terminated": torch.tensor([0, 1])}
+    choice = replace(INFO, action=ActionSpec(kind="discrete", dim=1, num_choices=3))
+    force = replace(INFO, action=ActionSpec(kind="continuous", dim=1, low=(-1.0,), high=(1.0,)))
+    for number, (info, action, wanted) in enumerate(
+        (
+            (choice, torch.tensor([[2], [0]]), [2, 0]),
+            (choice, torch.tensor([2, 0], dtype=torch.int8), [2, 0]),
+            (force, torch.tensor([0.5, -1.0]), [[0.5], [-1.0]]),
+            (force, torch.tensor([[0.5], [-1.0]]), [[0.5], [-1.0]]),
+        )
+    ):
+        path = str(tmp_path / f"{number}.pt")
+        torch.save({**steps, "action": action}, path)
+        (batch,) = source_of(path, info).batches()
+        assert batch.columns["action"].tolist() == wanted
+        assert out_of_range(path, info) == ""

@@ -682,3 +682,38 @@ def test_a_dataset_of_another_task_of_the_same_sizes_is_named(tmp_path, capsys):
     train._say_other_task(tmp_path / "walks.pt", "HalfCheetah-v5")
     expected = f"{tmp_path / 'Walker2d-v5'} is of Walker2d-v5: check that its observations and actions mean the same as "
     assert capsys.readouterr().out == f"{expected}HalfCheetah-v5's.\n"
+
+
+def test_actions_of_a_dataset_beyond_the_tasks_range_are_told_or_refused(fake, tmp_path, capsys):
+    """The pendulum's force is within 3."""
+    steps = {"obs": torch.zeros(4, 4), "reward": torch.ones(4), "terminated": torch.tensor([0, 1, 0, 1])}
+    told = {}
+    for name, actions in (("inside", [0.0, 3, -3, 1]), ("some", [0.0, 5, -3, 1]), ("all", [5.0, 5, -6, 4])):
+        torch.save({**steps, "action": torch.tensor(actions)[:, None]}, f"{name}.pt")
+        code = rayagi(
+            TASK, "--algorithm", "td3", "--dataset", f"{name}.pt", "--iterations", "1", "--name", name
+        )
+        told[name] = (code, *capsys.readouterr())
+    assert told["inside"][0] == told["some"][0] == 0
+    assert "range" not in told["inside"][1]
+    assert (
+        told["some"][1].count(
+            "has actions beyond InvertedPendulum-v5's range: 1 of 4, most of them in component 0"
+        )
+        == 1
+    )
+    assert told["all"][0] == 2
+    assert (
+        "has component 0 of every action beyond InvertedPendulum-v5's range: it is from -6 to 5"
+        in told["all"][2]
+    )
+    assert not Path("runs/all").exists()
+
+
+def test_a_replay_that_cannot_hold_the_dataset_is_refused_before_anything_starts(fake, capsys):
+    steps = {"obs": torch.zeros(4, 4), "action": torch.zeros(4, 1), "reward": torch.ones(4)}
+    torch.save({**steps, "terminated": torch.tensor([0, 1, 0, 1])}, "d.pt")
+    sizes = ("--set", "td3.learning_starts=1", "--set", "td3.capacity=3")
+    assert rayagi(TASK, "--algorithm", "td3", "--dataset", "d.pt", "--iterations", "1", *sizes) == 2
+    assert "td3.capacity = 3: is less than the dataset's 4 steps; use at least 4" in capsys.readouterr().err
+    assert not Path("runs").exists()
