@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from collectives import futex
+from collectives.errors import CommunicatorError
 from collectives.kernels import Kernel
 from collectives.mirrors import Mirrors
 from collectives.rendezvous import Member
@@ -201,8 +202,9 @@ class KernelBarrier(Barrier):
         while state == _TRY_AGAIN:
             waited_s = time.monotonic() - begin
             loss = self._loss(words, self._processes.ended(), self._late(words, operation), waited_s)
+            elsewhere = None if loss is not None else self._lost_elsewhere(waited_s)
             # A member that left or ended may have done its part before: run once more without sleeping, then abort.
-            self._state.limit_ns = _SLEEP_NS if loss is None else 0
+            self._state.limit_ns = _SLEEP_NS if loss is None and elsewhere is None else 0
             state = self._run(self._state_pointer, operation.at)
             if state == _TRY_AGAIN and loss is not None:
                 # One compare-and-swap on the header's outcome decides between this abort and another member's completion.
@@ -210,12 +212,22 @@ class KernelBarrier(Barrier):
                 if self._abort_operation(self._state_pointer):
                     self._fail(operation.call, loss[0], waited_s, loss[1])
                 words[self._own + BLAMED] = 0  # it was completed elsewhere: the next run completes it here
+            elif state == _TRY_AGAIN and elsewhere is not None and self._abort_operation(self._state_pointer):
+                raise elsewhere
         if state == _ABORTED:
             self._fail(operation.call, *self._who_aborted(words, begin))
         if state == _MISMATCHED:
             call_at = CALL + (self._state.arrivals & 1)
             other = next(line for line in self._others if words[line + call_at] != operation.call)
             self._refuse(operation.call, self._members[other // STRIDE], words[other + call_at])
+
+    def _lost_elsewhere(self, waited_s: float) -> CommunicatorError | None:
+        """The loss of a process outside of this group, because of which a member may have left; None without one."""
+        try:
+            self._others_lost(waited_s)
+        except CommunicatorError as error:
+            return error
+        return None
 
     def _late(self, words: SharedWords, operation: Operation) -> Sequence[int]:
         """Slots of the members that have not arrived; if all have, of those that are still within a chunk."""

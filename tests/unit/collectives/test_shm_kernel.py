@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from shm_members import run_members
 from test_shm_waiting import LIMIT_S, in_threads
 
 from collectives import kernels
-from collectives.errors import CommunicatorError
+from collectives.errors import CommunicatorError, MemberLostError
 from collectives.rendezvous import this_member
 from collectives.shared_words import WORD_BYTES
 from collectives.transports.base import DTYPES, combine, shares
@@ -26,7 +27,7 @@ CHUNK_ELEMENTS = 2048
 """float32 of a chunk in kernel.c."""
 
 
-def group(world_size, timeout_s=10.0):
+def group(world_size, timeout_s=10.0, check=lambda waited_s: None):
     """Transports of one group, all in this process."""
     segment = Segment.host(world_size)
     attached = [segment] + [
@@ -36,7 +37,7 @@ def group(world_size, timeout_s=10.0):
     made = [None] * world_size
 
     def make(rank):
-        made[rank] = SharedMemoryTransport(attached[rank], members, rank, timeout_s)
+        made[rank] = SharedMemoryTransport(attached[rank], members, rank, timeout_s, check)
 
     assert in_threads([lambda rank=rank: make(rank) for rank in range(world_size)]) == [None] * world_size
     return made
@@ -170,6 +171,32 @@ def test_closing_from_another_thread_ends_a_call():
 
     _, error = in_threads([close_when_asleep, lambda: transports[1].all_reduce(torch.ones(3))])
     assert "this communicator is closed" in str(error)
+    close(transports)
+
+
+@pytest.mark.parametrize(
+    "operation", [SharedMemoryTransport.barrier, lambda transport: transport.all_reduce(torch.ones(3))]
+)
+def test_a_wait_ends_when_a_process_outside_of_the_group_is_lost(operation):
+    """Rank 1 is alive, and never comes: it waits for that process, or has left another group because of it."""
+    elsewhere, lost = replace(this_member(2), host_id="another"), threading.Event()
+
+    def check(waited_s):
+        if lost.is_set():
+            raise MemberLostError("connect", 0, (elsewhere,), waited_s)
+
+    transports = group(2, timeout_s=10 * LIMIT_S, check=check)
+
+    def lose_when_asleep():
+        while not transports[0]._kernel._words[kernel._SLEEPS]:
+            time.sleep(1e-4)
+        lost.set()
+
+    error, _ = in_threads([lambda: operation(transports[0]), lose_when_asleep])
+    assert isinstance(error, MemberLostError)
+    assert error.lost == (elsewhere,)
+    (late,) = in_threads([lambda: operation(transports[1])])
+    assert "it left the group" in str(late)
     close(transports)
 
 
