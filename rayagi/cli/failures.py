@@ -28,7 +28,7 @@ KNOWN: dict[str, int] = {
     "rayagi.cli.failures.UsageError": BAD_INPUT,
     "rayagi.coordinator.cluster.ClusterUnreachableError": BAD_INPUT,
     "rayagi.coordinator.cluster.RayStartError": FAILED,
-    "rayagi.coordinator.lost_ray.LocalRayLostError": FAILED,
+    "rayagi.coordinator.lost_ray.RayLostError": FAILED,
     "rayagi.coordinator.searching.NothingMeasuredError": FAILED,
     "actors.errors.GmiLostError": FAILED,
     "actors.errors.GmiSilentError": FAILED,

@@ -20,7 +20,7 @@ from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
 from rayagi.cli.profile_parser import split_program
 from rayagi.config.trusted_modules import in_run_folder
-from rayagi.coordinator.lost_ray import LocalRayLostError, when_local_ray_is_lost
+from rayagi.coordinator.lost_ray import RayLostError, when_ray_is_lost
 
 _LISTINGS = (
     "envs",
@@ -139,7 +139,7 @@ def run_process() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files have what its encoding may not have
         with suppress(OSError):  # it flushes; a full disk is reported at the end, if a command prints
             sys.stdout.reconfigure(errors="backslashreplace")
-    with when_local_ray_is_lost(_end_at_once):
+    with when_ray_is_lost(_end_at_once):
         code = main()
     _end_children()
     atexit._run_exitfuncs()
@@ -172,7 +172,7 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115
 
 
-def _end_at_once(error: LocalRayLostError) -> None:
+def _end_at_once(error: RayLostError) -> None:
     """End the process beside its main thread, which waits for a Ray that is not there, or is about to be ended by it."""
     code = _report(error, debug=False)
     error.end_others()

@@ -38,7 +38,7 @@ from rayagi.coordinator.cluster import starts_local
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
 from rayagi.coordinator.default_layout import takes_default, with_default_layout
 from rayagi.coordinator.health_monitor import RunHealthMonitor
-from rayagi.coordinator.lost_ray import when_local_ray_is_lost
+from rayagi.coordinator.lost_ray import when_ray_is_lost
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.search_store import predict_throughput
 from rayagi.coordinator.session import Session, SessionClosedError
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_if_done(folder, spec, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
         with (
-            when_local_ray_is_lost(lambda error: after_failure(folder, spec, error, before=before)),
+            when_ray_is_lost(lambda error: after_failure(folder, spec, error, before=before)),
             _profiled(folder, arguments.profile) as profile,
         ):
             outcome = _train(

@@ -28,7 +28,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from placement.inventory import local_machine
 from placement.types import Machine
-from rayagi.coordinator.lost_ray import LocalRayWatch
+from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
@@ -127,8 +127,8 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
 _lock = threading.Lock()
 _users: Counter[str] = Counter()
 """Blocks that use the connection which this process has opened, by its identifier; none of one that someone else opened."""
-_watches: list[LocalRayWatch] = []
-"""Of the Ray processes of this machine that the connection needs."""
+_watches: list[LocalRayWatch | HeadWatch] = []
+"""Of the Ray processes that the connection needs: those of this machine, and the server of a cluster."""
 
 
 def _this_connection() -> str:
@@ -267,6 +267,8 @@ def _connect(address: str, source: str) -> None:
         _probe(target, address, source)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         _watches.append(_watched_node(worker.global_worker.node))
+        host, _, port = target.rpartition(":")
+        _watches.append(HeadWatch(host.strip("[]"), int(port)))
     except ClusterUnreachableError:
         raise
     except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:

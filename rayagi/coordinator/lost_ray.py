@@ -1,4 +1,4 @@
-"""What a command does when Ray is killed on its machine: one that it has started, or the machine's node of a cluster.
+"""What a command does when Ray is killed under it: one that it has started, the machine's node of a cluster, or its head.
 
 Ray itself waits a minute for its server, then ends the process with a line of its own, and without its raylet it ends the
 process soon: no exception reaches Python.
@@ -6,26 +6,49 @@ process soon: no exception reaches Python.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-Handler = Callable[["LocalRayLostError"], None]
+Handler = Callable[["RayLostError"], None]
 
 _handlers: list[Handler] = []
 
+_HEAD_CHECK_S = 2.0
+"""Between two connections to a cluster's head, and for one of them."""
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+_RAYS_LIMIT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Environment variable: after how many seconds without the server Ray ends a process. Raised where a head restarts."""
+_RAYS_LIMIT_S = 60.0
+_PART_OF_LIMIT = 0.7
+"""Ray begins to count when it calls the server next, or at its next check: the end has to come before Ray's."""
 
-class LocalRayLostError(RuntimeError):
+
+class RayLostError(RuntimeError):
+    """A process of Ray that this one needs has ended."""
+
+    def end_others(self) -> None:
+        """End other processes of a Ray that was started here, without their help. A handler calls it last, as Ray may then
+        end this process.
+        """
+
+
+class LocalRayLostError(RayLostError):
     """A process of Ray on this machine ended while it was in use."""
 
     def __init__(self, process: str, pid: int, logs: str, end_others: Callable[[], None]) -> None:
         super().__init__(process, pid, logs)
         self.process, self.pid, self.logs = process, pid, logs
-        self.end_others = end_others
-        """Ends other processes of a Ray that was started here, without their help. A handler calls it last, as Ray may then
-        end this process."""
+        self._end_others = end_others
+
+    def end_others(self) -> None:
+        """As of the base class."""
+        self._end_others()
 
     def __str__(self) -> str:
         return (
@@ -34,14 +57,33 @@ class LocalRayLostError(RuntimeError):
         )
 
 
+class HeadLostError(RayLostError):
+    """The head of a cluster, where Ray's server runs, is gone."""
+
+    def __init__(self, address: str, waited_s: float) -> None:
+        super().__init__(address, waited_s)
+        self.address, self.waited_s = address, waited_s
+
+    def __str__(self) -> str:
+        return (
+            f"the head of the Ray cluster at {self.address} has accepted no connection for {self.waited_s:.0f} s while this "
+            "command used it: it was stopped or killed, or cannot be reached. Start the cluster again"
+        )
+
+
 @contextmanager
-def when_local_ray_is_lost(handler: Handler) -> Iterator[None]:
+def when_ray_is_lost(handler: Handler) -> Iterator[None]:
     """Call ``handler`` in another thread if that happens in the block, after those of inner blocks."""
     _handlers.append(handler)
     try:
         yield
     finally:
         _handlers.remove(handler)
+
+
+def _tell(error: RayLostError) -> None:
+    for handler in reversed(_handlers):
+        handler(error)
 
 
 class LocalRayWatch:
@@ -53,7 +95,7 @@ class LocalRayWatch:
         Args:
             processes: id by name
             logs: Ray's folder of logs
-            end_others: as of ``LocalRayLostError``
+            end_others: as of ``RayLostError``
         """
         self._logs, self._end_others = logs, end_others
         self._descriptors: dict[int, tuple[str, int]] = {}
@@ -75,6 +117,41 @@ class LocalRayWatch:
             os.close(descriptor)
         if self._wake in ready or not _handlers:
             return
-        error = LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others)
-        for handler in reversed(_handlers):
-            handler(error)
+        _tell(LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others))
+
+
+class HeadWatch:
+    """Watches the head of a cluster until it is stopped: whether Ray's server there accepts connections.
+
+    Ray waits for one that is restarted. Where it does not come back, this tells the handlers before Ray ends the process.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        """Start the thread."""
+        self._host, self._port = host, port
+        self._limit_s = _PART_OF_LIMIT * float(os.environ.get(_RAYS_LIMIT) or _RAYS_LIMIT_S)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="Ray head watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; before Ray is shut down."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        failing_since_s: float | None = None
+        while not self._stopped.wait(_HEAD_CHECK_S):
+            asked_s = time.monotonic()
+            failing_since_s = (failing_since_s or asked_s) if self._is_gone() else None
+            if failing_since_s is not None and asked_s - failing_since_s >= self._limit_s:
+                _tell(HeadLostError(f"{self._host}:{self._port}", asked_s - failing_since_s))
+                return
+
+    def _is_gone(self) -> bool:
+        try:
+            socket.create_connection((self._host, self._port), _HEAD_CHECK_S).close()
+        except OSError as error:
+            # What this process or its host lacks, descriptors or names, says nothing of the head.
+            return isinstance(error, ConnectionError | TimeoutError) or error.errno in _UNREACHABLE
+        return False

@@ -42,11 +42,11 @@ def cluster():
         cluster.shutdown()
 
 
-def rayagi(folder, address, *arguments):
+def rayagi(folder, address, *arguments, **variables):
     return subprocess.Popen(
         [sys.executable, "-m", "rayagi", *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "RAY_ADDRESS": address},
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "RAY_ADDRESS": address} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -184,15 +184,29 @@ def test_a_run_that_loses_its_own_node_of_a_cluster_ends_with_a_sentence(head, t
     wait_until(lambda: checkpoints.names() or process.poll() is not None)
     raylet = head.head_node.all_processes["raylet"][0].process.pid
     os.kill(raylet, signal.SIGKILL)
-    check_end_of(process, tmp_path, f"raylet on this machine (process {raylet})")
+    check_end_of(process, tmp_path, f"Ray's raylet on this machine (process {raylet}) has ended")
 
 
-def check_end_of(process, folder, lost):
+@pytest.mark.slow
+def test_a_run_whose_cluster_loses_its_head_ends_with_a_sentence_before_ray_ends_it(head, tmp_path):
+    options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
+    limit = {"RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
+    process = rayagi(tmp_path, head.address, "train", "InvertedPendulum-v5", *SMALL, *options, **limit)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    os.kill(head.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+    check_end_of(
+        process, tmp_path, f"the head of the Ray cluster at {head.address} has accepted no connection for 1"
+    )
+
+
+def check_end_of(process, folder, begins):
     """The run has ended with a sentence, and can continue."""
     output, error = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, output + error
     first, *follow_up = error.splitlines()
-    assert first.startswith(f"rayagi: Ray's {lost} has ended while this command used it: ")
+    assert first.startswith(f"rayagi: {begins}"), first
+    assert " while this command used it: " in first
     last = CheckpointStore(folder / "runs/a/checkpoints").load()
     assert follow_up == [
         f"The last good checkpoint is {last.name}. Continue from it with:",
@@ -214,5 +228,5 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
     (raylet,) = (pid for pid, program in programs.items() if program == "raylet")
     workers = workers_of(raylet)
     os.kill(pid, signal.SIGKILL)
-    check_end_of(process, tmp_path, f"{killed} on this machine (process {pid})")
+    check_end_of(process, tmp_path, f"Ray's {killed} on this machine (process {pid}) has ended")
     wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))
