@@ -9,7 +9,7 @@ from math import fsum
 from placement.backends import get_backend
 from placement.errors import PlanError, counted
 from placement.plan import PlacementPlan, bundle_of
-from placement.types import FRACTION_STEP, Gpu, Machine, Node, Slice, core_ranges
+from placement.types import FRACTION_STEP, Gpu, Machine, Node, Share, Slice, core_ranges
 
 
 def assign_allocated_nodes(
@@ -88,6 +88,42 @@ def assign_allocated_gpus(plan: PlacementPlan, gpu_ids: Sequence[Sequence[str]])
                 "Start Ray with as many GPUs as the node has",
             )
     return replace(plan, slices=tuple(slices))
+
+
+def assign_moved(plan: PlacementPlan, index: int, node_id: str, gpu_ids: Sequence[str] = ()) -> PlacementPlan:
+    """The plan with GMI ``index`` where Ray has started it again; unchanged if that is its node.
+
+    On another node it has as many threads, and no cores of its own: GMIs of this run or of others may be pinned to any.
+
+    Args:
+        plan: the plan of the running GMIs
+        index: the GMI
+        node_id: Ray's id of the node that it is on
+        gpu_ids: Ray's GPU ids there, as for ``assign_allocated_gpus``
+
+    Raises:
+        PlanError: the node is not in the plan's machine, the GMI got no GPU that can be used, or GPUs are partitioned.
+    """
+    old = plan.slices[index]
+    if plan.machine.node(old.node).ray_node_id in (None, node_id):
+        return plan
+    node, backend = _node_of(plan.machine, node_id, [node_id]), get_backend(plan.backend)
+    if backend.changes_host:
+        raise PlanError(
+            f"a share of a GPU for GMI {index} on node {node.name}",
+            f"the run began on other nodes, and {plan.backend} partitions GPUs before that",
+            "Resume the run, which plans anew",
+        )
+    new = replace(old, node=node.name, cores=())
+    if old.gpu_uuid is not None:
+        gpu = _allocated_gpu(plan, index, new, gpu_ids)
+        (limits,) = backend.predict_limits(node, gpu, [old.gpu_fraction])
+        share = Share(
+            kind=plan.backend, gpu_uuid=gpu.uuid, fraction=old.gpu_fraction, sm_count=limits.sm_count
+        )
+        new = replace(new, gpu_uuid=gpu.uuid, share=share)
+    new = replace(new, environment=backend.environment(new))
+    return replace(plan, slices=(*plan.slices[:index], new, *plan.slices[index + 1 :]))
 
 
 def shares_per_gpu(slices: Iterable[Slice]) -> dict[tuple[str, str], list[float]]:

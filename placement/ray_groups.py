@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import fsum
 from typing import Any
 
@@ -35,7 +35,7 @@ from placement.capacity import (
     planned_node_ids,
 )
 from placement.errors import ReservationError
-from placement.plan import PlacementPlan
+from placement.plan import PlacementPlan, bundle_of
 from placement.types import Machine, Node
 
 NODE_ID_LABEL = "ray.io/node-id"
@@ -57,6 +57,12 @@ class Reservation:
     """False for a group that was created, and will be removed, by someone else."""
     alone: bool = False
     """Whether nobody else had CPUs of these nodes at reservation; only then are GMIs pinned to cores."""
+    moved: dict[int, PlacementGroup] = field(default_factory=dict)
+    """Groups of one bundle, by GMI, for those whose node has left the cluster."""
+
+    def place_of(self, index: int) -> tuple[PlacementGroup, int]:
+        """The group of a GMI's bundle, and the bundle's index in it."""
+        return (self.moved[index], 0) if index in self.moved else (self.group, self.bundles[index])
 
 
 def plan_beside_others(make_plan: Callable[[Machine], PlacementPlan], machine: Machine) -> PlacementPlan:
@@ -232,16 +238,27 @@ def current_reservation(plan: PlacementPlan) -> Reservation | None:
 
 def scheduling(reservation: Reservation, index: int) -> PlacementGroupSchedulingStrategy:
     """Scheduling strategy for the actor of GMI ``index``."""
+    group, bundle = reservation.place_of(index)
     return PlacementGroupSchedulingStrategy(
-        placement_group=reservation.group,
-        placement_group_bundle_index=reservation.bundles[index],
+        placement_group=group,
+        placement_group_bundle_index=bundle,
         placement_group_capture_child_tasks=False,
     )
 
 
-def is_placed(reservation: Reservation) -> bool:
-    """Whether all bundles are on nodes. Those of a lost node are not until Ray finds room for them on another."""
-    return bool(placement_group_table(reservation.group).get("state") == "CREATED")
+def is_placed(reservation: Reservation, index: int) -> bool:
+    """Whether the bundle of GMI ``index`` is on a node that is in the cluster."""
+    group, bundle = reservation.place_of(index)
+    node_id = placement_group_table(group).get("bundles_to_node_id", {}).get(bundle)
+    return any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes())
+
+
+def move(reservation: Reservation, plan: PlacementPlan, index: int) -> None:
+    """Ask Ray for another place for GMI ``index``, whose node has left the cluster. Does not wait: see ``is_placed``.
+
+    ``reserve`` holds bundles to the plan's nodes, for good. This one may be on any node, and Ray moves it when that is lost.
+    """
+    reservation.moved[index] = placement_group([bundle_of(plan.slices[index])])
 
 
 def no_other_place(whose: str, waited_s: float) -> ReservationError:
@@ -257,6 +274,8 @@ def no_other_place(whose: str, waited_s: float) -> ReservationError:
 def release(reservation: Reservation) -> None:
     """Release the bundles of an owned group. Idempotent; a no-op after Ray has shut down."""
     if reservation.owned and ray.is_initialized():
+        for group in reservation.moved.values():
+            remove_placement_group(group)
         remove_placement_group(reservation.group)
 
 

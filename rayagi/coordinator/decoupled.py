@@ -175,8 +175,10 @@ class DecoupledSession(Session):
     def _handle_all_completed(self) -> None:
         """Wait for the next completed calls, and handle them."""
         for completed in self._pending_calls.wait(timeout_s=1.0):
-            self._handle_completed(completed)
-        self._recovery.raise_if_unplaced()
+            # Else it has been restarted since, because of another's loss in this list.
+            if not self._pending_calls.is_busy(completed.index):
+                self._handle_completed(completed)
+        self._recovery.find_places()
 
     def _handle_completed(self, completed: CompletedCall) -> None:
         """Store the results of a completed call, or restart the GMI that was lost."""
@@ -184,8 +186,12 @@ class DecoupledSession(Session):
         if completed.failure is not None:
             self._replace_lost(completed.failure, index)
             return
-        if completed.kind == "restart":
+        if completed.kind == "restart" and self._recovery.is_starting(index):
             self._update_worker(index, completed.answers[0])
+            self._recovery.build(index, completed.answers[0])
+            self._plan = self._recovery.plan
+            return
+        if completed.kind == "restart":
             self._recovery.record_state(index, completed.answers[-1])
             self.log(f"{self._open().identities[index]} goes on")
             return

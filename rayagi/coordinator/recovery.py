@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from actors.errors import GmiLostError, GmiSilentError
-from actors.gmi import ProgramFactory, WorkloadFactory
+from actors.gmi import ProgramFactory, WorkerInfo, WorkloadFactory
 from actors.groups import restart
 from actors.protocols import IterationResult, StateDict
+from placement.allocation import assign_moved
+from placement.backends import get_backend
+from placement.inventory import cluster_machine
 from placement.plan import PlacementPlan
-from placement.ray_groups import is_placed, no_other_place
+from placement.ray_groups import is_placed, move, no_other_place
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import START_TIMEOUT_S
 from rayagi.coordinator.deployment import Deployment
@@ -24,7 +28,7 @@ MAX_RESTARTS = 3
 
 
 class Recovery:
-    """Restarts lost GMIs on the same bundles.
+    """Restarts lost GMIs on the same bundles, or on another node if theirs has left the cluster.
 
     - A collector continues with new episodes and the published parameters.
     - Learners hold the same state and all-reduce, so if one is lost, all are restarted. They get the newest parameters from
@@ -42,7 +46,9 @@ class Recovery:
         factory: ProgramFactory | WorkloadFactory,
         log: Callable[[str], None],
     ) -> None:
-        self._spec, self._plan, self._deployment, self._pending_calls = spec, plan, deployment, pending_calls
+        self._spec, self._deployment, self._pending_calls = spec, deployment, pending_calls
+        self.plan = plan
+        """With the nodes that restarted GMIs are on now."""
         self._group, self._factory, self._log = deployment.group, factory, log
         self.collectors, self.learners = plan.hosting("simulator"), plan.hosting("trainer")
         self._generation = 0
@@ -59,6 +65,8 @@ class Recovery:
         self._steps_of_lost: dict[int, int] = {}
         """Those of lost processes, by origin: reported, or learned of through the learners."""
         self._restarts_without_progress: Counter[int] = Counter()
+        self._starting: dict[int, StateDict] = {}
+        """GMIs whose new process is not there yet, and the state with which it is to go on."""
         self._unplaced_since_s: float | None = None
         self._accounting = SampleAccounting()
         self.restarts = 0
@@ -118,40 +126,81 @@ class Recovery:
         if index in self._locals:
             self._steps_of_lost.setdefault(self._origin(index), self._reported_steps.pop(index, 0))
         for each in indices:
-            restart(self._group, each, self._plan, self._deployment.reservation)
+            restart(self._group, each, self.plan, self._deployment.reservation)
         self.restarts += len(indices)
         if index in self.collectors:
-            self._build(index, self._collector_state(index))
+            self._await_process(index, self._collector_state(index))
             return
         self._generation += 1
         state = self._learner_state()
         for each in indices:
-            self._build(each, state)
+            self._await_process(each, state)
             # The first goes on with the lags of all: what learners report is added up.
             state = {**state, "local": {"lags": {}}}
 
-    def raise_if_unplaced(self) -> None:
-        """End the wait for a restarting GMI whose node is gone, if no other has room for it.
+    def find_places(self) -> None:
+        """Ask for another node for starting GMIs whose own is gone; end the wait if none has room for them.
 
         Raises:
-            ReservationError: Ray has had no place for it for ``gmi.reserve_timeout_s``.
+            ReservationError: Ray has had no place for one for ``gmi.reserve_timeout_s``.
         """
-        restarting = [
-            str(identity)
-            for index, identity in enumerate(self._group.identities)
-            if self._pending_calls.is_busy(index, "restart")
-        ]
-        if not restarting or is_placed(self._deployment.reservation):
+        reservation = self._deployment.reservation
+        unplaced = [index for index in self._starting if not is_placed(reservation, index)]
+        if not unplaced:
             self._unplaced_since_s = None
             return
         self._unplaced_since_s = self._unplaced_since_s or time.monotonic()
         waited_s = time.monotonic() - self._unplaced_since_s
         if waited_s > self._spec.gmi.reserve_timeout_s:
-            raise no_other_place(" and ".join(restarting), waited_s)
+            raise no_other_place(
+                " and ".join(str(self._group.identities[index]) for index in unplaced), waited_s
+            )
+        # Ray itself moves bundles of a Tune trial; and those that were moved once.
+        if reservation.owned and not get_backend(self.plan.backend).changes_host:
+            for index in (index for index in unplaced if index not in reservation.moved):
+                move(reservation, self.plan, index)
+                self._pending_calls.discard(index)
+                restart(self._group, index, self.plan, reservation)
+                self._await_process(index, self._starting[index])
+
+    def is_starting(self, index: int) -> bool:
+        """Whether a restarted GMI's process was not there yet: ``build`` follows its first answer."""
+        return index in self._starting
+
+    def build(self, index: int, worker: WorkerInfo) -> None:
+        """Let a restarted GMI enter its slice, on the node that it is on, and go on. Does not wait.
+
+        Raises:
+            PlanError: it has no slice there, as of ``assign_moved``.
+            InventoryError: a node that has joined the cluster does not respond.
+        """
+        self.plan = assign_moved(self._plan_with(worker.node_id), index, worker.node_id, worker.gpu_ids)
+        identities = self._group.identities
+        identities[index] = replace(identities[index], slice=self.plan.slices[index])
+        self._build(index, self._starting.pop(index))
+
+    def _plan_with(self, node_id: str) -> PlacementPlan:
+        """The plan, whose machine has this node even if it has joined the cluster after the run began."""
+        nodes = self.plan.machine.nodes
+        if any(node.ray_node_id in (None, node_id) for node in nodes):
+            return self.plan
+        found = [node for node in cluster_machine(START_TIMEOUT_S).nodes if node.ray_node_id == node_id]
+        names = {node.name for node in nodes}  # of a host that is back, too
+        new = [
+            replace(node, name=f"{node.name}-{node_id[:6]}") if node.name in names else node for node in found
+        ]
+        return replace(self.plan, machine=replace(self.plan.machine, nodes=(*nodes, *new)))
+
+    def _await_process(self, index: int, state: StateDict) -> None:
+        """Wait for the new process of a GMI, which then goes on from ``state``."""
+        self._starting[index] = state
+        self._pending_calls.add(
+            index, [self._group.handles[index].worker_info.remote()], "restarting", "restart"
+        )
 
     def _build(self, index: int, state: StateDict) -> None:
         gmi, settings = self._group.handles[index], self._spec.gmi
-        refs = [gmi.worker_info.remote(), gmi.enter.remote(self._plan.slices[index])]
+        refs = [gmi.enter.remote(self.plan.slices[index])]
         if self._group.identities[index].joins_group:
             refs.append(
                 gmi.join_through.remote(

@@ -47,6 +47,8 @@ class Elsewhere:
 def nodes():
     # Workers cannot import this file: its classes travel as values.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_health_check_period_ms", "500")  # a lost node is noticed in seconds
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         cluster.add_node(num_cpus=1)
@@ -57,10 +59,11 @@ def nodes():
             runtime_env={"env_vars": {"PYTHONPATH": root}},  # so that workers can import the fakes
         )
         cluster.wait_for_nodes(timeout=30)
-        yield
+        yield cluster
     finally:
         ray.shutdown()
         cluster.shutdown()
+        patch.undo()
 
 
 def session(spec, told):
@@ -109,3 +112,27 @@ def test_synchronous_collectors_on_another_host_make_the_same_updates():
         results = opened.train(6)
         assert {result.metrics["policy_lag_max"] for result in results} == {0.0}
         assert {result.metrics["train_samples"] for result in results} == {2 * 4 * 8}
+
+
+@pytest.mark.slow
+def test_gmis_of_a_lost_node_go_on_on_one_that_has_joined_since_and_share_its_cores(nodes):
+    told: list[str] = []
+    with session(SPEC, told) as opened:
+        opened.train(5)
+        (lost,) = nodes.worker_nodes
+        there = [index for index, own in enumerate(opened.workers) if own.node_id == lost.node_id]
+        assert there
+        before = {node["NodeID"] for node in ray.nodes()}
+        nodes.add_node(num_cpus=1)
+        os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        while not all(any(f"GMI {index}/" in text and "goes on" in text for text in told) for index in there):
+            opened.train(1)
+        (joined,) = (node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in before)
+        assert {opened.workers[index].node_id for index in there} == {joined}
+        for index in there:
+            own = opened.plan.slices[index]
+            assert (opened.plan.machine.node(own.node).ray_node_id, own.cores) == (joined, ())
+            assert own.label() == "cpu[1 thread]"
+        later = opened.train(10)
+        assert {result.metrics["train_samples"] for result in later[-3:]} == {2 * 4 * 8}
+        assert opened.sample_counts().missing == 0

@@ -24,6 +24,8 @@ from placement.ray_groups import (
     _bundle_node_ids,
     _verify_nodes,
     current_reservation,
+    is_placed,
+    move,
     release,
     reserve,
     scheduling,
@@ -122,6 +124,27 @@ def test_of_two_runs_that_find_a_node_idle_at_the_same_time_only_the_first_is_al
     monkeypatch.setattr(ray_groups, "placement_group", ask_after_another_run)
     assert not hold(plan_for(num_gmis=2)).alone
     assert first[0].alone
+
+
+def test_a_gmi_that_is_moved_has_a_place_of_its_own_once_there_is_one(hold):
+    plan = plan_for(num_gmis=3)
+    reservation = hold(plan)
+    assert all(is_placed(reservation, index) for index in range(3))
+    move(reservation, plan, 1)
+    until(lambda: is_placed(reservation, 1))
+    own, bundle = reservation.place_of(1)
+    assert (own != reservation.group, bundle) == (True, 0)
+    assert [reservation.place_of(index) for index in (0, 2)] == [
+        (reservation.group, 0),
+        (reservation.group, 2),
+    ]
+    there = ray.remote(node_id).options(num_cpus=1, scheduling_strategy=scheduling(reservation, 1))
+    assert ray.get(there.remote(), timeout=30) == node_id()
+    move(reservation, plan, 2)  # the node's CPUs are all taken
+    assert not is_placed(reservation, 2)
+    release(reservation)
+    until(lambda: ray.available_resources().get("CPU") == NUM_CPUS)
+    assert not pending_groups()
 
 
 def test_the_bundles_of_a_node_from_this_cluster_are_held_to_it(hold):

@@ -19,7 +19,7 @@ def restarting(monkeypatch):
     built, collectors, messages = {}, [], []
     monkeypatch.setattr(module, "restart", lambda *whose: None)
     monkeypatch.setattr(Recovery, "_states", lambda self, indices: collectors)
-    monkeypatch.setattr(Recovery, "_build", lambda self, index, state: built.update({index: state}))
+    monkeypatch.setattr(Recovery, "_await_process", lambda self, index, state: built.update({index: state}))
     recovery = Recovery(
         spec=SimpleNamespace(learning=SimpleNamespace(rollout_length=10)),
         plan=SimpleNamespace(hosting=HOSTING.get),

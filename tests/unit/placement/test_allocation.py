@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
+from placement.allocation import assign_allocated_gpus, assign_allocated_nodes, assign_moved
 from placement.errors import PlanError
-from placement.plan import make_plan
-from placement.types import Gpu, Machine, Node
+from placement.plan import bundle_of, make_plan
+from placement.types import Gpu, Machine, Node, Share
 
 
 def node(name: str, cores: range, gpus: int = 0, ray_node_id: str | None = None) -> Node:
@@ -118,3 +118,46 @@ def test_a_machine_read_without_ray_cannot_be_two_nodes():
     plan = make_plan(Machine(nodes=(node("here", range(2)),), origin="local"), num_envs=1)
     with pytest.raises(PlanError, match=r"here \(not from Ray\).*cluster_machine"):
         assign_allocated_nodes(plan, ["one", "two"])
+
+
+def test_a_gmi_that_ray_has_started_on_another_node_shares_that_ones_cores_with_those_that_are_there():
+    plan = make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=4)
+    assert plan.slices[1].cores == (2, 3)
+    assert assign_moved(plan, 1, "ida") == plan
+    after = assign_moved(plan, 1, "idb")
+    moved = after.slices[1]
+    assert (moved.node, moved.cores, moved.num_threads, moved.environment["OMP_NUM_THREADS"]) == (
+        "b",
+        (),
+        2,
+        "2",
+    )
+    assert after.slices[:1] + after.slices[2:] == plan.slices[:1] + plan.slices[2:]
+    assert bundle_of(moved) == bundle_of(plan.slices[1])
+    assert assign_moved(after, 1, "ida").slices[1].node == "a"
+
+
+def test_a_gmi_on_another_node_has_the_gpu_that_ray_gave_it_there():
+    machine = Machine(nodes=(node("a", range(4), 1, "ida"), node("b", range(4), 2, "idb")), origin="ray")
+    plan = make_plan(machine, num_envs=1, backend="direct", gmis_per_gpu=2, num_gmis=2, threads_per_gmi=1)
+    assert [gmi_slice.gpu_uuid for gmi_slice in plan.slices] == ["GPU-a0"] * 2
+    moved = assign_moved(plan, 0, "idb", ["1"]).slices[0]
+    assert (moved.node, moved.gpu_uuid, moved.gpu_fraction) == ("b", "GPU-b1", 0.5)
+    assert moved.share == Share(kind="direct", gpu_uuid="GPU-b1", fraction=0.5)
+    with pytest.raises(PlanError, match=r"a GPU for GMI 0 on node b: Ray gave none"):
+        assign_moved(plan, 0, "idb")
+
+
+def test_a_gmi_whose_gpu_is_partitioned_cannot_move():
+    plan = make_plan(TWO_NODES, num_envs=1, backend="mps", gmis_per_gpu=2, threads_per_gmi=1)
+    with pytest.raises(
+        PlanError, match=r"a share of a GPU for GMI 0 on node b: .* mps partitions .*Resume the run"
+    ):
+        assign_moved(plan, 0, "idb", ["0"])
+
+
+def test_a_node_that_the_plan_does_not_know_is_named():
+    with pytest.raises(
+        PlanError, match=r"a GMI on Ray node idc: the plan's machine has a \(ida\), b \(idb\)"
+    ):
+        assign_moved(make_plan(TWO_NODES, num_envs=1, backend="cpu"), 0, "idc")
