@@ -68,9 +68,12 @@ class GmiLostError(RuntimeError):
 class GmiSilentError(RuntimeError):
     """A GMI is alive but did not answer in time."""
 
-    def __init__(self, gmi: str, asked: str, waited_s: float) -> None:
-        super().__init__(gmi, asked, waited_s)
+    def __init__(self, gmi: str, asked: str, waited_s: float, code_position: str = "") -> None:
+        super().__init__(gmi, asked, waited_s, code_position)
         self.gmi, self.asked, self.waited_s = gmi, asked, waited_s
+        self.code_position = code_position
+        """``FILE:LINE in FUNCTION`` where its program was; empty if that is not known."""
 
     def __str__(self) -> str:
-        return f"{self.gmi} did not answer within {self.waited_s:.0f} s; the call was: {self.asked}"
+        at = f"; its program was at {self.code_position}" if self.code_position else ""
+        return f"{self.gmi} did not answer within {self.waited_s:.0f} s; the call was: {self.asked}{at}"

@@ -119,14 +119,20 @@ class GmiGroup:
         asked_of = dict(zip(refs, range(len(refs)) if of is None else of, strict=True))
         while waiting:
             left_s = max(0.0, timeout_s - (time.monotonic() - begin))
-            ready, waiting = ray.wait(waiting, timeout=min(left_s, WATCH_S))
+            try:
+                ready, waiting = ray.wait(waiting, timeout=min(left_s, WATCH_S))
+            except KeyboardInterrupt as error:
+                if time.monotonic() - begin > WATCH_S:  # the user may have waited in vain
+                    self._note_positions(error, [asked_of[ref] for ref in waiting[:1]])
+                raise
             if not ready and left_s > WATCH_S:
                 watch()
                 self._raise_if_silent([asked_of[ref] for ref in waiting], asked)
                 continue
             if not ready:
                 silent = asked_of[waiting[0]]
-                raise GmiSilentError(str(self.identities[silent]), asked, timeout_s)
+                position = self.pings.code_position(silent)
+                raise GmiSilentError(str(self.identities[silent]), asked, timeout_s, position)
             failure = self.failure(asked_of[ready[0]], ready[0], asked)
             if failure is not None:
                 raise self._root_cause(failure, asked_of, waiting, asked)
@@ -159,8 +165,18 @@ class GmiGroup:
         if not isinstance(cause, consequences):
             return cause
         # The others have waited for one that is stopped, and may not know which.
-        stopped = self.pings.stopped([asked_of[ref] for ref in late])
-        return cause if not stopped else self.silence(stopped[0], asked, f"; {cause}")
+        busy = [asked_of[ref] for ref in late]
+        if stopped := self.pings.stopped(busy):
+            return self.silence(stopped[0], asked, f"; {cause}")
+        # Or for one whose program takes long, or for ever.
+        self._note_positions(cause, busy)
+        return cause
+
+    def _note_positions(self, error: BaseException, indices: Sequence[int]) -> None:
+        """Add to an error where the programs of these GMIs are."""
+        for index in indices:
+            if position := self.pings.code_position(index):
+                error.add_note(f"{self.identities[index]} is still at {position}.")
 
     def failure(self, index: int, ref: Any, asked: str) -> Exception | None:
         """The exception of a finished call, as one of rayagi's classes; None if it succeeded."""

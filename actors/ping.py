@@ -1,16 +1,21 @@
 """Pings between the driver and the GMIs: they tell a process that computes for long from one that is stopped or stuck.
 
-Each GMI answers pings on a thread of its own, whatever its program does. A program does not move to another thread for
-that, as with Ray's concurrency groups: simulators may need the main thread.
+Each GMI answers pings on a thread of its own, whatever its program does, and says where in the code the program is: an
+environment whose step() never returns is found so. A program does not move to another thread for that, as with Ray's
+concurrency groups: simulators may need the main thread.
 """
 
 from __future__ import annotations
 
 import socket
+import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
+from types import FrameType
 
 Address = tuple[str, int]
 """Host and port of a GMI's ping server."""
@@ -20,13 +25,19 @@ PING_INTERVAL_S = 5.0
 PING_TIMEOUT_S = 1.0
 """For one ping: the connection, and the answer."""
 _ANSWER = b"."
+_STDLIB = sysconfig.get_path("stdlib")
 
 
 class PingServer:
-    """Answers each connection with one byte, on a daemon thread, until the process ends."""
+    """Answers each connection, on a daemon thread, until the process ends: with a byte, and its code position."""
 
     def __init__(self, host: str) -> None:
-        """Listen on a free port. Raises OSError where ``host`` is no address of this host."""
+        """Listen on a free port. The code position is that of the calling thread.
+
+        Raises:
+            OSError: ``host`` is no address of this host.
+        """
+        self._thread = threading.get_ident()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=socket.SOMAXCONN)
         self.address: Address = (host, self._listener.getsockname()[1])
@@ -40,7 +51,7 @@ class PingServer:
                 time.sleep(PING_TIMEOUT_S)
                 continue
             with connection, suppress(OSError):  # the client has closed the connection
-                connection.sendall(_ANSWER)
+                connection.sendall(_ANSWER + _code_position_of(self._thread).encode(errors="replace"))
 
 
 def is_stopped(address: Address) -> bool:
@@ -60,6 +71,29 @@ def is_stopped(address: Address) -> bool:
             return True
         except OSError:  # it ended in between
             return False
+
+
+def code_position(address: Address) -> str:
+    """Where the thread is that has made a process's ping server: ``FILE:LINE in FUNCTION``; empty if it does not answer."""
+    try:
+        with socket.create_connection(address, PING_TIMEOUT_S) as connection:
+            answer = b"".join(iter(partial(connection.recv, 4096), b""))
+    except OSError:
+        return ""
+    return answer.removeprefix(_ANSWER).decode(errors="replace")
+
+
+def _code_position_of(thread: int) -> str:
+    """Of the innermost frame outside of Python's own library, in which a program may wait."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and _is_of_python(frame):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_of_python(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return path.startswith((_STDLIB, "<frozen ")) and "-packages" not in path
 
 
 class PingMonitor:
@@ -109,6 +143,10 @@ class PingMonitor:
             else:
                 self._silent_since_s.pop(index, None)
         return found
+
+    def code_position(self, index: int) -> str:
+        """Where a GMI's program is, as ``code_position`` of this module; empty if it does not answer."""
+        return code_position(self._addresses[index]) if index in self._addresses else ""
 
     def reason(self, index: int) -> str:
         """Since when the process of a silent GMI has answered nothing, for the error."""

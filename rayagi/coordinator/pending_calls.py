@@ -134,6 +134,8 @@ class PendingCalls:
 
     def _silent(self, call: _PendingCall) -> CompletedCall:
         known = f"it did not answer within {call.limit_s:.0f} s"
+        if position := self._group.pings.code_position(call.index):
+            known += f"; its program was at {position}"
         failure = GmiLostError(call.index, str(self._group.identities[call.index]), call.asked, known)
         return CompletedCall(call.index, call.kind, (), failure)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from dataclasses import replace
 from functools import partial
@@ -98,6 +99,7 @@ def test_a_candidate_that_hangs_is_given_up():
     assert isinstance(found, TrialFailure)
     assert found.kind == "hung"
     assert "within 10 s" in found.reason
+    assert re.search(r"its program was at .*/tests/fakes/misbehaving\.py:\d+ in step$", found.reason)
     assert time.monotonic() - began >= 10
 
 

@@ -1,6 +1,7 @@
 """Sessions on a Ray of this machine, with a small program that really communicates."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -338,6 +339,8 @@ def test_a_gmi_that_waits_for_another_in_vain_says_for_whom_and_how_long(cluster
     ):
         session.train(1)
     assert caught.value.rank == 0
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(rf"GMI 1/2 .* is still at {re.escape(__file__)}:\d+ in iterate\.", note)
 
 
 def trained_and_evaluated(run_spec, factory):

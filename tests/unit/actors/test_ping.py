@@ -1,16 +1,19 @@
 """Pings: a process that answers none is stopped or stuck; one that computes, has ended or cannot be reached is neither."""
 
 import os
+import queue
 import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from actors import ping as module
-from actors.ping import PingMonitor, PingServer, is_stopped
+from actors.ping import PingMonitor, PingServer, code_position, is_stopped
 
 _PROGRAM = """
 from actors.ping import PingServer
@@ -49,6 +52,29 @@ def test_a_client_that_leaves_at_once_does_not_end_the_server():
     for _ in range(20):
         socket.create_connection(address).close()
     assert not is_stopped(address)
+
+
+def waits(done):
+    done.wait()
+
+
+def test_a_process_says_where_the_program_is_that_its_server_was_made_in():
+    addresses, done = queue.Queue(), threading.Event()
+
+    def program():
+        addresses.put(PingServer("127.0.0.1").address)
+        waits(done)
+
+    thread = threading.Thread(target=program)
+    thread.start()
+    address, code = addresses.get(timeout=30), waits.__code__
+    expected, deadline = f"{code.co_filename}:{code.co_firstlineno + 1} in waits", time.monotonic() + 30
+    while (found := code_position(address)) != expected:
+        assert time.monotonic() < deadline, found
+    assert not is_stopped(address)
+    done.set()
+    thread.join(30)
+    assert code_position(address) == ""
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors import groups, ping
-from actors.errors import GmiLostError
+from actors.errors import GmiLostError, GmiSilentError
 from actors.gmi import GmiIdentity
 from actors.groups import GmiGroup
 from actors.ping import PingMonitor
@@ -57,3 +57,31 @@ def test_a_gmi_that_answers_is_not(group, monkeypatch):
     monkeypatch.setattr(ping, "is_stopped", lambda address: False)
     with pytest.raises(ChannelError, match="producers 1 did not send"):
         group.answers(["call 0", "call 1"], "1 training iteration", 60.0)
+
+
+def test_the_error_about_a_program_that_does_not_come_says_where_it_is(group, monkeypatch):
+    monkeypatch.setattr(ping, "is_stopped", lambda address: False)
+    monkeypatch.setattr(ping, "code_position", lambda address: f"/envs/{address[0]}.py:7 in step")
+    with pytest.raises(ChannelError) as caught:
+        group.answers(["call 0", "call 1"], "1 training iteration", 60.0)
+    assert caught.value.__notes__ == ["GMI 1/2 cpu[1 thread] trainer Point is still at /envs/b.py:7 in step."]
+    with pytest.raises(GmiSilentError, match=r"within 0 s; .*; its program was at /envs/b.py:7 in step$"):
+        group.answers(["call 1"], "1 training iteration", 0.0, of=[1])
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "notes"),
+    [(4.0, []), (6.0, ["GMI 1/2 cpu[1 thread] trainer Point is still at e.py:7 in step."])],
+)
+def test_who_ends_a_long_wait_by_ctrl_c_is_told_where_the_program_is(group, monkeypatch, waited_s, notes):
+    times = iter([0.0, 0.0])
+    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: next(times, waited_s)))
+    monkeypatch.setattr(ping, "code_position", lambda address: "e.py:7 in step")
+
+    def wait(refs, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(groups.ray, "wait", wait)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        group.answers(["call 1"], "1 training iteration", 60.0, of=[1])
+    assert getattr(caught.value, "__notes__", []) == notes
