@@ -12,7 +12,8 @@ from actors.ping import PingMonitor
 from actors.protocols import IterationResult
 from placement.types import Slice
 from rayagi.coordinator import pending_calls as module
-from rayagi.coordinator.pending_calls import PendingCalls
+from rayagi.coordinator.decoupled import DecoupledSession
+from rayagi.coordinator.pending_calls import CompletedCall, PendingCalls
 
 
 @pytest.fixture
@@ -70,3 +71,23 @@ def test_a_gmi_whose_process_is_stopped_is_lost_before_its_generous_first_limit(
     assert isinstance(lost.failure, GmiLostError)
     assert "lost during rollouts: its process has answered nothing for 30 s" in str(lost.failure)
     assert not calls.is_busy(0)
+
+
+def test_what_a_learner_answered_before_it_was_restarted_because_of_another_is_dropped():
+    """Both calls have ended when the first one's loss restarts both learners."""
+    restarted, handled = set(), []
+
+    def handle(completed):
+        handled.append(completed.index)
+        restarted.update({1, 2})
+
+    session = DecoupledSession.__new__(DecoupledSession)
+    ended = [
+        CompletedCall(index=1, kind="work", answers=(), failure=RuntimeError("lost")),
+        CompletedCall(index=2, kind="work", answers=([], {}), failure=None),
+    ]
+    session._pending_calls = SimpleNamespace(wait=lambda timeout_s: ended, is_busy=restarted.__contains__)
+    session._recovery = SimpleNamespace(find_places=lambda: None)
+    session._handle_completed = handle
+    session._handle_all_completed()
+    assert handled == [1]
