@@ -77,3 +77,18 @@ class GmiSilentError(RuntimeError):
     def __str__(self) -> str:
         at = f"; its program was at {self.code_position}" if self.code_position else ""
         return f"{self.gmi} did not answer within {self.waited_s:.0f} s; the call was: {self.asked}{at}"
+
+
+class ObjectStoreError(RuntimeError):
+    """A GMI's answer has no room in Ray's object store, which is shared with other programs, nor on the disk."""
+
+    def __init__(self, gmi: str, asked: str) -> None:
+        super().__init__(gmi, asked)
+        self.gmi, self.asked = gmi, asked
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gmi} cannot answer the call for {self.asked}: Ray's object store on its node is full, and so is the "
+            "disk that takes what does not fit. `ray memory` shows whose objects these are; end that program, or free disk "
+            "space under Ray's temporary folder"
+        )

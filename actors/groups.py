@@ -12,7 +12,7 @@ import ray
 import ray.exceptions
 import ray.util
 
-from actors.errors import GmiLostError, GmiSilentError, PartnerLostError
+from actors.errors import GmiLostError, GmiSilentError, ObjectStoreError, PartnerLostError
 from actors.gmi import Gmi, GmiIdentity, WorkerInfo
 from actors.ping import PING_INTERVAL_S, PingMonitor, PingServer
 from actors.raylet_watch import end_with_raylet
@@ -28,6 +28,7 @@ WATCH_S = PING_INTERVAL_S
 """Interval at which ``watch`` is called, and silent GMIs are looked for, while no answer arrives."""
 ROOT_CAUSE_GRACE_S = 2.0
 """After one GMI failed, how long to wait for the errors of the others, which may contain the root cause."""
+_STORE_FULL = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
 
 
 class GmiActor(Gmi):
@@ -184,8 +185,12 @@ class GmiGroup:
             ray.get(ref)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
+            if isinstance(cause, _STORE_FULL):
+                cause = ObjectStoreError(str(self.identities[index]), asked)
             cause.__cause__ = error  # carries the traceback of the GMI's process
             return cause if isinstance(cause, Exception) else error
+        except _STORE_FULL:  # here, where the answer arrives
+            return ObjectStoreError(str(self.identities[index]), asked)
         except ray.exceptions.RayError as error:  # actor died, node died, out of memory
             return GmiLostError(index, str(self.identities[index]), asked, _brief(error))
         return None

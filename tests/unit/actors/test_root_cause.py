@@ -3,14 +3,16 @@
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
 from actors import groups, ping
-from actors.errors import GmiLostError, GmiSilentError
+from actors.errors import GmiLostError, GmiSilentError, ObjectStoreError
 from actors.gmi import GmiIdentity
 from actors.groups import GmiGroup
 from actors.ping import PingMonitor
 from collectives.experience.errors import ChannelError
 from placement.types import Slice
+from rayagi.cli.failures import explain
 
 
 class _RayTaskError(Exception):
@@ -85,3 +87,19 @@ def test_who_ends_a_long_wait_by_ctrl_c_is_told_where_the_program_is(group, monk
     with pytest.raises(KeyboardInterrupt) as caught:
         group.answers(["call 1"], "1 training iteration", 60.0, of=[1])
     assert getattr(caught.value, "__notes__", []) == notes
+
+
+@pytest.mark.parametrize("where", ["in the GMI", "in the driver"])
+@pytest.mark.parametrize("kind", [OutOfDiskError, ObjectStoreFullError])
+def test_an_object_store_that_others_have_filled_is_said_and_no_gmi_is_lost(group, monkeypatch, where, kind):
+    def get(ref):
+        raise _RayTaskError(kind("full")) if "GMI" in where else kind("full")
+
+    monkeypatch.setattr(groups.ray, "get", get)
+    with pytest.raises(ObjectStoreError) as caught:
+        group.answers(["call 0"], "its state", 60.0, of=[0])
+    assert str(caught.value).startswith(
+        "GMI 0/2 cpu[1 thread] trainer Point cannot answer the call for its state: Ray's object store on its node is full"
+    )
+    assert (known := explain(caught.value)) is not None
+    assert (known.exit_code, known.error) == (1, caught.value)
