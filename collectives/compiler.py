@@ -14,6 +14,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from collectives.files import cache_folder
 from collectives.mirrors import FILE, NOTHING, MirrorError, Mirrors, check, table
 from collectives.private_folder import UntrustedFolderError, is_private_file, private_folder
 
@@ -41,8 +42,8 @@ class CompilerError(Exception):
 def load(program: str, flags: tuple[str, ...] = (), *, mirrors: Mirrors = NOTHING) -> ctypes.CDLL:
     """Compile a C program, or take it from the cache, and load it. Its functions release the GIL.
 
-    Libraries are cached in ``cache_directory()``. If another user could change that folder or one above it, a warning says
-    so, and each process compiles the program in a private temporary folder.
+    Libraries are cached in ``cache_folder("kernels")``. If another user could change that folder or one above it, a
+    warning says so, and each process compiles the program in a private temporary folder.
 
     Args:
         program: C source
@@ -65,7 +66,7 @@ def _load(program: str, flags: tuple[str, ...]) -> ctypes.CDLL:
     parts = [*command, _compiler_version(tuple(compiler)), machine(), program]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32] + ".so"
     try:
-        return _load_from(cache_directory(), name, command, program)
+        return _load_from(cache_folder("kernels"), name, command, program)
     except (UntrustedFolderError, OSError) as error:
         _warn_not_kept(str(error))
     try:
@@ -77,11 +78,6 @@ def _load(program: str, flags: tuple[str, ...]) -> ctypes.CDLL:
         raise CompilerError(
             f"no folder for compiled kernels: {error}; set XDG_CACHE_HOME to one that only you can write to"
         ) from error
-
-
-def cache_directory() -> Path:
-    """Folder of cached kernels: ``$XDG_CACHE_HOME/rayagi/kernels``, usually below ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "rayagi" / "kernels"
 
 
 def _load_from(path: Path, name: str, command: list[str], program: str) -> ctypes.CDLL:

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from collectives.alphabeta import AlphaBetaModel
-from collectives.compiler import cache_directory, machine
+from collectives.compiler import machine
 from collectives.errors import ProfileError
+from collectives.files import cache_folder, replacing
 from collectives.layout import Layout
 from collectives.objects import exchange
 from collectives.profile import CostProfile, StepShape, steps_to_measure
@@ -34,7 +35,7 @@ def load_or_measure_profile(
 
     All members of ``control`` call it, and ``measure``, and get the same profile.
     """
-    path = profiles_directory() / f"{_key(control, device, layout, usable)}.json"
+    path = cache_folder("profiles") / f"{_key(control, device, layout, usable)}.json"
     kept = exchange(control, _read(path, layout, usable).encode() if control.rank == 0 else b"")[0]
     if kept:
         return CostProfile.from_json(kept.decode(), str(path))
@@ -42,11 +43,6 @@ def load_or_measure_profile(
     if control.rank == 0:
         _write(path, profile)
     return profile
-
-
-def profiles_directory() -> Path:
-    """Folder of the cache: ``$XDG_CACHE_HOME/rayagi/profiles``, usually below ``~/.cache``. It may be deleted."""
-    return cache_directory().with_name("profiles")
 
 
 def _key(control: Transport, device: torch.device, layout: Layout, usable: Collection[Primitive]) -> str:
@@ -77,10 +73,9 @@ def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
 
 
 def _write(path: Path, profile: CostProfile) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        profile.save(beside)
-        beside.replace(path)  # atomically
+        with replacing(path) as beside:
+            profile.save(beside)
     except OSError as error:
         _logger.warning("the profile of this machine cannot be saved: %s; the next run measures again", error)

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self
 
+from collectives.files import cache_folder, replacing, sync_path
 from placement.errors import LedgerError, PartitionError
 from placement.types import BackendName
 
@@ -198,7 +199,11 @@ class Ledger:
                     "owner": asdict(self.owner),
                     "steps": [asdict(step) for step in steps],
                 }
-                _replace_text(self.path, json.dumps(content, indent=2) + "\n")
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(self.path) as beside:
+                    beside.write_text(json.dumps(content, indent=2) + "\n")
+                    sync_path(beside)
+                sync_path(self.path.parent)  # the rename is durable, too
             else:
                 self.path.unlink(missing_ok=True)
                 self._lock_path.unlink(missing_ok=True)
@@ -214,9 +219,8 @@ class Ledger:
 
 
 def default_directory() -> Path:
-    """``$XDG_CACHE_HOME/rayagi/carvings``, else ``~/.cache/rayagi/carvings``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "rayagi" / "carvings"
+    """Where this user's ledgers are."""
+    return cache_folder("carvings")
 
 
 def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[LedgerError]]:
@@ -305,23 +309,3 @@ def _locked(path: Path) -> int:
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return descriptor
-
-
-def _replace_text(path: Path, text: str) -> None:
-    """Atomic replace: a crash leaves the old content or the new, never a mixture."""
-    # 1. Write and fsync a temporary file. 2. Rename it over the target. 3. fsync the folder, so the rename is durable.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from collectives.compiler import cache_directory
+from collectives.files import cache_folder
 from placement.inventory import local_machine
 from rayagi.envs import RenderingError, render_env
 
@@ -294,7 +294,7 @@ def _environment(folder: Path) -> Mapping[str, str]:
     }
     if not (folder / ".cache").exists():
         (folder / ".cache" / "rayagi").mkdir(parents=True)
-        (folder / ".cache" / "rayagi" / "kernels").symlink_to(cache_directory())
+        (folder / ".cache" / "rayagi" / "kernels").symlink_to(cache_folder("kernels"))
     return kept | {
         "PATH": path_with_tools(folder),
         "PYTHONPATH": f"{folder}:{ROOT}",

@@ -46,6 +46,7 @@ from actors.replay.schema import ReplaySchema
 from actors.replay.store import MAX_TIMESTAMP, ReplayStore
 from actors.replay.tree import Integers
 from collectives.closing import ClosesOnExit
+from collectives.files import sync_path
 from placement.errors import counted
 
 _QUEUE = np.dtype("<u4")
@@ -470,25 +471,17 @@ def _appearing(folder: Path) -> Iterator[Path]:
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         yield beside
-        _sync(beside)
+        sync_path(beside)
         beside.chmod(0o755)
         beside.rename(folder)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
     try:
-        _sync(folder.parent)
+        sync_path(folder.parent)
     except OSError:  # it may not survive a power cut
         _remove(folder)
         raise
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _finished(directory: Path) -> list[Path]:

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from collectives.files import cache_folder
 from experiments.origin import origin
 
 HERE = Path(__file__).parent
@@ -46,9 +47,8 @@ def command(name: str, peers: Path, runs: Path) -> list[str]:
 def measure(name: str, program: list[str], repetitions: int) -> dict[str, Any]:
     """Calibrate, then validate in other runs."""
     with tempfile.TemporaryDirectory() as cache:
-        kernels = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayagi" / "kernels"
         (Path(cache) / "rayagi").mkdir()
-        (Path(cache) / "rayagi" / "kernels").symlink_to(kernels)
+        (Path(cache) / "rayagi" / "kernels").symlink_to(cache_folder("kernels"))
         environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONPATH": str(ROOT)}
         own = [sys.executable, "-m", "rayagi", "profile"]
         calibrated = _run([*own, "calibrate", "--rounds", "30", "--", *program], environment)

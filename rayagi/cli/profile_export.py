@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from collectives.files import replacing
 from placement.errors import counted
 from rayagi.cli.failures import UsageError
 from rayagi.profiler.chrome_trace import ForeignProcess, read_chrome_trace
@@ -38,14 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     profile = read_profile(arguments.profile)
     others = [process for each in arguments.merge for process in read_chrome_trace(each)]
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors(path):
-        try:
-            with beside.open("wb") as file:
-                count = _write(profile, file, path.suffix, others)
-            beside.replace(path)
-        finally:
-            beside.unlink(missing_ok=True)
+    with disk_errors(path), replacing(path) as beside, beside.open("wb") as file:
+        count = _write(profile, file, path.suffix, others)
     note = "" if is_table else "; open it at https://ui.perfetto.dev"
     print(f"{path}: {counted(count, 'event')}{note}")
     return 0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import sys
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import rayagi
+from collectives.files import cache_folder
 from placement.errors import counted
 from placement.plan import PlacementPlan
 from placement.search import TrialFailure, TrialMeasurement
@@ -80,8 +80,8 @@ _measured_here: set[tuple[Path, str]] = set()
 
 
 def default_folder() -> Path:
-    """``~/.cache/rayagi/search``, or below XDG_CACHE_HOME."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayagi" / "search"
+    """Where measurements are kept."""
+    return cache_folder("search")
 
 
 class SearchStore:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from collectives.files import cache_folder, replacing
 from rayagi.profiler.calibration import Calibration
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.machine import machine_text, this_machine
@@ -71,8 +72,8 @@ def stored(measured: Measured, command: Sequence[str]) -> StoredCalibration:
 
 
 def default_folder() -> Path:
-    """``$XDG_CACHE_HOME/rayagi/calibrations``, usually below ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rayagi" / "calibrations"
+    """Where calibrations are kept."""
+    return cache_folder("calibrations")
 
 
 def save(calibration: StoredCalibration, folder: Path) -> Path:
@@ -82,13 +83,11 @@ def save(calibration: StoredCalibration, folder: Path) -> Path:
         ProfilerError: the folder cannot be written.
     """
     path = folder / f"{calibration.key}.json"
-    beside = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        beside.write_text(
-            json.dumps({"version": _VERSION, **asdict(calibration)}, indent=2), encoding="utf-8"
-        )
-        beside.replace(path)
+        with replacing(path) as beside:
+            content = {"version": _VERSION, **asdict(calibration)}
+            beside.write_text(json.dumps(content, indent=2), encoding="utf-8")
     except OSError as error:
         raise ProfilerError(f"{path} cannot be written: {error.strerror}; set XDG_CACHE_HOME") from error
     return path

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
+from collectives.files import replacing
 from rayagi.profiler.layout import EVENTS, GPU_CALLS, HEADER, MAGIC, MAX_DEPTH, RECORD, VERSION, Category
 from rayagi.profiler.process_folder import read_clock
 
@@ -129,12 +130,10 @@ class GpuRecorder:
                 for each, name in zip(kept, names, strict=True)
             )
             # Whole or not at all: the header says how many records there are.
-            beside = path.with_name(f"{path.name}.tmp")
             try:
-                beside.write_bytes(head + b"".join(records))
-                beside.replace(path)
+                with replacing(path) as beside:
+                    beside.write_bytes(head + b"".join(records))
             except OSError as error:
-                beside.unlink(missing_ok=True)
                 self.lost += len(found)
                 _logger.warning(
                     "%d events of the GPU cannot be written to %s: %s", len(found), path, error.strerror

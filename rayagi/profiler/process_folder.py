@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from collectives.files import replacing
 from rayagi.profiler.layout import MAX_NAME, NAMES, PROCESS
 
 _logger = logging.getLogger(__name__)
@@ -52,10 +53,9 @@ class ProcessFolder:
             "clock": self._clock,
             **more,
         }
-        temporary = self.path / f"{PROCESS}.tmp"
         try:
-            temporary.write_text(json.dumps(about), encoding="utf-8")
-            temporary.replace(self.path / PROCESS)
+            with replacing(self.path / PROCESS) as beside:
+                beside.write_text(json.dumps(about), encoding="utf-8")
         except OSError as error:
             if self._is_warned:
                 return

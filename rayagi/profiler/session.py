@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from collectives.files import replacing
 from rayagi.profiler import scopes
 from rayagi.profiler.core_times import NAMES, core_times
 from rayagi.profiler.errors import ProfilerError
@@ -314,9 +315,8 @@ def note_iterations(path: Path, count: int) -> None:
     """
     with suppress(OSError):
         about = json.loads((path / PROFILE).read_bytes())
-        beside = path / f"{PROFILE}.tmp"
-        beside.write_text(json.dumps({**about, "iterations": count}), encoding="utf-8")
-        beside.replace(path / PROFILE)
+        with replacing(path / PROFILE) as beside:
+            beside.write_text(json.dumps({**about, "iterations": count}), encoding="utf-8")
 
 
 def start(

@@ -1,7 +1,8 @@
-"""New folders, and atomic file writes: to a temporary file in the same folder, flushed to the disk, then renamed."""
+"""New folders, folder locks, and atomic writes: to a file beside it, flushed to the disk, then renamed."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from contextlib import suppress
@@ -9,7 +10,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rayagi.run.errors import DiskError, disk_errors
+from collectives.files import replacing, sync_path
+from rayagi.run.errors import LOCKABLE, WRITABLE, DiskError, disk_errors
 
 
 def new_folder(first: Path) -> Path:
@@ -27,30 +29,40 @@ def new_folder(first: Path) -> Path:
     return path
 
 
+def lock_folder(folder: Path, hint: str = WRITABLE) -> int | None:
+    """Lock a folder until the descriptor is closed, or this process ends. Returns None if another process holds the lock.
+
+    Raises:
+        DiskError: the folder is not writable, or its file system has no locks.
+    """
+    with disk_errors(folder, hint):
+        descriptor = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        with disk_errors(folder, LOCKABLE):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except DiskError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file and fsync it.
 
     Raises:
         DiskError: the disk is full or read-only.
     """
-    with disk_errors(path), path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    with disk_errors(path):
+        path.write_bytes(content)
+        sync_path(path)
 
 
 def is_special(path: Path) -> bool:
     """Whether it is a pipe, a device or a socket."""
     return path.exists() and not path.is_file() and not path.is_dir()
-
-
-def sync_folder(folder: Path) -> None:
-    """Fsync a folder, so that a rename survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
@@ -61,23 +73,14 @@ def replace_bytes(path: Path, content: bytes) -> None:
     Raises:
         DiskError: the disk is full or read-only; the old content stays.
     """
-    if is_special(path):
-        with disk_errors(path), path.open("wb") as file:
-            file.write(content)
-        return
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            write_bytes(beside, content)
-            with disk_errors(path):
-                beside.replace(path)
-        except DiskError as error:  # names the file beside it
-            raise DiskError(str(path), error.reason) from error
-        with disk_errors(path):
-            sync_folder(path.parent)
-    finally:
-        with suppress(OSError):  # the error above says what is wrong
-            beside.unlink()
+    with disk_errors(path):
+        if is_special(path):
+            path.write_bytes(content)
+            return
+        with replacing(path) as beside:
+            beside.write_bytes(content)
+            sync_path(beside)
+        sync_path(path.parent)
 
 
 def replace_text(path: Path, text: str) -> None:

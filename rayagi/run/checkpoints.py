@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from rayagi.run.atomic import replace_json, sync_folder, write_bytes
+from collectives.files import sync_path
+from rayagi.run.atomic import replace_json, write_bytes
 from rayagi.run.errors import CheckpointError, DiskError, NoCheckpointError, disk_errors
 
 NUM_LAST = 2
@@ -177,9 +178,9 @@ class CheckpointStore:
             content = {"files": manifest, "replays": replays}
             write_bytes(unfinished / "manifest.json", json.dumps(content, indent=2).encode())
             with disk_errors(unfinished):
-                sync_folder(unfinished)
+                sync_path(unfinished)
                 unfinished.rename(self._folder / name)
-                sync_folder(self._folder)
+                sync_path(self._folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -242,7 +243,7 @@ def _write_replays(folder: Path, save_replays: SaveReplays) -> list[int]:
     if not found:
         folder.rmdir()
     else:
-        sync_folder(folder)
+        sync_path(folder)
     return list(found)
 
 

@@ -11,7 +11,6 @@ error.log                                       traceback of an unexpected error
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
@@ -29,9 +28,9 @@ from rayagi.config.former import with_present_names
 from rayagi.config.spec import RunSpec
 from rayagi.config.trusted_modules import refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
-from rayagi.run.atomic import new_folder, replace_json, replace_text
+from rayagi.run.atomic import lock_folder, new_folder, replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
-from rayagi.run.errors import LOCKABLE, DiskError, RunFolderError, RunVersionError, disk_errors
+from rayagi.run.errors import DiskError, RunFolderError, RunVersionError, disk_errors
 
 SCHEMA_VERSION = 1
 """Layout version of the run folder; increased when older folders cannot be read."""
@@ -84,19 +83,9 @@ class RunFolder:
             RunFolderError: another process is training this run.
             DiskError: the folder is not writable, or its file system has no locks.
         """
-        with disk_errors(self.path):
-            descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            with disk_errors(self.path, LOCKABLE):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise RunFolderError(
-                str(self.path), "another process is training this run; end it first"
-            ) from None
-        except DiskError:
-            os.close(descriptor)
-            raise
+        descriptor = lock_folder(self.path)
+        if descriptor is None:
+            raise RunFolderError(str(self.path), "another process is training this run; end it first")
         self._lock = descriptor
 
     def unlock(self) -> None:
@@ -110,13 +99,12 @@ class RunFolder:
         if self._lock is not None:
             return True
         try:
-            self.lock()
-        except RunFolderError:
-            return True
+            self._lock = lock_folder(self.path)
         except DiskError:
             return False  # not writable, so no process trains here
+        is_locked = self._lock is None
         self.unlock()
-        return False
+        return is_locked
 
     def update(self, **changes: Any) -> None:
         """Replace fields of run.json.

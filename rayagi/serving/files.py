@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
+from collectives.files import sync_path
 from placement.ledger import start_ticks
-from rayagi.run.atomic import sync_folder
 from rayagi.run.errors import disk_errors
 from rayagi.serving.column_layout import EndedEpisode
 from rayagi.serving.errors import ExportError
@@ -85,7 +85,7 @@ class RotatingFiles:
                 file.finish()
                 self._complete(file.path.name, file.statistics)
                 file.unfinished.rename(file.path)
-                sync_folder(self._folder)
+                sync_path(self._folder)
             except BaseException:
                 file.discard()
                 raise
@@ -122,8 +122,7 @@ def finished_file(out: Path) -> Iterator[Path]:
     """A temporary file's path; the same as ``finished_folder`` of a file."""
     with _renamed(out, "file") as unfinished:
         yield unfinished
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_path(unfinished)
 
 
 @contextmanager

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from rayagi.run.atomic import replace_json
-from rayagi.run.errors import LOCKABLE, DiskError, disk_errors
+from rayagi.run.atomic import lock_folder, replace_json
+from rayagi.run.errors import DiskError, disk_errors
 from rayagi.serving.column_layout import LAYOUT_VERSION, ColumnLayout
 from rayagi.serving.errors import DatasetError
 from rayagi.serving.program import FileFormat
@@ -122,17 +122,9 @@ class DatasetFolder:
         Raises:
             DatasetError: another process is serving into it, or a writer of a killed one still is.
         """
-        with disk_errors(self.path, _HINT):
-            descriptor = os.open(self.path / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            with disk_errors(self.path, LOCKABLE):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise DatasetError(str(self.path), "another process is serving into it; end it first") from None
-        except DiskError:
-            os.close(descriptor)
-            raise
+        descriptor = lock_folder(self.path, _HINT)
+        if descriptor is None:
+            raise DatasetError(str(self.path), "another process is serving into it; end it first")
         if not self.wait_for_writers(writers_s):
             os.close(descriptor)
             raise DatasetError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from collectives.compiler import cache_directory
+from collectives.files import cache_folder
 from rayagi.cli import main
 from rayagi.profiler import gpu_calls, measurement
 from rayagi.profiler.calibration_store import load
@@ -30,7 +30,7 @@ def in_an_empty_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path])  # commands add the folder
     # Calibrations of its own, but the recorder that is compiled already.
     (tmp_path / "cache" / "rayagi").mkdir(parents=True)
-    (tmp_path / "cache" / "rayagi" / "kernels").symlink_to(cache_directory())
+    (tmp_path / "cache" / "rayagi" / "kernels").symlink_to(cache_folder("kernels"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)

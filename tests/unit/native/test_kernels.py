@@ -133,7 +133,7 @@ def imports_compiler(node):
     if isinstance(node, ast.ImportFrom):
         names = {alias.name for alias in node.names}
         if node.module == "collectives.compiler":
-            return bool(names - {"CompilerError", "cache_directory", "machine"})
+            return bool(names - {"CompilerError", "machine"})
         return node.module == "collectives" and "compiler" in names
     return isinstance(node, ast.Import) and "collectives.compiler" in {alias.name for alias in node.names}
 

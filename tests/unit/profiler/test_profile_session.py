@@ -274,7 +274,7 @@ def test_names_that_cannot_be_written_become_numbers(tmp_path):
 def test_a_description_that_cannot_be_written_is_said_once(tmp_path, caplog):
     with profiler.profile(tmp_path / "p", name="p", intercept=False):
         (folder,) = (each for each in (tmp_path / "p").iterdir() if each.is_dir())
-        (folder / "process.json.tmp").mkdir()
+        (folder / f".process.json.{os.getpid()}.tmp").mkdir()
         profiler.name_process("q")
         profiler.add_metadata(seed=1)
     (record,) = caplog.records

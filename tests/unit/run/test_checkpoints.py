@@ -116,7 +116,7 @@ def test_a_killed_writer_leaves_the_one_before(store, tmp_path):
         import os, pathlib, sys, torch
         from rayagi.run import checkpoints
         # Dies where a power cut hurts most: everything is written, nothing renamed.
-        checkpoints.sync_folder = lambda folder: os.kill(os.getpid(), 9)
+        checkpoints.sync_path = lambda folder: os.kill(os.getpid(), 9)
         store = checkpoints.CheckpointStore(pathlib.Path(sys.argv[1]))
         store.save({"shared": {"w": torch.ones(2)}, "local": [], "num_gmis": 1}, {"iteration": 2})
     """
