@@ -71,16 +71,13 @@ def hybrid(layout: Layout, k: int) -> CollectiveSchedule:
     return _tree(name, layout, ("rp", led), ("ip", by_memory))
 
 
-def har(layout: Layout, t: int = 0) -> CollectiveSchedule:
+def har(layout: Layout) -> CollectiveSchedule:
     """Shared memory inside each device, then a ring over one leader per device (preprint, Figure 4c).
 
-    ``t`` is the leader's index on its device. With M GMIs on each device, numbered device after device, this is the
-    preprint's rule GMI_id % M == t; it also applies to unequal devices, where M is undefined.
-
-    Raises:
-        CompositionError: a device has no t-th GMI.
+    The leader is the device's first GMI. With M GMIs on each device, numbered device after device, this is the preprint's
+    rule GMI_id % M == t for t = 0; it also applies to unequal devices, where M is undefined.
     """
-    return _hierarchical("har", layout, "ip", "rp", t)
+    return _hierarchical("har", layout, "ip", "rp")
 
 
 def device_rp(layout: Layout) -> CollectiveSchedule:
@@ -213,23 +210,15 @@ def _tree(name: str, layout: Layout, *levels: tuple[Primitive, Groups]) -> Colle
     return CollectiveSchedule(name, layout, (*up, Step("all_reduce", top, groups), *down))
 
 
-def _hierarchical(
-    name: str, layout: Layout, inside: Primitive, across: Primitive, t: int
-) -> CollectiveSchedule:
-    fewest = min(map(len, layout.devices))
-    if not 0 <= t < fewest:
-        raise CompositionError(
-            name, str(layout), f"t must be in 0..{fewest - 1}: some device has {fewest} GMIs"
-        )
-    devices = [_led(device, device[t]) for device in layout.devices]
-    leaders = [tuple(device[t] for device in node) for node in layout.nodes]
-    return _tree(name, layout, (inside, devices), (across, leaders))
+def _hierarchical(name: str, layout: Layout, inside: Primitive, across: Primitive) -> CollectiveSchedule:
+    leaders = [tuple(device[0] for device in node) for node in layout.nodes]
+    return _tree(name, layout, (inside, layout.devices), (across, leaders))
 
 
 def _on_device(name: str, layout: Layout, across: Primitive) -> CollectiveSchedule:
     if max(map(len, layout.devices)) == 1:
         raise CompositionError(name, str(layout), "no device has two GMIs that could reduce on it")
-    return _hierarchical(name, layout, "device", across, 0)
+    return _hierarchical(name, layout, "device", across)
 
 
 def _rings(node: Devices) -> list[tuple[int, ...]]:
