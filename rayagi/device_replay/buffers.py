@@ -112,6 +112,16 @@ def as_batch(tensors: Sequence[Tensor], subscriptions: Sequence[Subscription]) -
     )
 
 
+def empty_batch(
+    schema: ReplaySchema, subscriptions: Sequence[Subscription], n: int, device: torch.device
+) -> DeviceBatch:
+    """A batch on the device, to be written."""
+    fields = batch_fields(schema, subscriptions, n)
+    return as_batch(
+        [torch.empty(field.shape, dtype=field.dtype, device=device) for field in fields], subscriptions
+    )
+
+
 def unit_bytes(step_bytes: int) -> int:
     """Bytes that are copied at a time: 4 where steps are whole words, for a row's blocks begin at multiples of 8."""
     return 4 if step_bytes % 4 == 0 else 1

@@ -18,8 +18,7 @@ from rayagi.device_replay.buffers import (
     Located,
     StagingBuffers,
     UnavailableError,
-    as_batch,
-    batch_fields,
+    empty_batch,
     locate,
     refuse_unreadable,
     unit_bytes,
@@ -82,11 +81,7 @@ class MirrorGatherer:
         ]
         self._copiers: dict[int, tuple[CopyGatherer, StagingBuffers]] = {}
         """By number of rows: what crosses, and the rows' places."""
-        self._outputs = [
-            torch.empty(field.shape, dtype=field.dtype, device=device)
-            for field in batch_fields(schema, subscriptions, n)
-        ]
-        self._batch = as_batch(self._outputs, subscriptions)
+        self._batch = empty_batch(schema, subscriptions, n, device)
         self._staging = StagingBuffers(
             [BatchField(torch.int64, (ROWS, n)), BatchField(torch.bool, (n,))], device
         )

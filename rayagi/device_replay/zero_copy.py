@@ -19,8 +19,7 @@ from rayagi.device_replay.buffers import (
     DeviceBatch,
     StagingBuffers,
     UnavailableError,
-    as_batch,
-    batch_fields,
+    empty_batch,
     locate,
     refuse_unreadable,
 )
@@ -106,11 +105,7 @@ class ZeroCopyGatherer:
         """
         self._store, self._n, self._device = refuse_unreadable(store), n, device
         self._locked: list[PageLockedArray] = []
-        self._outputs = [
-            torch.empty(field.shape, dtype=field.dtype, device=device)
-            for field in batch_fields(store.schema, subscriptions, n)
-        ]
-        self._batch = as_batch(self._outputs, subscriptions)
+        self._batch = empty_batch(store.schema, subscriptions, n, device)
         self._staging = StagingBuffers([BatchField(torch.int64, (ROWS, n))], device)
         self._launches = WindowLaunches(n, device, self._staging.there[0])
         try:

@@ -67,12 +67,12 @@ class Exporter:
 _METRICS = tuple(dict.fromkeys((*DERIVED, *EVALUATION)))
 
 
-class RunExporter(Recorder):
+class RunExporter(Exporter, Recorder):
     """Recorder for Ray metrics, named ``rayagi_run_<name>`` and tagged ``gmi="all"``."""
 
     def __init__(self, *, run: str, task: str) -> None:
         tags = {"run": run, "task": task, "gmi": "all", "slice": "all"}
-        self._exporter = Exporter(_METRICS, tags, prefix="rayagi_run_")
+        super().__init__(_METRICS, tags, prefix="rayagi_run_")
 
     def iterated(self, rows: Sequence[Values], position: Position) -> None:
         """Export the newest row."""
@@ -81,7 +81,3 @@ class RunExporter(Recorder):
     def evaluated(self, row: Values, *, best: bool) -> None:
         """Export the evaluation."""
         self.export(row)
-
-    def export(self, values: Values) -> None:
-        """Export merged values by their names in the catalogue."""
-        self._exporter.export(values)
