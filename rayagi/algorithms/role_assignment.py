@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from actors.endpoint_exchange import exchange_endpoints
 from actors.gmi import GmiContext, GmiIdentity
+from actors.partners import exchange_endpoints
 from actors.protocols import EnvFactory, EnvInfo
 from actors.roles import StepSource
 from actors.stepping import CHANNEL, RemoteSimulators, StepServer

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from actors.endpoint_exchange import exchange_endpoints
+from actors.partners import exchange_endpoints
 from actors.rendezvous_actor import RendezvousActor
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.rendezvous import host_identity
