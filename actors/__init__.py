@@ -1,1 +1,1 @@
-"""Roles (simulator, agent, trainer) and the GMI that hosts them. Plain classes; only groups and rendezvous use Ray."""
+"""Simulator and agent, and the GMI that hosts them. Plain classes; only groups and rendezvous use Ray."""

@@ -1,8 +1,8 @@
-"""The roles: simulator, agent and trainer, and the loop that connects them, local or remote (GMI-DRL §3.1.1)."""
+"""Simulator and agent, and the loop that connects them, local or remote (GMI-DRL §3.1.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -237,51 +237,6 @@ class LocalSimulator:
         if terms is None or terms.shape != self._terms.shape:  # the task's terms may have changed
             terms = torch.zeros_like(self._terms)
         self._terms = terms.clone()
-
-
-class Learner(Protocol):
-    """An algorithm's update: from a rollout to new parameters."""
-
-    sync_s: float
-    """Seconds in collectives during the last ``learn``, including waiting."""
-    histograms: Mapping[str, Sequence[int]]
-    """Of the last ``learn``: as of ``IterationResult``."""
-
-    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
-        """Update on one rollout. Returns metrics named in the catalogue."""
-
-    def shared_state(self) -> StateDict:
-        """State that is equal on all replicas."""
-
-    def local_state(self) -> StateDict:
-        """State of this GMI's environments."""
-
-    def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
-        """Restore a saved state; without ``local``, this GMI's own state is reset."""
-
-
-class Trainer:
-    """Passes rollouts to the learner and counts iterations."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
-        self.iteration = 0
-        """Number of updates so far."""
-
-    def update(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from one rollout. Returns the learner's metrics, and the seconds of collectives as ``sync_s``."""
-        metrics = self.learner.learn(rollout, self.iteration)
-        self.iteration += 1
-        return {"sync_s": self.learner.sync_s, **metrics}
-
-    def shared_state(self) -> StateDict:
-        """State that is equal on all replicas."""
-        return {"iteration": self.iteration, **self.learner.shared_state()}
-
-    def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
-        """Restore a saved state."""
-        self.iteration = int(shared["iteration"])
-        self.learner.load_state(shared, local)
 
 
 _MOST_ENVS = 64

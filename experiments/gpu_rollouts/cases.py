@@ -72,7 +72,7 @@ def iteration_of(case: Case, spec: RunSpec, env: MaskedTaskVecEnv) -> Callable[[
 
     def both(iteration: int) -> None:
         fill(iteration)
-        training.learn(rollout, iteration)
+        training.learn(rollout)
 
     return both
 

@@ -91,7 +91,7 @@ def useful_steps_per_s(noise: NoiseScale, num_envs: int, steps_per_s: float) -> 
     return steps_per_s / (1 + num_envs / noise.num_envs)
 
 
-class GradientNoiseLearner(PPOUpdater):
+class GradientNoiseUpdater(PPOUpdater):
     """PPOUpdater that measures, before each update, the policy gradients of groups of environments."""
 
     def __init__(self, model: Model, spec: PPOSpec, communicator: Communicator, num_envs: int) -> None:

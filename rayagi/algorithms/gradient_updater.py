@@ -178,7 +178,7 @@ class GradientUpdater(Generic[SpecT]):
         """V(s): (B, obs_dim) -> (B,)."""
         return self.model.values(observed)
 
-    def begin_update(self, env_steps_total: int) -> None:
+    def begin_update(self, env_steps_total: int = 0) -> None:
         """Set the learning rate. ``env_steps_total``: steps of all GMIs before this update, for the linear schedule."""
         self.sync_s = 0.0
         if self.spec.lr_schedule == "linear" and self.total_env_steps:

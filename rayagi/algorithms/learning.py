@@ -11,7 +11,7 @@ import torch
 
 from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
-from actors.roles import Trainer, check_finite
+from actors.roles import check_finite
 from collectives.experience.batcher import Batcher, Experience
 from collectives.experience.errors import ChannelTimeoutError
 from rayagi import profiler
@@ -53,7 +53,6 @@ class LearnerProgram:
             first_env_index=dataflow.first_env(dataflow.served_simulators(number).start),
             total_envs=dataflow.total_rows,
         )
-        self.trainer = Trainer(self.learner)
         self._plan = channel_plan(sample.info, spec.learning, policy.state_dim)
         self._recurrent = policy.state_dim > 0
         self.batcher = self._open_channels()
@@ -81,7 +80,7 @@ class LearnerProgram:
             CommunicatorError: another learner is lost.
         """
         started = time.perf_counter()
-        iteration = self.trainer.iteration
+        iteration = self.learner.iteration
         if self._publisher.version < 0:
             self._publisher.publish(iteration)
         # 1. Wait for the rows of an update.
@@ -99,7 +98,7 @@ class LearnerProgram:
             lags = iteration - experience.versions
             metrics = self._learn(experience)
             with profiler.operation("publish"):
-                self._publisher.publish(self.trainer.iteration)
+                self._publisher.publish(self.learner.iteration)
         iteration_s = time.perf_counter() - started
         self.lags.update(lags.tolist())
         return IterationResult(
@@ -124,7 +123,7 @@ class LearnerProgram:
         """The experience of the next update; None if free-running and none arrived in time."""
         dataflow, batcher = self.dataflow, self.batcher
         limit_s = POLL_TIMEOUT_S if dataflow.free_running else self.spec.gmi.collective_timeout_s
-        oldest = -1 if dataflow.max_lag is None else self.trainer.iteration - dataflow.max_lag
+        oldest = -1 if dataflow.max_lag is None else self.learner.iteration - dataflow.max_lag
         try:
             if not dataflow.lockstep:
                 return batcher.next(limit_s, lambda version: version >= oldest)
@@ -156,10 +155,10 @@ class LearnerProgram:
 
     def _learn(self, experience: Experience) -> dict[str, float]:
         rollout = rollout_of(experience.tensors, experience.ragged)
-        check_finite(rollout, self.trainer.iteration + 1)
+        check_finite(rollout, self.learner.iteration + 1)
         dropped = self._exchange_counts(rollout.num_envs) if self.dataflow.free_running else 0
         with profiler.timed_operation("learn") as learning:
-            metrics = self.trainer.update(rollout)
+            metrics = self.learner.learn(rollout)
         # A run ends after the steps that were made, so its schedules (learning rate, exploration) count dropped ones too.
         self.learner.env_steps += dropped * rollout.num_steps
         return {"update_s": learning.seconds - metrics["sync_s"], **metrics}
@@ -180,7 +179,7 @@ class LearnerProgram:
     def state_dict(self) -> StateDict:
         """Shared: model, optimiser, statistics, iteration. Local: histogram of policy lags, and sample accounting."""
         return {
-            "shared": self.trainer.shared_state(),
+            "shared": self.learner.shared_state(),
             "local": {"lags": dict(self.lags), "books": self._books()},
         }
 
@@ -197,14 +196,14 @@ class LearnerProgram:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state and publish its parameters. Experience received earlier is discarded."""
-        self.trainer.load_state(state["shared"], None)
+        self.learner.load_state(state["shared"], None)
         if "local" in state:
             self.lags = Counter(state["local"]["lags"])
         if self.batcher.received:
             self.batcher.close()
             self.batcher = self._open_channels()
             self._stale_rows = self._counted_stale_rows = 0
-        self._publisher.publish(self.trainer.iteration)
+        self._publisher.publish(self.learner.iteration)
 
     def close(self) -> None:
         """Close the channels, and mark the parameters as finished."""

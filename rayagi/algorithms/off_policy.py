@@ -94,7 +94,7 @@ class OffPolicyUpdater(ParameterGroups, ABC, Generic[OffPolicySpecT]):
 
 
 class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
-    """Implements actors.roles.Learner except the step itself (``_make_updater``).
+    """Learns from a replay; subclasses add the step (``updater_class``).
 
     Each trainer has a replay of its own, and draws from it in proportion to its environments. So with uniform draws all
     transitions have the same chance, and several trainers are one learner of the merged batch. On a GPU slice the networks
@@ -133,13 +133,10 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         """Gradient steps that the steps so far allow and that have not been made: less than one between rollouts."""
         self.filled = 0
         """``inserted`` of the trainer that has the fewest: all of them begin to learn with the same rollout."""
-        self.updater = self._make_updater(weight)
+        self.updater: OffPolicyUpdater[OffPolicySpecT] = self.updater_class(
+            self.policy.model, self.spec, self.communicator, self.policy.info, weight=weight
+        )
         self._set_warm_up()
-
-    def _make_updater(self, weight: float) -> OffPolicyUpdater[OffPolicySpecT]:
-        """Make the updater; ``weight`` as there."""
-        policy = self.policy
-        return self.updater_class(policy.model, self.spec, self.communicator, policy.info, weight=weight)
 
     def _share_of_batch(self) -> tuple[int, float]:
         """Transitions that this trainer adds to a batch, and that number over the mean of all trainers."""
@@ -201,8 +198,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         assert isinstance(head, BoxHead)
         head.explore_uniformly(self.warms_up and self.updater.steps == 0)
 
-    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
-        """Insert a rollout, then make the gradient steps that it allows.
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Insert the next rollout, then make the gradient steps that it allows.
 
         Raises:
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
@@ -218,13 +215,15 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             self.inserted += steps
             self.filled = self._least_inserted()
             # 2. Gradient steps.
-            rows = [] if self.warms_up or not self.filled else self._steps_for(steps, iteration)
+            rows = [] if self.warms_up or not self.filled else self._steps_for(steps)
             self.sync_s += self.updater.sync_s if rows else 0.0
             self.env_steps += steps
             self._set_warm_up()
             # 3. Statistics.
             self._merge_observed(rollout)
-        return self._metrics(rows, iteration + 1, learning_rate)
+        metrics = self._metrics(rows, learning_rate)
+        self.iteration += 1
+        return {"sync_s": self.sync_s, **metrics}
 
     def _least_inserted(self) -> int:
         """Of all trainers; 0 without a row, while returns of n steps wait for their ends.
@@ -263,12 +262,12 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         if normaliser is not None and normaliser.moments.count == 0:
             normaliser.update(observations)
 
-    def _steps_for(self, env_steps: int, iteration: int) -> list[Tensor]:
+    def _steps_for(self, env_steps: int) -> list[Tensor]:
         """The gradient steps that these environment steps allow, with random numbers of this iteration and trainer."""
         self._owed += self.spec.updates_per_step * env_steps
         count = int(self._owed)
         self._owed -= count
-        words = np.random.SeedSequence([self.seed, self.communicator.rank, iteration]).generate_state(2)
+        words = np.random.SeedSequence([self.seed, self.communicator.rank, self.iteration]).generate_state(2)
         self.updater.begin(seed=int(words[0]), learning_rate_factor=self._learning_rate_factor())
         return [self._step(int(words[1]), draw) for draw in range(count)]
 
@@ -292,7 +291,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             return 1.0
         return max(0.0, 1.0 - self.env_steps / self.total_env_steps)
 
-    def _metrics(self, rows: list[Tensor], number: int, learning_rate: float) -> dict[str, float]:
+    def _metrics(self, rows: list[Tensor], learning_rate: float) -> dict[str, float]:
         """Means over the gradient steps, their learning rate, and metrics of this replay."""
         replay = {**self._meter.values(), "gradient_steps": float(len(rows))}
         self.histograms = self._meter.histograms
@@ -300,7 +299,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             return replay
         names = self.updater.measured
         metrics = dict(zip(names, torch.stack(rows).mean(0).tolist(), strict=True))
-        refuse_nonfinite(metrics, number, "gradient steps")
+        refuse_nonfinite(metrics, self.iteration + 1, "gradient steps")
         return {**metrics, "learning_rate": learning_rate, **replay}
 
     def shared_state(self) -> StateDict:

@@ -83,7 +83,7 @@ class OfflineLearner(ABC, Generic[OfflineSpecT]):
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
         self.sync_s = 0.0
-        self.updater.begin_update(0)
+        self.updater.begin_update()
         with flushed_denormals():
             rows = [torch.cat((parts, norm.reshape(1))) for parts, norm in map(self.step, batches)]
         totals = torch.stack(rows).double().mean(0).cpu()

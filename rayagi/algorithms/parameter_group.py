@@ -95,7 +95,7 @@ class ParameterGroups:
         """Seconds in gradient reduction since ``begin_update``."""
         return sum(group.sync_s for group in self.groups.values())
 
-    def begin_update(self, _env_steps_total: int = 0) -> None:
+    def begin_update(self) -> None:
         """Count the seconds of gradient reduction from 0."""
         for group in self.groups.values():
             group.sync_s = 0.0

@@ -25,7 +25,6 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Roll
 from actors.roles import (
     Agent,
     LocalSimulator,
-    Trainer,
     check_finite,
     collect,
     evaluate_in_new_envs,
@@ -161,43 +160,22 @@ def _captured(collection: Collection, policy: NetworkPolicy, context: GmiContext
     return "steps" if context.device.type == "cuda" and policy.model.fits_kernels else "nothing"
 
 
-class DpOnlyProgram:
-    """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b). Only gradients are exchanged between GMIs.
+class SynchronousProgram:
+    """Agent and trainer in one process: a rollout, then the update. The simulator is here, or in other GMIs."""
 
-    On a GPU slice the networks are on the GPU and physics stays on the host. With a GPU engine, a whole rollout is one
-    CUDA graph launch.
-    """
-
-    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        make_env: EnvFactory,
+        context: GmiContext,
+        *,
+        agent: Agent,
+        collection: Collection,
+        learner: MergedLearner[Any],
+    ) -> None:
         self.spec, self.context, self._make_env = spec, context, make_env
-        index = context.identity.index
-        left_out = spec.gmi.left_out
-        num_planned = context.identity.num_gmis + len(left_out)
-        counts = env_counts(spec.gmi.envs, num_planned, spec.gmi.sizes, left_out)
-        num_envs, self.first_env_index = counts[index], sum(counts[:index])
-        self._num_threads = context.identity.slice.num_threads
-        env = make_env(
-            num_envs=num_envs,
-            first_env_index=self.first_env_index,
-            seed=spec.seed,
-            num_threads=self._num_threads,
-        )
-        policy = new_policy(spec, env.info, context.device)
-        self.agent = Agent(policy)
-        self.collection = choose_collection(
-            spec, env, policy, self.agent, first_env_index=self.first_env_index, device=context.device
-        )
-        self.simulator, self.rollout = self.collection.simulator, self.collection.rollout
-        self.learner = make_learner(
-            spec,
-            policy,
-            captured=_captured(self.collection, policy, context),
-            communicator=context.communicator,
-            num_envs=num_envs,
-            first_env_index=self.first_env_index,
-            total_envs=sum(counts),
-        )
-        self.trainer = Trainer(self.learner)
+        self.agent, self.collection, self.learner = agent, collection, learner
+        self.simulator, self.rollout = collection.simulator, collection.rollout
 
     def iterate(self) -> IterationResult:
         """T steps of every environment, then the update.
@@ -207,12 +185,12 @@ class DpOnlyProgram:
         """
         with profiler.iteration():
             started = time.perf_counter()
-            iteration = self.trainer.iteration
+            iteration = self.learner.iteration
             self.learner.refresh()
             collect_s = self.collection.collect(iteration)
             check_finite(self.rollout, iteration + 1)
             with profiler.timed_operation("learn") as learning:
-                metrics = self.trainer.update(self.rollout)
+                metrics = self.learner.learn(self.rollout)
             iteration_s = time.perf_counter() - started
             return collected_result(
                 self.simulator,
@@ -230,8 +208,9 @@ class DpOnlyProgram:
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
         """Whole episodes with the policy's mode, in separate environments."""
         self.learner.refresh()
+        threads = self.context.identity.slice.num_threads
         return evaluate_in_new_envs(
-            self._make_env, self.agent.policy, num_episodes, seed=seed, num_threads=self._num_threads
+            self._make_env, self.agent.policy, num_episodes, seed=seed, num_threads=threads
         )
 
     def state_dict(self) -> StateDict:
@@ -241,7 +220,7 @@ class DpOnlyProgram:
             "agent": self.agent.state_dict(),
             "training": self.learner.local_state(),
         }
-        return {"shared": self.trainer.shared_state(), "local": local}
+        return {"shared": self.learner.shared_state(), "local": local}
 
     def save_replay(self, folder: Path) -> bool:
         """Write the learner's replay into a new folder. Returns False where there is none."""
@@ -255,13 +234,48 @@ class DpOnlyProgram:
         if training is not None and not resumes:  # new episodes: sums over the old ones go, the replay stays
             for name in OF_RUNNING_EPISODES:
                 training.pop(name, None)
-        self.trainer.load_state(state["shared"], training)
+        self.learner.load_state(state["shared"], training)
         self.agent.load_state_dict(local.get("agent", {}) if local is not None and resumes else {})
-        self.simulator.load_state_dict(None if local is None else local["simulator"])
+        self.simulator.load_state_dict(None if local is None else local.get("simulator"))
 
     def close(self) -> None:
         """Release the simulators."""
         self.simulator.close()
+
+
+class DpOnlyProgram(SynchronousProgram):
+    """Synchronous training in one process (GMI-DRL §3.1.1, Figure 6b). Only gradients are exchanged between GMIs.
+
+    On a GPU slice the networks are on the GPU and physics stays on the host. With a GPU engine, a whole rollout is one
+    CUDA graph launch.
+    """
+
+    def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
+        index, left_out = context.identity.index, spec.gmi.left_out
+        num_planned = context.identity.num_gmis + len(left_out)
+        counts = env_counts(spec.gmi.envs, num_planned, spec.gmi.sizes, left_out)
+        num_envs, first_env_index = counts[index], sum(counts[:index])
+        env = make_env(
+            num_envs=num_envs,
+            first_env_index=first_env_index,
+            seed=spec.seed,
+            num_threads=context.identity.slice.num_threads,
+        )
+        policy = new_policy(spec, env.info, context.device)
+        agent = Agent(policy)
+        collection = choose_collection(
+            spec, env, policy, agent, first_env_index=first_env_index, device=context.device
+        )
+        learner = make_learner(
+            spec,
+            policy,
+            captured=_captured(collection, policy, context),
+            communicator=context.communicator,
+            num_envs=num_envs,
+            first_env_index=first_env_index,
+            total_envs=sum(counts),
+        )
+        super().__init__(spec, make_env, context, agent=agent, collection=collection, learner=learner)
 
 
 def collected_result(

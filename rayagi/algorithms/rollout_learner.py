@@ -44,9 +44,9 @@ OF_RUNNING_EPISODES = ("running_returns", "waiting")
 
 
 class MergedLearner(ABC, Generic[SpecT]):
-    """Base of all learners: what is merged over trainers, so that all of them have the same parameters and statistics.
+    """Base of all learners from rollouts: what is merged over trainers, so that all have the same parameters and statistics.
 
-    Implements actors.roles.Learner but for the update and its state.
+    A trainer is a learner and its communicator. Subclasses add the update (``learn``) and its state.
     """
 
     def __init__(
@@ -66,7 +66,11 @@ class MergedLearner(ABC, Generic[SpecT]):
         self.num_envs, self.first_env_index, self.seed = num_envs, first_env_index, seed
         self.total_envs, self.total_env_steps = total_envs, total_env_steps
         self.sync_s = 0.0
+        """Seconds in collectives during the last update, including waiting."""
         self.histograms: Mapping[str, Sequence[int]] = {}
+        """Of the last update: as of ``IterationResult``."""
+        self.iteration = 0
+        """Number of updates so far."""
         self.env_steps = 0
         """Environment steps of all GMIs so far, for schedules. Counted: a resumed run may have another number of
         environments, and free-running learners drop some (rayagi.algorithms.learning)."""
@@ -76,8 +80,8 @@ class MergedLearner(ABC, Generic[SpecT]):
         self.total_envs = total_envs
 
     @abstractmethod
-    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
-        """Update on one rollout. Returns metrics named in the catalogue."""
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Update on the next rollout, and count it. Returns metrics named in the catalogue, ``sync_s`` among them."""
 
     def _merge(
         self, moments: Moments, statistics: ObservationNormaliser | RewardScaler | None = None
@@ -100,8 +104,8 @@ class MergedLearner(ABC, Generic[SpecT]):
         """Take over what other trainers changed since the last update: nothing, where all step alike."""
 
     def shared_state(self) -> StateDict:
-        """State that is equal on all replicas: environment steps, and observation statistics."""
-        state: StateDict = {"env_steps": self.env_steps}
+        """State that is equal on all replicas: iteration, environment steps, and observation statistics."""
+        state: StateDict = {"iteration": self.iteration, "env_steps": self.env_steps}
         if self.policy.normaliser is not None:
             state["obs_normaliser"] = self.policy.normaliser.state_dict()
         return state
@@ -116,13 +120,13 @@ class MergedLearner(ABC, Generic[SpecT]):
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """Restore a saved state; without ``local``, this GMI's own state is reset."""
-        self.env_steps = int(shared["env_steps"])
+        self.iteration, self.env_steps = int(shared["iteration"]), int(shared["env_steps"])
         if self.policy.normaliser is not None:
             self.policy.normaliser.load_state_dict(shared["obs_normaliser"])
 
 
 class RolloutLearner(MergedLearner[SpecT]):
-    """Implements actors.roles.Learner except the update itself (``_update``). It trains the policy's own model.
+    """Learns from rollouts; subclasses add the update itself (``_update``). It trains the policy's own model.
 
     On a GPU slice the networks are on the GPU; rollouts of other GMIs arrive in host memory.
     """
@@ -139,7 +143,7 @@ class RolloutLearner(MergedLearner[SpecT]):
         """
         super().__init__(**whose)
         _refuse_unequal_sequences(self.spec, self.policy, self.num_envs, self.first_env_index)
-        self.updater = self._make_updater(self.total_env_steps, self._weight_of(self.num_envs))
+        self.updater = self._make_updater()
         self.reward_scaler = self._make_scaler() if self.spec.normalize_rewards else None
 
     def _make_scaler(self, device: torch.device | str = "cpu") -> RewardScaler:
@@ -154,16 +158,17 @@ class RolloutLearner(MergedLearner[SpecT]):
         super().set_envs_of_update(num_envs, total_envs)
         self.updater.weight = self._weight_of(num_envs)
 
-    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
-        """Update on one rollout, then merge its observation statistics. Denormals are flushed to zero meanwhile."""
+    def learn(self, rollout: Rollout) -> dict[str, float]:
+        """Update on the next rollout, then merge its observation statistics. Denormals are flushed to zero meanwhile."""
         self.sync_s = 0.0
         with flushed_denormals():
-            metrics = self._update(rollout, self._orders(rollout, iteration), iteration + 1)
+            metrics = self._update(rollout, self._orders(rollout, self.iteration))
             self.env_steps += rollout.num_steps * self.total_envs
             self.sync_s += self.updater.sync_s
             # After the update: every minibatch must see the observations as the acting policy normalised them.
             self._merge_observed(rollout)
-        return metrics
+        self.iteration += 1
+        return {"sync_s": self.sync_s, **metrics}
 
     def _orders(self, rollout: Rollout, iteration: int) -> Tensor:
         """Flat sample indices of each minibatch, (num_epochs, num_minibatches, minibatch)."""
@@ -178,20 +183,14 @@ class RolloutLearner(MergedLearner[SpecT]):
             sequence_length=rollout.sequence_length,
         ).to(self.policy.device)
 
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> GradientUpdater[SpecT]:
-        """Make the updater; arguments as for GradientUpdater."""
-        model = self.policy.model
-        return self.updater_class(model, self.spec, self.communicator, total_env_steps, weight=weight)
+    def _make_updater(self) -> GradientUpdater[SpecT]:
+        """Make what steps on the losses. Collective."""
+        model, weight = self.policy.model, self._weight_of(self.num_envs)
+        return self.updater_class(model, self.spec, self.communicator, self.total_env_steps, weight=weight)
 
     @abstractmethod
-    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
-        """Learn from one rollout.
-
-        Args:
-            rollout: this trainer's samples
-            orders: flat sample indices of each minibatch   (num_epochs, num_minibatches, minibatch)
-            number: of this iteration, from 1
-        """
+    def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
+        """Learn from this trainer's samples, of which ``orders`` are the minibatches', as of ``_orders``."""
 
     def _observed(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Normalised observations of s_t (T * N, obs_dim), and of all states of the rollout.
@@ -272,6 +271,16 @@ class RolloutLearner(MergedLearner[SpecT]):
         done = (rollout.terminated | rollout.truncated).to(device)
         return RolloutMemory(rollout.states.to(device), done)
 
+    def _outcomes(self, rollout: Rollout) -> dict[str, Tensor]:
+        """On the policy's device, (T, N) each: ``rewards`` (scaled if ``normalize_rewards``), ``terminated``, and ``done``,
+        which is terminated or truncated."""
+        device = self.policy.device
+        return {
+            "rewards": self._scaled_rewards(rollout),
+            "terminated": rollout.terminated.to(device),
+            "done": (rollout.terminated | rollout.truncated).to(device),
+        }
+
     def _scaled_rewards(self, rollout: Rollout) -> Tensor:
         """Rewards (T, N) on the policy's device, scaled if ``normalize_rewards``."""
         rewards = rollout.rewards
@@ -298,7 +307,7 @@ class RolloutLearner(MergedLearner[SpecT]):
         return (advantages - moments.mean) / (moments.variance().sqrt() + 1e-8)
 
     def shared_state(self) -> StateDict:
-        """Updater state, environment steps, observation and return statistics."""
+        """Updater state, iteration, environment steps, observation and return statistics."""
         state: StateDict = {"learner": self.updater.state_dict(), **super().shared_state()}
         if self.reward_scaler is not None:
             state["reward_moments"] = moments_state(self.reward_scaler.moments.to("cpu").clone())
@@ -391,13 +400,13 @@ class OnPolicyUpdater(GradientUpdater[SpecT]):
 
 
 class OnPolicyLearner(RolloutLearner[SpecT]):
-    """Implements actors.roles.Learner for algorithms that learn from rollouts of the current policy."""
+    """Base of algorithms that learn from rollouts of the current policy."""
 
     updater: OnPolicyUpdater[SpecT]
 
-    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+    def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
         batch, fit = self.prepare(rollout)
-        metrics = self.updater.update(batch, orders, number, self.env_steps)
+        metrics = self.updater.update(batch, orders, self.iteration + 1, self.env_steps)
         return {**metrics, "explained_variance": float(fit)}
 
     @torch.no_grad()
@@ -406,20 +415,17 @@ class OnPolicyLearner(RolloutLearner[SpecT]):
         # Steps 2 and 3 of the module: normalised observations of all states, V of all of them in one forward pass, GAE.
         obs, everything = self._observed(rollout)
         values, next_values = self._values(rollout, everything)
-        device = values.device
         advantages, targets = gae(
-            rewards=self._scaled_rewards(rollout),
             values=values,
             next_values=next_values,
-            terminated=rollout.terminated.to(device),
-            done=(rollout.terminated | rollout.truncated).to(device),
+            **self._outcomes(rollout),
             gamma=self.spec.gamma,
             gae_lambda=self.spec.gae_lambda,
         )
         return (
             OnPolicyBatch(
                 obs=obs,
-                actions=rollout.actions.flatten(0, 1).to(device),
+                actions=rollout.actions.flatten(0, 1).to(obs.device),
                 log_probs=self._behaviour(rollout),
                 values=values.reshape(-1),
                 advantages=self._normalised(advantages).reshape(-1),

@@ -13,12 +13,18 @@ from typing import Any
 from actors.gmi import GmiContext
 from actors.partners import close_on_error
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict
-from actors.roles import Agent, LocalSimulator, Trainer, check_finite, evaluate_in_new_envs
+from actors.roles import Agent, LocalSimulator
 from actors.stepping import RemoteSimulators
 from rayagi import profiler
 from rayagi.algorithms.collector import CollectorProgram
 from rayagi.algorithms.dataflow import DataflowTopology
-from rayagi.algorithms.program import Stepwise, collected_result, make_learner, new_rollout
+from rayagi.algorithms.program import (
+    Stepwise,
+    SynchronousProgram,
+    collected_result,
+    make_learner,
+    new_rollout,
+)
 from rayagi.algorithms.role_assignment import RoleAssignment, connect_simulators, connect_step_server
 from rayagi.config.spec import RunSpec
 from rayagi.models.policy import new_policy
@@ -89,91 +95,45 @@ class SimulatorProgram:
         self.simulator.env.close()
 
 
-class AgentTrainerProgram:
+class AgentTrainerProgram(SynchronousProgram):
     """Acts for the simulators of other GMIs, and trains: gradients are reduced over all GMIs of this kind.
 
     On a GPU slice the networks are on the GPU; observations and actions pass through the host. [unverified on GPU]
     """
 
+    simulator: RemoteSimulators
+
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:
-        self.spec, self.context, self._make_env = spec, context, make_env
         assignment = RoleAssignment.for_gmi(context.identity, spec.gmi)
         trainers = DataflowTopology.for_gmi(spec, context.identity).learner_group(context.communicator)
         assert trainers is not None
-        limit_s = spec.gmi.collective_timeout_s
-        self.simulators = connect_simulators(make_env, context, assignment, limit_s)
-        info, num_envs = self.simulators.info, self.simulators.num_envs
-        policy = new_policy(spec, info, context.device)
-        self.agent = Agent(policy)
-        self._first_env_index = assignment.first_env_index_of(context.identity.index)
-        self.learner = make_learner(
+        simulators = connect_simulators(make_env, context, assignment, spec.gmi.collective_timeout_s)
+        policy = new_policy(spec, simulators.info, context.device)
+        agent, rollout = Agent(policy), new_rollout(spec, policy, simulators.num_envs, context.device)
+        first_env_index = assignment.first_env_index_of(context.identity.index)
+        learner = make_learner(
             spec,
             policy,
             communicator=trainers,
-            num_envs=num_envs,
-            first_env_index=self._first_env_index,
+            num_envs=simulators.num_envs,
+            first_env_index=first_env_index,
             total_envs=sum(assignment.envs),
         )
-        self.trainer = Trainer(self.learner)
-        self.rollout = new_rollout(spec, policy, num_envs, context.device)
-        self.collection = Stepwise(
-            self.simulators,
-            self.agent,
-            self.rollout,
-            seed=spec.seed,
-            first_env_index=self._first_env_index,
-        )
+        collection = Stepwise(simulators, agent, rollout, seed=spec.seed, first_env_index=first_env_index)
+        super().__init__(spec, make_env, context, agent=agent, collection=collection, learner=learner)
 
-    @profiler.iteration()
     def iterate(self) -> IterationResult:
-        """T steps of every environment, then the update.
+        """T steps of every environment, then the update. The simulators' GMIs report the steps and episodes.
 
         Raises:
             NonFiniteError: a simulator, the policy or the update produced NaN or infinity.
             PartnerLostError, ChannelTimeoutError: a simulator is lost or does not answer.
         """
-        started = time.perf_counter()
-        iteration = self.trainer.iteration
-        with close_on_error(self.simulators):
-            collect_s = self.collection.collect(iteration)
-            check_finite(self.rollout, iteration + 1)
-            with profiler.timed_operation("learn") as learning:
-                metrics = self.trainer.update(self.rollout)
-        return IterationResult(
-            iteration=iteration,
-            metrics={
-                "train_samples": float(self.rollout.num_steps * self.rollout.num_envs),
-                "iteration_s": time.perf_counter() - started,
-                **collect_s,
-                "update_s": learning.seconds - metrics["sync_s"],
-                **metrics,
-            },
-            histograms=self.learner.histograms,
-        )
-
-    def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
-        """Whole episodes with the policy's mode, in environments made in this GMI."""
-        threads = self.context.identity.slice.num_threads
-        return evaluate_in_new_envs(
-            self._make_env, self.agent.policy, num_episodes, seed=seed, num_threads=threads
-        )
-
-    def state_dict(self) -> StateDict:
-        """Shared: model, optimiser, statistics, iteration. Local: the running episodes' discounted returns."""
-        return {
-            "shared": self.trainer.shared_state(),
-            "local": {"agent": self.agent.state_dict(), "training": self.learner.local_state()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state; without ``local``, environments restart."""
-        local = state.get("local") if self.simulators.resumes_episodes else None
-        self.trainer.load_state(state["shared"], None if local is None else local["training"])
-        self.agent.load_state_dict({} if local is None else local.get("agent", {}))
-
-    def close(self) -> None:
-        """Disconnect from the simulators."""
-        self.simulators.close()
+        with close_on_error(self.simulator):
+            result = super().iterate()
+        result.metrics["train_samples"] = result.metrics.pop("env_steps")
+        del result.metrics["episodes"]
+        return result
 
 
 class AgentProgram(CollectorProgram):

@@ -11,7 +11,7 @@ from actors.gmi import GmiContext
 from actors.protocols import EnvFactory, Program, StateDict
 from placement.errors import PlanError
 from placement.types import Machine
-from rayagi.algorithms.gradient_noise import GROUPS, GradientNoiseLearner, NoiseScale, noise_scale
+from rayagi.algorithms.gradient_noise import GROUPS, GradientNoiseUpdater, NoiseScale, noise_scale
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.algorithms.rollout_learner import RolloutLearner
@@ -44,7 +44,7 @@ class NoiseProgram(DpOnlyProgram):
         assert isinstance(self.learner, RolloutLearner)
         policy = self.learner.policy
         assert isinstance(spec.learning, PPOSpec)  # only PPO is searched
-        self.metered = GradientNoiseLearner(policy.model, spec.learning, context.communicator, spec.gmi.envs)
+        self.metered = GradientNoiseUpdater(policy.model, spec.learning, context.communicator, spec.gmi.envs)
         self.learner.updater = self.metered
 
     def state_dict(self) -> StateDict:

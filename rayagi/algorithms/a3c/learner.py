@@ -57,8 +57,9 @@ class A3CUpdater(OnePassUpdater[A3CSpec]):
 
 
 class A3CLearner(OnPolicyLearner[A3CSpec]):
-    """Implements actors.roles.Learner for A3C. Its GMIs share parameters, RMSProp's state and statistics; none waits."""
+    """The learner of A3C. Its GMIs share parameters, RMSProp's state and statistics; none waits."""
 
+    updater_class = A3CUpdater
     updater: A3CUpdater
 
     def __init__(self, **whose: Any) -> None:
@@ -76,8 +77,8 @@ class A3CLearner(OnPolicyLearner[A3CSpec]):
         self._copied_at = 0
         """Number of updates, of all GMIs, when this one copied the parameters."""
 
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> A3CUpdater:
-        return A3CUpdater(self.policy.model, self.spec, self.communicator, total_env_steps)
+    def _weight_of(self, num_envs: int) -> float:
+        return 1.0  # no mean over trainers: each steps on its own samples
 
     def refresh(self) -> None:
         """Copy the shared parameters and statistics."""
@@ -89,9 +90,9 @@ class A3CLearner(OnPolicyLearner[A3CSpec]):
                     Moments.unpacked(self._shared[name].clone(), statistics.moments.mean.shape)
                 )
 
-    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
+    def learn(self, rollout: Rollout) -> dict[str, float]:
         """Step the shared parameters on this GMI's rollout. ``policy_lag_*``: updates since the parameters were copied."""
-        metrics = super().learn(rollout, iteration)
+        metrics = super().learn(rollout)
         with self._shared.lock():
             lag = float(self._shared["updates"] - self._copied_at)
             self._shared["updates"].add_(1)

@@ -26,20 +26,20 @@ class AppoBatch(OnPolicyBatch):
     Attributes:
         behaviour: log mu(a|s), under the behaviour policy           (B,)
         everything: obs, last states and final states, for V         (B + N + K, obs_dim)
-        trajectory: rewards (scaled if ``normalize_rewards``), terminated and done (terminated or truncated), (T, N) each
+        outcomes: rewards, terminated and done, as of ``RolloutLearner._outcomes``
     """
 
     behaviour: Tensor
     everything: Tensor
-    trajectory: dict[str, Tensor]
+    outcomes: dict[str, Tensor]
 
 
 class AppoLearner(RolloutLearner[AppoSpec]):
-    """Implements actors.roles.Learner for APPO."""
+    """The learner of APPO."""
 
     updater_class = GradientUpdater
 
-    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+    def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
         updater, batch = self.updater, self.prepare(rollout)
         updater.begin_update(self.env_steps)
         rows: list[Tensor] = []
@@ -48,7 +48,7 @@ class AppoLearner(RolloutLearner[AppoSpec]):
             fits.append(self.estimate(rollout, batch, first=not fits))
             rows += [self._step_on(batch, order) for order in minibatches]
         metrics = updater.end_update(
-            MEASURED, rows, last_epoch=orders.shape[1], iteration=number, what="APPO update"
+            MEASURED, rows, last_epoch=orders.shape[1], iteration=self.iteration + 1, what="APPO update"
         )
         bound = self.spec.rho_bar if self.spec.vtrace else None
         importance = importance_metrics(batch.log_probs - batch.behaviour, bound)
@@ -76,11 +76,7 @@ class AppoLearner(RolloutLearner[AppoSpec]):
             targets=not_yet,
             memory=memory,
             everything=everything,
-            trajectory={
-                "rewards": self._scaled_rewards(rollout),
-                "terminated": rollout.terminated.to(obs.device),
-                "done": (rollout.terminated | rollout.truncated).to(obs.device),
-            },
+            outcomes=self._outcomes(rollout),
         )
 
     @torch.no_grad()
@@ -98,7 +94,7 @@ class AppoLearner(RolloutLearner[AppoSpec]):
                 log_ratios=(now - batch.behaviour).view(values.shape),
                 values=values,
                 next_values=next_values,
-                **batch.trajectory,
+                **batch.outcomes,
                 gamma=spec.gamma,
                 trace_lambda=spec.gae_lambda,
                 rho_bar=spec.rho_bar,
@@ -111,7 +107,7 @@ class AppoLearner(RolloutLearner[AppoSpec]):
             advantages, targets = gae(
                 values=values,
                 next_values=next_values,
-                **batch.trajectory,
+                **batch.outcomes,
                 gamma=spec.gamma,
                 gae_lambda=spec.gae_lambda,
             )

@@ -128,7 +128,7 @@ class DQNUpdater(OffPolicyUpdater[DQNSpec]):
 
 
 class DQNLearner(OffPolicyLearner[DQNSpec]):
-    """Implements actors.roles.Learner for DQN."""
+    """The learner of DQN."""
 
     updater_class = DQNUpdater
     updater: DQNUpdater
@@ -138,11 +138,11 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
             self.selector = Prioritized(self.spec.priority_exponent, self._importance())
         return super()._make_replay()
 
-    def learn(self, rollout: Rollout, iteration: int) -> dict[str, float]:
+    def learn(self, rollout: Rollout) -> dict[str, float]:
         """As of OffPolicyLearner."""
         if self.spec.prioritized:
             self.selector = Prioritized(self.spec.priority_exponent, self._importance())
-        metrics = super().learn(rollout, iteration)
+        metrics = super().learn(rollout)
         return {**metrics, "epsilon": float(self.updater.model.head.epsilon)}
 
     def local_state(self) -> StateDict:

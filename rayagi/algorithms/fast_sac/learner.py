@@ -74,6 +74,6 @@ class FastSACUpdater(DistributionalUpdater[FastSACSpec], MaximumEntropyUpdater[F
 
 
 class FastSACLearner(DistributionalLearner[FastSACSpec]):
-    """Implements actors.roles.Learner for FastSAC."""
+    """The learner of FastSAC."""
 
     updater_class = FastSACUpdater

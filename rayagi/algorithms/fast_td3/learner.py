@@ -123,6 +123,6 @@ class FastTD3Updater(DistributionalUpdater[FastTD3Spec]):
 
 
 class FastTD3Learner(DistributionalLearner[FastTD3Spec]):
-    """Implements actors.roles.Learner for FastTD3."""
+    """The learner of FastTD3."""
 
     updater_class = FastTD3Updater

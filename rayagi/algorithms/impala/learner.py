@@ -13,7 +13,7 @@ from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyLearner
 
 
 class ImpalaLearner(OnPolicyLearner[ImpalaSpec]):
-    """Implements actors.roles.Learner for IMPALA."""
+    """The learner of IMPALA."""
 
     updater_class = OnePassUpdater
 
@@ -28,11 +28,9 @@ class ImpalaLearner(OnPolicyLearner[ImpalaSpec]):
         log_ratios = self._log_probs(obs, actions, memory) - self._behaviour(rollout)
         advantages, targets = vtrace(
             log_ratios=log_ratios.view(values.shape),
-            rewards=self._scaled_rewards(rollout),
             values=values,
             next_values=next_values,
-            terminated=rollout.terminated.to(obs.device),
-            done=(rollout.terminated | rollout.truncated).to(obs.device),
+            **self._outcomes(rollout),
             gamma=spec.gamma,
             trace_lambda=spec.gae_lambda,
             rho_bar=spec.rho_bar,
@@ -52,5 +50,5 @@ class ImpalaLearner(OnPolicyLearner[ImpalaSpec]):
         )
         return batch, explained_variance(values, targets)
 
-    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
-        return {**super()._update(rollout, orders, number), **self._importance}
+    def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
+        return {**super()._update(rollout, orders), **self._importance}

@@ -35,21 +35,21 @@ class CapturedStepsPPOLearner(PPOLearner):
         self._batch: OnPolicyBatch | None = None
         self._replay = Replay(self.run, device, save=self._copy, undo=self._put_back)
 
-    def _make_updater(self, total_env_steps: int | None, weight: float) -> GradientUpdater[PPOSpec]:
-        updater = super()._make_updater(total_env_steps, weight)
+    def _make_updater(self) -> GradientUpdater[PPOSpec]:
+        updater = super()._make_updater()
         if self.policy.device.type == "cuda":
             _adam_of(updater).make_capturable()
         return updater
 
-    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+    def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
         batch, fit = self.prepare(rollout)
         if self._batch is None:
             self._batch = deepcopy(batch)
         for kept, field in zip(self._batch.fields(), batch.fields(), strict=True):
             kept.copy_(field)
-        return self._replayed(orders, number, fit)
+        return self._replayed(orders, fit)
 
-    def _replayed(self, orders: Tensor, number: int, fit: Tensor) -> dict[str, float]:
+    def _replayed(self, orders: Tensor, fit: Tensor) -> dict[str, float]:
         """Replay the graph with these orders; its metrics, and ``fit``, the explained variance, which it may write."""
         if not len(self._order):
             self._order = orders.clone()
@@ -60,7 +60,7 @@ class CapturedStepsPPOLearner(PPOLearner):
             MEASURED,
             self._measured.unbind(0),
             last_epoch=orders.shape[1],
-            iteration=number,
+            iteration=self.iteration + 1,
             what="PPO update",
         )
         return {**metrics, "explained_variance": float(fit)}
@@ -110,11 +110,11 @@ class CapturedPPOLearner(CapturedStepsPPOLearner):
             self.seed, self._envs, at, rollout.num_steps, spec.num_epochs, spec.num_minibatches
         )
 
-    def _update(self, rollout: Rollout, orders: Tensor, number: int) -> dict[str, float]:
+    def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
         if self._rollout is None:
             self._rollout = rollout
         assert rollout is self._rollout
-        return self._replayed(orders, number, self._fit)
+        return self._replayed(orders, self._fit)
 
     def run(self) -> None:
         """The captured body: values, advantages, then every minibatch step of all epochs."""

@@ -109,7 +109,7 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
 
 
 class PPOLearner(OnPolicyLearner[PPOSpec]):
-    """Implements actors.roles.Learner for PPO."""
+    """The learner of PPO."""
 
     updater_class = PPOUpdater
     updater: PPOUpdater

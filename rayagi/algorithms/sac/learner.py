@@ -76,6 +76,6 @@ class SACUpdater(MaximumEntropyUpdater[SACSpec]):
 
 
 class SACLearner(OffPolicyLearner[SACSpec]):
-    """Implements actors.roles.Learner for SAC."""
+    """The learner of SAC."""
 
     updater_class = SACUpdater

@@ -106,15 +106,15 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
 
 
 class TD3Learner(OffPolicyLearner[TD3Spec]):
-    """Implements actors.roles.Learner for TD3."""
+    """The learner of TD3."""
 
     updater_class = TD3Updater
     updater: TD3Updater
 
-    def _steps_for(self, env_steps: int, iteration: int) -> list[Tensor]:
+    def _steps_for(self, env_steps: int) -> list[Tensor]:
         """As of ``OffPolicyLearner``. The cloning term's weight is w_0 (w_end / w_0)^(t / T) after t environment steps."""
         spec = self.spec
         if spec.cloning:
             part = min(1.0, self.env_steps / spec.cloning_steps)
             self.updater.cloning = spec.cloning * (spec.cloning_end / spec.cloning) ** part
-        return super()._steps_for(env_steps, iteration)
+        return super()._steps_for(env_steps)

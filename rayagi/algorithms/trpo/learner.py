@@ -193,7 +193,7 @@ class _Distribution(nn.Module):
 
 
 class TRPOLearner(OnPolicyLearner[TRPOSpec]):
-    """Implements actors.roles.Learner for TRPO."""
+    """The learner of TRPO."""
 
     updater_class = TRPOUpdater
     updater: TRPOUpdater

@@ -48,7 +48,7 @@ def test_an_update_is_one_shared_step_on_the_papers_gradient():
     learn = program.learner.learn
     model, expected = program.learner.policy.model, []
 
-    def checked(rollout, iteration):
+    def checked(rollout):
         returns = n_step_returns(rollout, model.values)
         values = model.values(rollout.raw_obs)
         log_probs = model.head.log_prob(model.policy(rollout.raw_obs), rollout.actions)
@@ -57,7 +57,7 @@ def test_an_update_is_one_shared_step_on_the_papers_gradient():
         d = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
         expected.append(shared_weights(program)[: len(d)] - 0.01 * d / (0.01 * d.square() + 0.1).sqrt())
         assert rollout.finals, "an episode must end within the rollout"
-        return learn(rollout, iteration)
+        return learn(rollout)
 
     program.learner.learn = checked
     program.iterate()

@@ -100,9 +100,10 @@ def elsewhere(program, log_probs=None):
 def collected(settings):
     """A program with a rollout, and its twin that has not learned from it either."""
     one, other = build(settings), build(settings)
-    one.trainer.update = other.trainer.update = lambda rollout: {"sync_s": 0.0}
+    one.learner.learn = other.learner.learn = lambda rollout: {"sync_s": 0.0}
     one.iterate()
     other.iterate()
+    del one.learner.learn, other.learner.learn
     assert torch.equal(one.rollout.raw_obs, other.rollout.raw_obs)
     return one, other
 
@@ -117,8 +118,8 @@ def collected(settings):
 )
 def test_a_received_rollout_gives_the_same_update_as_a_local_one(algorithm, settings):
     here, there = collected(spec(algorithm, **settings))
-    expected = here.learner.learn(here.rollout, 0)
-    found = there.learner.learn(elsewhere(there), 0)
+    expected = here.learner.learn(here.rollout)
+    found = there.learner.learn(elsewhere(there))
     assert torch.allclose(weights(here), weights(there), rtol=0, atol=1e-6)
     assert found["value_loss"] == pytest.approx(expected["value_loss"], rel=1e-5)
     for one, other in (
@@ -169,7 +170,7 @@ def test_the_gradient_on_another_policys_experience_is_the_papers():
     loss = loss - 0.01 * model.head.entropy(model.policy(own.raw_obs))
     expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
 
-    metrics = training.learn(sent, 0)
+    metrics = training.learn(sent)
     gradients = training.updater.flat.gradients[: expected.numel()]
     # At the parameters before the update nothing is clipped yet.
     assert torch.allclose(gradients, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
@@ -185,7 +186,7 @@ def test_a_recurrent_policys_first_ratios_are_one_on_another_policys_experience(
     with torch.no_grad():
         program.learner.policy.model.policy.output.weight.mul_(100.0)
         program.learner.policy.model.policy.core.weight_hh_l0.mul_(-1.0)
-    metrics = program.learner.learn(elsewhere(program), 0)
+    metrics = program.learner.learn(elsewhere(program))
     assert abs(metrics["importance_ratio"] - 1.0) > 0.01
     assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_fraction"] == 0.0
@@ -195,8 +196,8 @@ def test_vtrace_depends_on_the_behaviour_policy_and_gae_does_not():
     changed = {}
     for vtrace in (False, True):
         one, other = collected(spec("appo", **ONE_PASS, vtrace=vtrace))
-        one.learner.learn(elsewhere(one), 0)
-        other.learner.learn(elsewhere(other, torch.full(one.rollout.rewards.shape, -1.0)), 0)
+        one.learner.learn(elsewhere(one))
+        other.learner.learn(elsewhere(other, torch.full(one.rollout.rewards.shape, -1.0)))
         changed[vtrace] = not torch.equal(weights(one), weights(other))
     assert changed == {False: False, True: True}
 
@@ -212,7 +213,7 @@ def test_every_epoch_recomputes_the_estimates():
         return fit
 
     training.estimate = noted
-    training.learn(elsewhere(program), 0)
+    training.learn(elsewhere(program))
     targets = recorded
     assert len(targets) == 3
     assert not torch.equal(targets[0], targets[1])
@@ -223,17 +224,17 @@ def test_what_diverges_is_not_kept():
     sent = elsewhere(program)
     sent.log_probs[0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"policy_loss became NaN .* \(APPO update\)"):
-        program.learner.learn(sent, 0)
+        program.learner.learn(sent)
 
 
 def test_the_number_of_environments_may_change_from_rollout_to_rollout():
     # a learner that drops stale rollouts, or whose collectors are unequal
     program, _ = collected(spec("appo", **ONE_PASS))
     wide = build(replace(spec("appo", **ONE_PASS), gmi=GmiSpec(num_envs=6)))
-    wide.trainer.update = lambda rollout: {"sync_s": 0.0}
+    wide.learner.learn = lambda rollout: {"sync_s": 0.0}
     wide.iterate()
-    program.learner.learn(elsewhere(wide), 0)
-    program.learner.learn(elsewhere(program), 1)
+    program.learner.learn(elsewhere(wide))
+    program.learner.learn(elsewhere(program))
     assert torch.isfinite(weights(program)).all()
 
 
@@ -242,7 +243,7 @@ def test_training_improves_the_point_on_stale_experience():
     settings = spec("appo", **{**ONE_PASS, "num_epochs": 4, "learning_rate": 3e-3})
     program = build(replace(settings, gmi=GmiSpec(num_envs=16)))
     before, waiting = program.evaluate(20, seed=99).mean_return(), []
-    learn = program.trainer.update
+    learn = program.learner.learn
 
     def learn_late(rollout):
         sent = elsewhere(program)
@@ -254,7 +255,7 @@ def test_training_improves_the_point_on_stale_experience():
         waiting.append(Rollout(**copies, finals=list(sent.finals)))
         return learn(waiting.pop(0)) if len(waiting) > 2 else {"sync_s": 0.0}
 
-    program.trainer.update = learn_late
+    program.learner.learn = learn_late
     for _ in range(32):
         program.iterate()
     after = program.evaluate(20, seed=99).mean_return()
@@ -269,9 +270,9 @@ def test_the_preset_balances_the_inverted_pendulum(algorithm):
     settings = replace(task, gmi=replace(task.gmi, template="dp_only"))
     program = build(settings, make_env=make_env_factory("InvertedPendulum-v5"))
     best = 0.0
-    while program.trainer.iteration < 200 and best < 1000:
+    while program.learner.iteration < 200 and best < 1000:
         program.iterate()
-        if program.trainer.iteration % 10 == 0:
+        if program.learner.iteration % 10 == 0:
             best = max(best, program.evaluate(5, seed=99).mean_return())
     assert best == 1000
 

@@ -84,4 +84,4 @@ def test_a_saved_state_goes_on(monkeypatch):
     resumed.iterate()
     rollout = straight.rollout
     resumed.learner.load_state(straight.learner.shared_state(), straight.learner.local_state())
-    assert resumed.learner.learn(rollout, 1) == straight.learner.learn(rollout, 1)
+    assert resumed.learner.learn(rollout) == straight.learner.learn(rollout)

@@ -197,10 +197,10 @@ def test_priorities_follow_the_errors_and_new_transitions_have_the_largest_so_fa
         learning_rate=1e-12,
     )
     made = learner(spec)
-    made.learn(rollout(1.0), 0)
+    made.learn(rollout(1.0))
     status = made.replay.status()[:8]
     assert status["priority"].tolist() == [1.0] * 8
-    made.learn(rollout(5.0), 1)  # one gradient step, on 64 draws of 16 rows
+    made.learn(rollout(5.0))  # one gradient step, on 64 draws of 16 rows
     priorities = made.replay.status()["priority"][:16]
     keys = Keys(made.replay.status()["index"][:16].copy(), made.replay.status()["generation"][:16].copy())
     everything = Selection(keys, np.zeros(16, np.int64), np.ones(16), np.ones(16, np.float32))
@@ -256,8 +256,8 @@ def test_several_trainers_weigh_transitions_as_one_batch():
 def test_beta_rises_to_one_at_the_end_of_the_run():
     made = learner(DQNSpec(prioritized=True, learning_starts=1000))
     rises = []
-    for number in range(11):
-        made.learn(rollout(), number)
+    for _ in range(11):
+        made.learn(rollout())
         rises.append(made.selector.importance)
     # 8 of 80 steps an iteration, from 0.4 to 1, before the iteration's steps
     assert rises == pytest.approx([0.4 + 0.06 * i for i in range(11)])
@@ -267,7 +267,7 @@ def test_epsilon_is_one_until_learning_starts_then_falls_by_environment_steps():
     made = learner(
         DQNSpec(learning_starts=16, epsilon_start=0.8, epsilon_end=0.2, epsilon_steps=48, batch_size=4)
     )
-    found = [1.0] + [made.learn(rollout(), number)["epsilon"] for number in range(7)]
+    found = [1.0] + [made.learn(rollout())["epsilon"] for _ in range(7)]
     # After 8, 16, ... 56 steps
     assert found == pytest.approx([1.0, 1.0, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2])
     assert DQN.metrics[-1].name == "epsilon"
@@ -377,7 +377,7 @@ def test_a_restored_run_goes_on_with_its_epsilon_and_refills_its_replay():
 def test_the_largest_priority_so_far_is_restored_with_the_replay(tmp_path):
     spec = DQNSpec(prioritized=True, learning_starts=8, batch_size=16)
     run, resumed = learner(spec), learner(spec)
-    run.learn(rollout(5.0), 0)
+    run.learn(rollout(5.0))
     assert run.new_priority > 1.0
     assert run.save_replay(tmp_path / "replay")
     resumed.load_state(run.shared_state(), {**run.local_state(), "replay": tmp_path / "replay"})
@@ -391,9 +391,9 @@ def test_smaller_errors_leave_the_largest_priority_so_far():
         prioritized=True, learning_starts=8, batch_size=8, updates_per_step=0.125, learning_rate=1e-12
     )
     made = learner(spec)
-    made.learn(rollout(50.0), 0)
+    made.learn(rollout(50.0))
     largest = made.new_priority
     assert largest > 10
     made.updater._errors = lambda batch, taken, rows: (taken.sum(1) * 0, torch.full((len(rows),), 0.5))
-    made.learn(rollout(0.0), 1)
+    made.learn(rollout(0.0))
     assert made.new_priority == largest

@@ -11,7 +11,7 @@ from collectives.solo import SoloCommunicator
 from placement.types import Slice
 from rayagi.algorithms.gradient_noise import (
     GROUPS,
-    GradientNoiseLearner,
+    GradientNoiseUpdater,
     NoiseScale,
     NormPair,
     noise_scale,
@@ -100,7 +100,7 @@ def test_measuring_does_not_change_what_is_learnt(core):
         for _ in range(2)
     ]
     plain, metered = programs
-    learner = GradientNoiseLearner(
+    learner = GradientNoiseUpdater(
         metered.learner.policy.model, spec.learning, SoloCommunicator(), GROUPS * 2
     )
     metered.learner.updater = learner

@@ -80,7 +80,7 @@ def test_an_update_is_one_step_on_the_papers_loss():
     loss = loss - 0.01 * model.head.entropy(model.policy(own.raw_obs))
     d = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
     before = weights(program)[: len(d)]
-    metrics = training.learn(sent, 0)
+    metrics = training.learn(sent)
     expected = before - 0.01 * d / (0.01 * d.square() + 0.1).sqrt()
     assert torch.allclose(weights(program)[: len(d)], expected, rtol=0, atol=1e-6)
     assert metrics["importance_ratio"] == pytest.approx(float(ratios.mean()), rel=1e-4)

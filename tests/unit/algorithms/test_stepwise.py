@@ -214,7 +214,7 @@ def test_a_nan_of_a_simulator_stops_all_before_the_update():
     def until_error(program, index):
         while True:
             if index == 2:
-                weights[program.trainer.iteration] = program.learner.updater.flat.parameters.detach().clone()
+                weights[program.learner.iteration] = program.learner.updater.flat.parameters.detach().clone()
             program.iterate()
 
     *simulators, agent = run_gmis((E, E, AT), until_error, make_env=poisoned)

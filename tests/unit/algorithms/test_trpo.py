@@ -124,7 +124,7 @@ def test_where_no_step_keeps_the_bound_the_policy_stays_and_the_value_network_le
     program, _ = collected(replace(SPEC, learning=replace(SPEC.learning, max_kl=1e-38, line_search_steps=3)))
     model = program.learner.policy.model
     policy, value = policy_vector(model), model.value[0].weight.detach().clone()
-    metrics = program.trainer.update(program.rollout)
+    metrics = program.learner.learn(program.rollout)
     assert metrics["backtracks"] == 3
     assert torch.equal(policy_vector(model), policy)
     assert not torch.equal(model.value[0].weight, value)
@@ -151,7 +151,7 @@ def test_choices_are_learned_within_the_bound_too():
     model = program.learner.policy.model
     with torch.no_grad():
         old = Categorical(logits=model.policy(batch.obs))
-    metrics = program.trainer.update(program.rollout)
+    metrics = program.learner.learn(program.rollout)
     with torch.no_grad():
         divergence = float(kl_divergence(old, Categorical(logits=model.policy(batch.obs))).mean())
     assert metrics["approx_kl"] == pytest.approx(divergence, rel=1e-3)

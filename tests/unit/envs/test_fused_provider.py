@@ -63,7 +63,7 @@ def test_the_documented_example_learns_to_land(example):
     assert run.evaluate(20, 1).mean_return() < -5.0
     for _ in range(400):
         run.iterate()
-        if run.trainer.iteration % 20 == 0 and min(run.evaluate(20, 1).episode_returns) > 3.0:
+        if run.learner.iteration % 20 == 0 and min(run.evaluate(20, 1).episode_returns) > 3.0:
             break
     assert min(run.evaluate(20, 2).episode_returns) > 3.0
 
@@ -225,7 +225,7 @@ def test_ppo_from_fused_rollouts_solves_cartpole():
     run = program_of(preset("fused/CartPole-v1"))
     for _ in range(150):
         run.iterate()
-        if run.trainer.iteration % 20 == 0 and run.evaluate(10, 1).mean_return() == 500.0:
+        if run.learner.iteration % 20 == 0 and run.evaluate(10, 1).mean_return() == 500.0:
             break
     assert run.evaluate(20, 2).mean_return() >= 495.0
 

@@ -186,7 +186,7 @@ def test_updates_by_torch(caller_flushes, monkeypatch):
     for name in ("outputs", "terminated", "truncated"):
         getattr(rollout, name).zero_()
     assert training.updater._compiled is None
-    training.learn(rollout, 0)
+    training.learn(rollout)
     found = gradients_of(training.updater)
     assert is_zero(found["policy.0.weight"])
     assert is_zero(found["value.0.weight"])
