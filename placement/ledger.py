@@ -237,15 +237,16 @@ def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[Ledge
 
 
 @contextmanager
-def exclusive_lock(directory: Path | None = None) -> Iterator[None]:
-    """Exclusive lock (flock) for claiming GPUs and recovering stale state. The kernel releases it when the process ends.
+def exclusive_lock(directory: Path) -> Iterator[None]:
+    """Exclusive lock (flock) on a folder of ledgers, for claiming GPUs and recovering stale state.
 
-    One for each running host: the folder may be shared by many, and its containers have other names.
+    The kernel releases it when the process ends. One for each running host: the folder may be shared by many, and its
+    containers have other names.
 
     Raises:
         PartitionError: other processes held the lock for ``LOCK_LIMIT_S``, or the folder cannot be written or locked.
     """
-    path = (directory or default_directory()) / f"lock-{_this_host()['boot_id']}"
+    path = directory / f"lock-{_this_host()['boot_id']}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)

@@ -19,6 +19,7 @@ from collectives.communicator import Communicator
 from rayagi.algorithms.returns import discounted_returns
 
 _EPSILON = 1e-8
+_REWARD_CLIP = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,10 +175,8 @@ class RewardScaler:
     Safe to capture in a CUDA graph: tensors are updated in place, and no operation synchronizes with the device.
     """
 
-    def __init__(
-        self, num_envs: int, gamma: float, clip: float = 10.0, device: torch.device | str = "cpu"
-    ) -> None:
-        self.gamma, self.clip = gamma, clip
+    def __init__(self, num_envs: int, gamma: float, device: torch.device | str = "cpu") -> None:
+        self.gamma = gamma
         self.moments = Moments.empty(device=device)
         self.running = torch.zeros(num_envs, device=device)
         """Discounted return so far of each running episode of this GMI, (N,)."""
@@ -204,6 +203,6 @@ class RewardScaler:
             getattr(self.moments, name).copy_(getattr(moments, name))
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Scaled and clipped rewards, (...), on the scaler's device: clip(r / sqrt(Var(R) + eps), -clip, clip)."""
+        """Scaled and clipped rewards, (...), on the scaler's device: clip(r / sqrt(Var(R) + eps), -10, 10)."""
         scale = (self.moments.variance() + _EPSILON).rsqrt()
-        return (rewards.to(scale.device) * scale).clamp_(-self.clip, self.clip)
+        return (rewards.to(scale.device) * scale).clamp_(-_REWARD_CLIP, _REWARD_CLIP)

@@ -29,6 +29,14 @@ from rayagi.native.denormals import flushed_denormals
 
 Batch = Mapping[str, Tensor]
 """Timesteps of this GMI's shard, (n, ...) each, by column: obs and next_obs normalised; 0 <= n <= B."""
+TRANSITIONS = (
+    Subscription(column="obs"),
+    Subscription(column="action"),
+    Subscription(column="reward"),
+    Subscription(column="obs", offset=1, name="next_obs"),
+    Subscription(column="terminated"),
+)
+"""What algorithms with critics take of the dataset."""
 OfflineSpecT = TypeVar("OfflineSpecT", bound=OfflineSpec)
 
 

@@ -152,6 +152,10 @@ def _normalised(network: nn.Sequential) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+_NUM_CRITICS = 2
+"""Of the paper's clipped double Q-learning (Fujimoto et al. 2018)."""
+
+
 class ActorQ(Model):
     """A policy pi(s) and critics Q_i(s, a). Initial weights depend on ``seed`` alone."""
 
@@ -164,7 +168,6 @@ class ActorQ(Model):
         head: BoxHead,
         *,
         seed: int,
-        critics: int = 2,
         critic_hidden: Sequence[int] | None = None,
         critic_outputs: int = 1,
         layer_norm: bool = False,
@@ -173,13 +176,13 @@ class ActorQ(Model):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.policy = make_network(info, network, head.num_outputs, 0.01, generator)
-        sizes = info.obs_dim + info.action.dim, critic_hidden or network.hidden, critic_outputs
+        sizes = _NUM_CRITICS, info.obs_dim + info.action.dim, critic_hidden or network.hidden, critic_outputs
         if layer_norm:
             assert isinstance(self.policy, nn.Sequential)  # other networks are refused
             self.policy = _normalised(self.policy)
-            self.critics: Critics = NormalisedCritics(critics, *sizes, generator, network.activation)
+            self.critics: Critics = NormalisedCritics(*sizes, generator, network.activation)
         else:
-            self.critics = Critics(critics, *sizes, generator)
+            self.critics = Critics(*sizes, generator)
         self.head = head
 
     def policy_parameters(self) -> list[nn.Parameter]:

@@ -110,14 +110,16 @@ def set_name(categories: frozenset[str]) -> str:
     return " + ".join(sorted(each.replace("_", " ") for each in categories))
 
 
-def largest_sets(times: Iterable[OperationTime], most: int = _MOST_COLUMNS) -> list[frozenset[str]]:
+def largest_sets(times: Iterable[OperationTime]) -> list[frozenset[str]]:
     """The sets with most time, the largest first."""
     sums: Counter[frozenset[str]] = Counter()
     for each in times:
         sums.update(each.sets)
     return [
         categories
-        for categories, _ in sorted(sums.items(), key=lambda item: (-item[1], sorted(item[0])))[:most]
+        for categories, _ in sorted(sums.items(), key=lambda item: (-item[1], sorted(item[0])))[
+            :_MOST_COLUMNS
+        ]
     ]
 
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from actors.protocols import ActionSpec, StateDict
-from actors.replay import Subscription
 from collectives.communicator import Communicator
 from rayagi.algorithms.gradient_updater import GradientUpdater, on_host
 from rayagi.algorithms.iql import IQLSpec
-from rayagi.algorithms.offline_learner import Batch, OneLossLearner
+from rayagi.algorithms.offline_learner import TRANSITIONS, Batch, OneLossLearner
 from rayagi.config.spec import NetworkSpec
 from rayagi.models.networks import Model, mlp
 
@@ -101,13 +100,7 @@ class IQLLearner(OneLossLearner[IQLSpec]):
 
     updater: IQLUpdater
     measured = ("policy_loss", "value_loss", "q_loss", "target_q", "advantage_weight")
-    subscriptions = (
-        Subscription(column="obs"),
-        Subscription(column="action"),
-        Subscription(column="reward"),
-        Subscription(column="obs", offset=1, name="next_obs"),
-        Subscription(column="terminated"),
-    )
+    subscriptions = TRANSITIONS
 
     def _make_updater(self) -> IQLUpdater:
         info = self.policy.info

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from actors.replay import Subscription
 from collectives.communicator import Communicator
-from rayagi.algorithms.offline_learner import Batch, OfflineLearner
+from rayagi.algorithms.offline_learner import TRANSITIONS, Batch, OfflineLearner
 from rayagi.algorithms.parameter_group import ParameterGroups
 from rayagi.algorithms.td3_bc import TD3BCSpec
 from rayagi.config.spec import NetworkSpec
@@ -44,13 +43,7 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
 
     updater: TD3BCUpdater
     measured = ("policy_loss", "value_loss", "cloning_loss", "q_of_policy")
-    subscriptions = (
-        Subscription(column="obs"),
-        Subscription(column="action"),
-        Subscription(column="reward"),
-        Subscription(column="obs", offset=1, name="next_obs"),
-        Subscription(column="terminated"),
-    )
+    subscriptions = TRANSITIONS
 
     def _make_updater(self) -> TD3BCUpdater:
         model = self.policy.model
