@@ -145,16 +145,6 @@ class ObservationNormaliser:
         """Merge the moments of a rollout's raw observations into the running ones. ``batch`` covers all GMIs."""
         self.set_moments(merged(self.moments, batch))
 
-    def _refresh(self) -> None:
-        # In place: a captured CUDA graph reads these tensors by address.
-        # shift = mean, scale = 1 / sqrt(var + eps); 0 and 1 before anything was counted, also where that is restored.
-        if self.moments.count == 0:
-            self.shift.zero_()
-            self.scale.fill_(1.0)
-        else:
-            self.shift[self._columns] = self.moments.mean.to(self.shift)
-            self.scale[self._columns] = (self.moments.variance() + _EPSILON).rsqrt().to(self.scale)
-
     def state_dict(self) -> StateDict:
         """Count, mean and M2."""
         return moments_state(self.moments)
@@ -166,7 +156,14 @@ class ObservationNormaliser:
     def set_moments(self, moments: Moments) -> None:
         """Replace the statistics."""
         self.moments = moments
-        self._refresh()
+        # In place: a captured CUDA graph reads these tensors by address.
+        # shift = mean, scale = 1 / sqrt(var + eps); 0 and 1 before anything was counted, also where that is restored.
+        if self.moments.count == 0:
+            self.shift.zero_()
+            self.scale.fill_(1.0)
+        else:
+            self.shift[self._columns] = self.moments.mean.to(self.shift)
+            self.scale[self._columns] = (self.moments.variance() + _EPSILON).rsqrt().to(self.scale)
 
 
 class RewardScaler:

@@ -115,7 +115,8 @@ class BatchPhysics:
         """Restore a saved state."""
         for name, view in self._state.items():
             view[...] = np.asarray(state[name]).reshape(view.shape)
-        _restore(self.fields, state)
+        for name, field in self.fields.items():
+            field[...] = state[name]
 
     def close(self) -> None:
         """Release the batch, which ends its threads."""
@@ -131,11 +132,6 @@ def became_unstable(new_warnings: NDArray[Any]) -> BoolArray:
 
 def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name: np.array(array) for name, array in arrays.items()}
-
-
-def _restore(arrays: dict[str, Array], state: Mapping[str, Any]) -> None:
-    for name, array in arrays.items():
-        array[...] = state[name]
 
 
 STATE = int(mujoco.mjtState.mjSTATE_INTEGRATION)
