@@ -44,6 +44,7 @@ from rayagi.envs import RenderingError, render_env
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 SHELL = ("sh", "bash", "console")
+PACKAGES = ("rayagi", "actors", "collectives", "placement")
 TIMEOUT_S = 400
 
 _BLOCK = re.compile(
@@ -192,8 +193,9 @@ def _free_port() -> int:
 def _write(block: Block, folder: Path) -> None:
     path = folder / block.title
     package = Path(block.title).parts[0]
-    if package in ("rayagi", "actors", "collectives", "placement") and not (folder / package).exists():
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    if package in PACKAGES and not (folder / package).exists():
+        for each in PACKAGES:  # a part of them would be refused: which of two copies was meant?
+            shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
     if block.language == "diff":
         lines = block.text.splitlines(keepends=True)
         old = "".join(line[1:] for line in lines if not line.startswith("+"))
