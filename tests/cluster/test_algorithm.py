@@ -19,10 +19,12 @@ from placement.errors import PlanError
 from rayagi import A3C, APPO, IMPALA, PPO, A3CConfig, AppoConfig, ImpalaConfig, PPOConfig
 from rayagi.cli.main import main
 from rayagi.config.errors import ConfigError
+from rayagi.config.rllib_classes import CONFIGS
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import DiskError
+from rayagi.serving.errors import DatasetError
 from tests.fakes.metrics import OF_OTHERS
 
 pytestmark = pytest.mark.cluster
@@ -242,6 +244,29 @@ def test_a_checkpoint_that_cannot_be_completed_leaves_the_one_before_it(tmp_path
     assert state(tmp_path)["training_iteration"] == 2
     assert CheckpointStore(tmp_path / "checkpoints").load().counters["iteration"] == 2
     assert not list(tmp_path.glob(".*"))
+
+
+def test_actions_of_a_dataset_beyond_the_tasks_range_are_told_or_refused(tmp_path, monkeypatch, caplog):
+    """The pendulum's force is within 3."""
+
+    class SessionBegunError(Exception):
+        pass
+
+    def begin(*args, **kwargs):
+        raise SessionBegunError
+
+    monkeypatch.setattr(rayagi.algorithm, "session_of", begin)
+    steps = {"obs": torch.zeros(4, 4), "terminated": torch.tensor([0, 1, 0, 1])}
+    for name, actions, error in (
+        ("some", [0.0, 5, -3, 1], SessionBegunError),
+        ("all", [5.0, 5, -6, 4], DatasetError),
+    ):
+        path = tmp_path / f"{name}.pt"
+        torch.save({**steps, "action": torch.tensor(actions)[:, None]}, path)
+        config = CONFIGS["bc"]().environment("InvertedPendulum-v5").offline_data(input_=str(path))
+        with pytest.raises(error):
+            config.gmi(num_gmis=1).build_algo()
+    assert "some.pt has actions beyond InvertedPendulum-v5's range: 1 of 4" in caplog.text
 
 
 def test_an_environment_of_tune_s_registry_is_called_with_its_config():
