@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +28,12 @@ from placement.ray_groups import Reservation, scheduling
 
 WATCH_S = PING_INTERVAL_S
 """Interval at which ``watch`` is called, and silent GMIs are looked for, while no answer arrives."""
+LONG_WAIT_S = 300.0
+"""After so long a wait a warning says what the awaited program is doing."""
 ROOT_CAUSE_GRACE_S = 2.0
 """After one GMI failed, how long to wait for the errors of the others, which may contain the root cause."""
 _STORE_FULL = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
+_logger = logging.getLogger(__name__)
 
 
 class GmiActor(Gmi):
@@ -117,6 +122,7 @@ class GmiGroup:
         """
         begin = time.monotonic()
         waiting = list(refs)
+        tell_s = begin + LONG_WAIT_S
         asked_of = dict(zip(refs, range(len(refs)) if of is None else of, strict=True))
         while waiting:
             left_s = max(0.0, timeout_s - (time.monotonic() - begin))
@@ -129,6 +135,9 @@ class GmiGroup:
             if not ready and left_s > WATCH_S:
                 watch()
                 self._raise_if_silent([asked_of[ref] for ref in waiting], asked)
+                if time.monotonic() > tell_s:
+                    tell_s = math.inf
+                    self._tell_long_wait(asked_of[waiting[0]], asked)
                 continue
             if not ready:
                 silent = asked_of[waiting[0]]
@@ -172,6 +181,17 @@ class GmiGroup:
         # Or for one whose program takes long, or for ever.
         self._note_positions(cause, busy)
         return cause
+
+    def _tell_long_wait(self, index: int, asked: str) -> None:
+        """Say once where a program is that takes long: limits are generous, and an environment's step() may never return."""
+        at = self.pings.code_position(index) or "an unknown line of code"
+        _logger.warning(
+            "%s has not answered for %.0f min; the call was: %s; its program is at %s",
+            self.identities[index],
+            LONG_WAIT_S / 60,
+            asked,
+            at,
+        )
 
     def _note_positions(self, error: BaseException, indices: Sequence[int]) -> None:
         """Add to an error where the programs of these GMIs are."""

@@ -1,5 +1,7 @@
 """The error of a call to several GMIs: of one that is stopped, the others only know that something did not arrive."""
 
+import itertools
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -103,3 +105,17 @@ def test_an_object_store_that_others_have_filled_is_said_and_no_gmi_is_lost(grou
     )
     assert (known := explain(caught.value)) is not None
     assert (known.exit_code, known.error) == (1, caught.value)
+
+
+def test_a_long_wait_is_told_once_with_where_the_program_is(group, monkeypatch, caplog):
+    """The clock goes on by a minute at each look; the call has ten."""
+    clock = itertools.count(0.0, 60.0)
+    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(ping, "is_stopped", lambda address: False)
+    monkeypatch.setattr(ping, "code_position", lambda address: "e.py:7 in step")
+    with caplog.at_level(logging.WARNING), pytest.raises(GmiSilentError):
+        group.answers(["call 1"], "18 training iterations", 600.0, of=[1])
+    assert caplog.messages == [
+        "GMI 1/2 cpu[1 thread] trainer Point has not answered for 5 min; the call was: 18 training iterations; its program "
+        "is at e.py:7 in step"
+    ]
