@@ -113,7 +113,7 @@ class Alone:
             num_epochs=4,
             num_minibatches=4,
         )
-        self._program.learner.updater.update(batch, orders, 0, 0)
+        self._program.learner.updater.update(batch, orders, 0)
 
 
 def measure_on(core: int, seconds: float) -> dict[str, float]:

@@ -82,7 +82,7 @@ class Course:
         noise = torch.zeros((ROLLOUT_LENGTH, TOTAL_ENVS, INFO.action.dim))
         learner, agent = self._learner, Agent(self._policy)
         assert learner._compiled is not None, "no compiler"
-        yield "update", lambda: learner.update(batch, self._orders.unsqueeze(0), 1, 0)
+        yield "update", lambda: learner.update(batch, self._orders.unsqueeze(0), 1)
         yield "update, torch", lambda: self._by_torch(batch)
         yield "values", lambda: learner.values(obs)
         acting = compiled_acting(self._policy.tensors(), rollout, noise)

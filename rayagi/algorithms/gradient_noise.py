@@ -99,16 +99,14 @@ class GradientNoiseUpdater(PPOUpdater):
         self.num_envs = num_envs
         self.pairs: list[NormPair] = []
 
-    def update(
-        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
-    ) -> dict[str, float]:
+    def update(self, batch: OnPolicyBatch, orders: Tensor, iteration: int) -> dict[str, float]:
         """Measure at the parameters that collected the batch, then update."""
         # A recurrent network's minibatches lack the sequences of some environments: take all sequences.
         measured = orders[0] if batch.memory is None else batch.memory.order().unsqueeze(0)
         norms = torch.tensor([self._norms(batch, order) for order in measured], dtype=torch.float64)
         small, big = norms.mean(0).tolist()
         self.pairs.append(NormPair(small=small, big=big))
-        return super().update(batch, orders, iteration, env_steps_total)
+        return super().update(batch, orders, iteration)
 
     def _norms(self, batch: OnPolicyBatch, order: Tensor) -> tuple[float, float]:
         """Squared norms of one minibatch: mean over the groups, and of all environments together."""

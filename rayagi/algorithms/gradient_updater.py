@@ -127,7 +127,6 @@ class GradientUpdater(Generic[SpecT]):
         model: Model,
         spec: SpecT,
         communicator: Communicator,
-        total_env_steps: int | None = None,
         *,
         weight: float = 1.0,
     ) -> None:
@@ -137,7 +136,6 @@ class GradientUpdater(Generic[SpecT]):
             model: has rank 0's parameters on every trainer afterwards
             spec: the algorithm's settings
             communicator: of all trainers
-            total_env_steps: for the linear schedule
             weight: samples of this trainer over the mean of all trainers. The mean of the weighted losses is then the
                 mean over all samples, also where trainers have unequal numbers of them
         """
@@ -152,7 +150,6 @@ class GradientUpdater(Generic[SpecT]):
             else None
         )
         self.learning_rate = spec.learning_rate
-        self.total_env_steps = total_env_steps
         self.sync_s = 0.0
         """Seconds in gradient reduction during the last update, including waiting for other trainers."""
         communicator.broadcast(self.flat.parameters.data)
@@ -178,13 +175,11 @@ class GradientUpdater(Generic[SpecT]):
         """V(s): (B, obs_dim) -> (B,)."""
         return self.model.values(observed)
 
-    def begin_update(self, env_steps_total: int = 0) -> None:
-        """Set the learning rate. ``env_steps_total``: steps of all GMIs before this update, for the linear schedule."""
+    def begin_update(self, learning_rate_factor: float = 1.0) -> None:
+        """Set the learning rate. With the linear schedule it is ``learning_rate_factor`` of the first one."""
         self.sync_s = 0.0
-        if self.spec.lr_schedule == "linear" and self.total_env_steps:
-            # lr = lr_0 max(0, 1 - steps / total_steps).
-            left = max(0.0, 1.0 - env_steps_total / self.total_env_steps)
-            self.learning_rate = self.spec.learning_rate * left
+        if self.spec.lr_schedule == "linear":
+            self.learning_rate = self.spec.learning_rate * learning_rate_factor
         self.optimiser.set_learning_rate(self.learning_rate)
 
     def step(self, loss: Tensor) -> Tensor:

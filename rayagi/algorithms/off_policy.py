@@ -285,12 +285,6 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             observed[:, 0], observed[:, 1], *(values[name] for name in (ACTION, REWARD, DISCOUNT))
         )
 
-    def _learning_rate_factor(self) -> float:
-        """Linear schedule: max(0, 1 - steps / total_steps)."""
-        if self.spec.lr_schedule != "linear" or not self.total_env_steps:
-            return 1.0
-        return max(0.0, 1.0 - self.env_steps / self.total_env_steps)
-
     def _metrics(self, rows: list[Tensor], learning_rate: float) -> dict[str, float]:
         """Means over the gradient steps, their learning rate, and metrics of this replay."""
         replay = {**self._meter.values(), "gradient_steps": float(len(rows))}

@@ -67,11 +67,8 @@ class OnePassUpdater(OnPolicyUpdater[OnePassT]):
             eps=spec.rms_eps,
         )
 
-    def update(
-        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
-    ) -> dict[str, float]:
+    def update(self, batch: OnPolicyBatch, orders: Tensor, iteration: int) -> dict[str, float]:
         """The step on a rollout."""
-        self.begin_update(env_steps_total)
         total, parts = self.loss(batch, orders[0, 0])
         row = torch.cat((parts, self.step(total).reshape(1)))
         return self.end_update(MEASURED, [row], last_epoch=1, iteration=iteration, what="actor-critic update")

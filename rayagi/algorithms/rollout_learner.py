@@ -100,6 +100,12 @@ class MergedLearner(ABC, Generic[SpecT]):
             batch = self.policy.normaliser.moments_of(rollout.raw_obs).to("cpu")
             self._merge(batch, self.policy.normaliser)
 
+    def _learning_rate_factor(self) -> float:
+        """Linear schedule: lr = lr_0 max(0, 1 - steps / total_steps), of the steps before this update."""
+        if self.spec.lr_schedule != "linear" or not self.total_env_steps:
+            return 1.0
+        return max(0.0, 1.0 - self.env_steps / self.total_env_steps)
+
     def refresh(self) -> None:
         """Take over what other trainers changed since the last update: nothing, where all step alike."""
 
@@ -161,6 +167,7 @@ class RolloutLearner(MergedLearner[SpecT]):
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """Update on the next rollout, then merge its observation statistics. Denormals are flushed to zero meanwhile."""
         self.sync_s = 0.0
+        self.updater.begin_update(self._learning_rate_factor())
         with flushed_denormals():
             metrics = self._update(rollout, self._orders(rollout, self.iteration))
             self.env_steps += rollout.num_steps * self.total_envs
@@ -186,7 +193,7 @@ class RolloutLearner(MergedLearner[SpecT]):
     def _make_updater(self) -> GradientUpdater[SpecT]:
         """Make what steps on the losses. Collective."""
         model, weight = self.policy.model, self._weight_of(self.num_envs)
-        return self.updater_class(model, self.spec, self.communicator, self.total_env_steps, weight=weight)
+        return self.updater_class(model, self.spec, self.communicator, weight=weight)
 
     @abstractmethod
     def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
@@ -380,16 +387,13 @@ class OnPolicyUpdater(GradientUpdater[SpecT]):
     """Steps the networks on a batch."""
 
     @abstractmethod
-    def update(
-        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
-    ) -> dict[str, float]:
+    def update(self, batch: OnPolicyBatch, orders: Tensor, iteration: int) -> dict[str, float]:
         """Run all epochs over one rollout.
 
         Args:
             batch: this GMI's samples
             orders: flat sample indices of each minibatch, (num_epochs, num_minibatches, minibatch)
             iteration: number of this iteration, from 1; for error messages
-            env_steps_total: steps of all GMIs before this update, for the linear schedule
 
         Returns:
             Metrics named in rayagi.monitoring.catalogue, averaged over minibatches.
@@ -406,7 +410,7 @@ class OnPolicyLearner(RolloutLearner[SpecT]):
 
     def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
         batch, fit = self.prepare(rollout)
-        metrics = self.updater.update(batch, orders, self.iteration + 1, self.env_steps)
+        metrics = self.updater.update(batch, orders, self.iteration + 1)
         return {**metrics, "explained_variance": float(fit)}
 
     @torch.no_grad()

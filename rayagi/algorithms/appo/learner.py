@@ -41,7 +41,6 @@ class AppoLearner(RolloutLearner[AppoSpec]):
 
     def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
         updater, batch = self.updater, self.prepare(rollout)
-        updater.begin_update(self.env_steps)
         rows: list[Tensor] = []
         fits: list[float] = []
         for minibatches in orders:  # one epoch each: the targets follow the parameters

@@ -54,7 +54,6 @@ class CapturedStepsPPOLearner(PPOLearner):
         if not len(self._order):
             self._order = orders.clone()
         self._order.copy_(orders)
-        self.updater.begin_update(self.env_steps)
         self._replay()
         metrics = self.updater.end_update(
             MEASURED,

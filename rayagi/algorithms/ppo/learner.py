@@ -48,11 +48,8 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         super().__init__(*given, **whose)
         self._compiled = self._compile()
 
-    def update(
-        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
-    ) -> dict[str, float]:
+    def update(self, batch: OnPolicyBatch, orders: Tensor, iteration: int) -> dict[str, float]:
         """All epochs over one rollout."""
-        self.begin_update(env_steps_total)
         if self._compiled is not None:
             rows = self._compiled_steps(self._compiled, batch, orders)
         else:

@@ -23,11 +23,8 @@ MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "b
 class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
     """Steps the policy along the natural gradient, the value network along its loss."""
 
-    def update(
-        self, batch: OnPolicyBatch, orders: Tensor, iteration: int, env_steps_total: int
-    ) -> dict[str, float]:
+    def update(self, batch: OnPolicyBatch, orders: Tensor, iteration: int) -> dict[str, float]:
         """One step of the policy, then all epochs of the value network, by the minibatches in ``orders``."""
-        self.begin_update(env_steps_total)
         loss, entropy, kl, norm, backtracks = self._step_policy(batch)
         value_losses = [self._step_value(batch, order) for epoch in orders for order in epoch]
         row = torch.stack((loss, torch.stack(value_losses).mean(), entropy, kl, norm, backtracks))

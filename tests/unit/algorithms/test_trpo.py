@@ -110,7 +110,7 @@ def test_the_step_is_the_natural_gradient_s_that_reaches_the_bound():
     expected = (2 * 1e-4 / (direction @ damped @ direction)).sqrt() * direction
 
     training = program.learner
-    metrics = training.updater.update(batch, training._orders(program.rollout, 0), 1, 0)
+    metrics = training.updater.update(batch, training._orders(program.rollout, 0), 1)
     moved = (policy_vector(model) - start).double()
     assert metrics["backtracks"] == 0
     torch.testing.assert_close(moved, expected, rtol=2e-3, atol=2e-6)
@@ -205,7 +205,7 @@ def test_an_update_reports_the_divergence_from_the_old_policy_and_the_surrogate_
     with torch.no_grad():
         std = model.head.log_std.clone().exp()
         old = Independent(Normal(model.outputs(batch.obs), std), 1)
-    metrics = training.updater.update(batch, training._orders(program.rollout, 0), 1, 0)
+    metrics = training.updater.update(batch, training._orders(program.rollout, 0), 1)
     with torch.no_grad():
         outputs = model.outputs(batch.obs)
         new = Independent(Normal(outputs, model.head.log_std.exp()), 1)

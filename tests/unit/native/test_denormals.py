@@ -148,7 +148,7 @@ def gradients_of(learner):
 def test_updates(caller_flushes):
     learner = learner_of()
     assert learner._compiled is not None, "no compiler"
-    learner.update(batch_of(learner), torch.arange(64).view(1, 1, 64), 1, 0)
+    learner.update(batch_of(learner), torch.arange(64).view(1, 1, 64), 1)
     found = gradients_of(learner)
     assert is_zero(found["policy.0.weight"])
     assert is_zero(found["value.0.weight"])

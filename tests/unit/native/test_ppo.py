@@ -225,7 +225,7 @@ def test_logits_that_are_not_finite_raise(logit):
     learner = discrete_learner(3, [0.0, logit, 0.0])
     batch = discrete_batch([0] * 4, [-1.0] * 4, [1.0] * 4)
     with pytest.raises(NonFiniteError):
-        learner.update(batch, torch.arange(4).view(1, 1, 4), 1, 0)
+        learner.update(batch, torch.arange(4).view(1, 1, 4), 1)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_invalid_discrete_actions_raise(actions, message):
     learner = discrete_learner(3)
     before = learner.flat.parameters.detach().clone()
     with pytest.raises(ValueError, match=message):
-        learner.update(discrete_batch(actions, [-1.0] * 4, [1.0] * 4), torch.arange(4).view(1, 1, 4), 1, 0)
+        learner.update(discrete_batch(actions, [-1.0] * 4, [1.0] * 4), torch.arange(4).view(1, 1, 4), 1)
     assert torch.equal(learner.flat.parameters, before)
 
 
@@ -259,7 +259,7 @@ def test_results_do_not_depend_on_threads(samples, choices):
             found.append(compiled(learner, batch, order))
             stepping = learner_of(11, (37, 18), choices=choices)
             orders = torch.randperm(800, generator=torch.Generator().manual_seed(0)).view(1, 8, 100)
-            stepping.update(batch, orders, 1, 0)
+            stepping.update(batch, orders, 1)
             stepped.append((stepping.flat.parameters.detach().clone(), learner.values(batch.obs)))
     finally:
         torch.set_num_threads(before)
@@ -324,7 +324,7 @@ def test_nan_parameters_raise(place, activation):
     with torch.no_grad():
         dict(learner.model.named_parameters())[place].view(-1)[0] = math.nan
     with pytest.raises(NonFiniteError):
-        learner.update(batch, torch.arange(64).view(1, 2, 32), 1, 0)
+        learner.update(batch, torch.arange(64).view(1, 2, 32), 1)
 
 
 @pytest.mark.parametrize("choices", [None, 5])
@@ -337,7 +337,7 @@ def test_updates_are_those_of_torch(monkeypatch, choices):
         batch = batch_of(learner, 256, 3)
         orders = torch.randperm(256, generator=torch.Generator().manual_seed(1)).view(1, 4, 64)
         assert (learner._compiled is None) == (name == "torch")
-        metrics = learner.update(batch, orders, 1, 0)
+        metrics = learner.update(batch, orders, 1)
         found[name] = (learner.flat.parameters.detach().clone(), metrics)
     (parameters, metrics), (expected, wanted) = found.values()
     assert metrics == pytest.approx(wanted, rel=1e-4, abs=1e-5)
