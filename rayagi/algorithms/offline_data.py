@@ -29,7 +29,7 @@ from rayagi.algorithms.normalisers import Moments, merged
 from rayagi.algorithms.transitions import recorded_rows
 from rayagi.models.heads import Head
 from rayagi.replay.loading import fill, open_source
-from rayagi.replay.trajectories import Batch, Source, listed
+from rayagi.replay.trajectories import Source, TrajectoryBatch, listed
 from rayagi.serving.errors import DatasetError
 
 _SHORT_STEPS = 16
@@ -141,7 +141,7 @@ def scan(source: Source) -> DataStatistics:
     return found
 
 
-def _refuse_nonfinite(source: Source, first: int, batch: Batch, name: str, what: str) -> None:
+def _refuse_nonfinite(source: Source, first: int, batch: TrajectoryBatch, name: str, what: str) -> None:
     """Raise DatasetError: a value is not finite. ``first``: number of the batch's first episode."""
     values = batch.columns[name]
     if not np.isfinite(values).all():
@@ -162,7 +162,7 @@ def source_of(path: str, info: EnvInfo, *, imitation: bool = False) -> Source:
     source, wanted, parts = _fitting(path, info, imitation=imitation)
     low, high = (np.array(limits, np.float32) for limits in (info.action.low, info.action.high))
 
-    def converted(batch: Batch) -> Batch:
+    def converted(batch: TrajectoryBatch) -> TrajectoryBatch:
         given = dict(batch.columns)
         if parts:
             given["obs"] = np.concatenate([given[name].reshape(len(given[name]), -1) for name in parts], 1)
@@ -177,7 +177,7 @@ def source_of(path: str, info: EnvInfo, *, imitation: bool = False) -> Source:
             # The environment clips them, as in recordings of rayagi serve. What is not finite stays: ``scan`` refuses it.
             action = found["action"]
             found["action"] = np.where(np.isfinite(action), action.clip(low, high), action)
-        return Batch(found, batch.lengths)
+        return TrajectoryBatch(found, batch.lengths)
 
     return replace(
         source,

@@ -13,9 +13,9 @@ import numpy as np
 from actors.replay import Column
 from rayagi.replay.trajectories import (
     FLAGS,
-    Batch,
     Source,
     Trajectory,
+    TrajectoryBatch,
     check_kept,
     is_obs,
     num_choices,
@@ -31,7 +31,7 @@ from rayagi.serving.rllib import write_episodes
 def write_minari(
     source: Source,
     out: Path,
-    batches: Iterator[Batch],
+    batches: Iterator[TrajectoryBatch],
     data_format: Literal["arrow", "hdf5"] = "arrow",
 ) -> None:
     """Write a Minari dataset. Spaces are as wide as their types; further columns are infos. If ``out`` lies in Minari's
@@ -85,7 +85,7 @@ def write_minari(
         storage.update_episodes(buffers())
 
 
-def write_rllib(source: Source, out: Path, batches: Iterator[Batch]) -> None:
+def write_rllib(source: Source, out: Path, batches: Iterator[TrajectoryBatch]) -> None:
     """Write episodes as ``rayagi export --to rllib`` does. Arguments as of ``write_minari``.
 
     Raises:

@@ -9,10 +9,10 @@ from pathlib import Path
 from rayagi.replay.episode_files import write_minari, write_rllib
 from rayagi.replay.flat_files import write_d4rl, write_tensors
 from rayagi.replay.table_files import write_lerobot, write_served
-from rayagi.replay.trajectories import FLAGS, Batch, Progress, Source, is_obs
+from rayagi.replay.trajectories import FLAGS, Progress, Source, TrajectoryBatch, is_obs
 from rayagi.serving.errors import ExportError
 
-_WRITERS: dict[str, Callable[[Source, Path, Iterator[Batch]], None]] = {
+_WRITERS: dict[str, Callable[[Source, Path, Iterator[TrajectoryBatch]], None]] = {
     "rayagi": write_served,
     "rayagi-arrow": partial(write_served, file_format="arrow"),
     "minari": write_minari,
@@ -52,7 +52,7 @@ def export(source: Source, out: Path | str, to: str, progress: Progress | None =
         raise ExportError(str(out), reason)
     count = steps = 0
 
-    def counted() -> Iterator[Batch]:
+    def counted() -> Iterator[TrajectoryBatch]:
         nonlocal count, steps
         for batch in source.batches():
             yield batch

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from rayagi.replay.trajectories import (
     BATCH_BYTES,
     FLAGS,
-    Batch,
     Source,
+    TrajectoryBatch,
     chosen_columns,
     closed,
     closed_lengths,
@@ -98,7 +98,7 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     row_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in kinds.values())
     most_rows = max(1, BATCH_BYTES // max(1, row_bytes))
 
-    def read() -> Iterator[Batch]:
+    def read() -> Iterator[TrajectoryBatch]:
         columns = {name: _Ahead(flags.get(name, arrays.get(name)), kinds[name][1]) for name in names}
         after = {name: _Ahead(arrays[other], kinds[name][1]) for name, other in nexts.items()}
         first = 0
@@ -106,7 +106,9 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
             begin = int(begins[first])
             last = max(first + 1, int(np.searchsorted(ends, begin + most_rows, "right")))
             own, end = slice(first, last), int(ends[last - 1])
-            rows = Batch({name: column(begin, end) for name, column in columns.items()}, (ends - begins)[own])
+            rows = TrajectoryBatch(
+                {name: column(begin, end) for name, column in columns.items()}, (ends - begins)[own]
+            )
             last_rows, first = ends[own] - 1, last
             lowest = int(last_rows[0])
             next_obs = {name: column(lowest, end)[last_rows - lowest] for name, column in after.items()}

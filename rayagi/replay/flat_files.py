@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.replay.flat import D4RL_NAMES, OUR_NAMES, TRAJECTORY, import_h5py
-from rayagi.replay.trajectories import Batch, Source, is_obs
+from rayagi.replay.trajectories import Source, TrajectoryBatch, is_obs
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import finished_file
 
@@ -22,7 +22,7 @@ _ROWS, _BYTES = 8192, 2**20
 """A chunk of HDF5: so many rows, or bytes of a column."""
 
 
-def write_d4rl(source: Source, out: Path, batches: Iterator[Batch]) -> None:
+def write_d4rl(source: Source, out: Path, batches: Iterator[TrajectoryBatch]) -> None:
     """Write D4RL's HDF5, with ``next_observations``; further columns, and trajectories' numbers, are in ``infos``.
 
     Raises:
@@ -83,7 +83,7 @@ class _FileOfHdf5(io.FileIO):
             raise self._error
 
 
-def write_tensors(source: Source, out: Path, batches: Iterator[Batch]) -> None:
+def write_tensors(source: Source, out: Path, batches: Iterator[TrajectoryBatch]) -> None:
     """Write a dict of tensors by our names, with ``next_obs`` (or ``next_obs.PART`` of all parts) and trajectories' numbers.
 
     Arguments and errors as of ``write_d4rl``; observations may have several parts.
@@ -141,7 +141,7 @@ def _rows(dtype: Any, shape: tuple[int, ...]) -> int:
     return max(1, min(_ROWS, _BYTES // max(1, math.prod(shape) * np.dtype(dtype).itemsize)))
 
 
-def _write_rows(batches: Iterator[Batch], append: Callable[[str, NDArray[Any]], None]) -> None:
+def _write_rows(batches: Iterator[TrajectoryBatch], append: Callable[[str, NDArray[Any]], None]) -> None:
     """Call ``append`` for each column with the rows of each batch."""
     count = 0
     for batch in batches:

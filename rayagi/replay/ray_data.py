@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.replay import ReplayError, ReplayStore, kernel
 from rayagi.replay.saved import copied_rows
-from rayagi.replay.trajectories import Batch, is_obs
+from rayagi.replay.trajectories import TrajectoryBatch, is_obs
 
 
 class ReplayDatasource(Datasource):
@@ -103,7 +103,7 @@ def _reader(endpoint: str, rows: NDArray[Any]) -> Callable[[], Iterator[Block]]:
     return read
 
 
-def _steps(indices: NDArray[np.int64], batch: Batch) -> dict[str, NDArray[Any]]:
+def _steps(indices: NDArray[np.int64], batch: TrajectoryBatch) -> dict[str, NDArray[Any]]:
     """(steps, ...) of each column; ``indices``: of the rows (n,)."""
     found = {name: batch.shifted(name) for name in batch.columns}
     with_next = (

@@ -17,7 +17,7 @@ from actors.replay.checkpoint import ReplayCheckpointer
 from actors.replay.checkpoint_files import Manifest
 from actors.replay.schema import ReplaySchema
 from placement.inventory import limits
-from rayagi.replay.trajectories import Batch, Source, listed
+from rayagi.replay.trajectories import Source, TrajectoryBatch, listed
 from rayagi.run.errors import disk_errors
 from rayagi.serving.errors import DatasetError, ExportError
 
@@ -113,13 +113,15 @@ def store_source(store: ReplayStore, path: Path) -> Source:
     status = store.status()
     rows = np.sort(status[status["state"] == kernel.COMMITTED], order="sequence")
 
-    def begin() -> Iterator[Batch]:
+    def begin() -> Iterator[TrajectoryBatch]:
         return (batch for _, batch in copied_rows(store, rows))
 
     return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), begin=begin)
 
 
-def copied_rows(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+def copied_rows(
+    store: ReplayStore, rows: NDArray[Any]
+) -> Iterator[tuple[NDArray[np.int64], TrajectoryBatch]]:
     """Global indices (n,) and trajectories of rows of the status table, without those that were overwritten since.
 
     Needs memory for a few megabytes of rows, or one row.
@@ -131,7 +133,7 @@ def copied_rows(store: ReplayStore, rows: NDArray[Any]) -> Iterator[tuple[NDArra
             yield indices, batch
 
 
-def _copied(store: ReplayStore, rows: NDArray[Any]) -> tuple[NDArray[np.int64], Batch]:
+def _copied(store: ReplayStore, rows: NDArray[Any]) -> tuple[NDArray[np.int64], TrajectoryBatch]:
     longest, columns = int(rows["length"].max()), store.schema.columns
     windows = [Subscription(column=column.name, length=longest + column.extra) for column in columns]
     ones = np.ones(len(rows))
@@ -142,4 +144,4 @@ def _copied(store: ReplayStore, rows: NDArray[Any]) -> tuple[NDArray[np.int64], 
     for column in columns:
         ends = np.where(current, rows["length"] + column.extra, 0)
         found[column.name] = values[column.name][np.arange(longest + column.extra) < ends[:, None]]
-    return rows["index"][current], Batch(found, rows["length"][current])
+    return rows["index"][current], TrajectoryBatch(found, rows["length"][current])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayagi.replay.trajectories import FLAGS, Batch, Progress, Source
+from rayagi.replay.trajectories import FLAGS, Progress, Source, TrajectoryBatch
 
 
 def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any
     }
 
 
-def _last_is_set(batch: Batch, name: str) -> NDArray[np.bool_]:
+def _last_is_set(batch: TrajectoryBatch, name: str) -> NDArray[np.bool_]:
     """Whether a flag is set on the last step of each trajectory, (n,). False without that column."""
     if name not in batch.columns:
         return np.zeros(len(batch.lengths), bool)

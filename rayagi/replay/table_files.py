@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from actors.protocols import ActionSpec
 from rayagi.replay.tables import LEROBOT_INDEX, LEROBOT_NAMES
-from rayagi.replay.trajectories import FLAGS, Batch, Source, check_kept, num_choices
+from rayagi.replay.trajectories import FLAGS, Source, TrajectoryBatch, check_kept, num_choices
 from rayagi.serving.column_layout import ColumnLayout, EndedEpisode
 from rayagi.serving.errors import ExportError
 from rayagi.serving.files import RotatingFiles, finished_folder
@@ -32,7 +32,7 @@ _GROUP_ROWS = 8192
 def write_served(
     source: Source,
     out: Path,
-    batches: Iterator[Batch],
+    batches: Iterator[TrajectoryBatch],
     file_format: Literal["parquet", "arrow"] = "parquet",
 ) -> None:
     """Write a dataset as ``rayagi serve`` does. Floats of 64 bits become float32; the ranges of actions are not known.
@@ -84,7 +84,7 @@ def _layout(source: Source) -> ColumnLayout:
     return ColumnLayout(obs_dim=columns["obs"].shape[0], action=spec)
 
 
-def _ended(batch: Batch, first: int) -> list[EndedEpisode]:
+def _ended(batch: TrajectoryBatch, first: int) -> list[EndedEpisode]:
     """Episodes that were not cut; ``first``: number of the batch's first."""
     lasts, totals = batch.lasts, batch.sums("reward")
     is_ended = batch.columns["terminated"][lasts] | batch.columns["truncated"][lasts]
@@ -94,7 +94,7 @@ def _ended(batch: Batch, first: int) -> list[EndedEpisode]:
     ]
 
 
-def _served_rows(path: Path, batch: Batch, first: int, layout: ColumnLayout) -> pa.RecordBatch:
+def _served_rows(path: Path, batch: TrajectoryBatch, first: int, layout: ColumnLayout) -> pa.RecordBatch:
     steps, schema, given = batch.num_steps, layout.arrow({}), batch.columns
     action = given["action"].astype(np.int64 if layout.action.is_discrete else np.float32)
     versions = given.get("policy_version", np.zeros(steps, int))
@@ -124,7 +124,7 @@ def _served_rows(path: Path, batch: Batch, first: int, layout: ColumnLayout) -> 
     return pa.record_batch(columns, schema=schema)
 
 
-def _final_obs(batch: Batch) -> pa.Array:
+def _final_obs(batch: TrajectoryBatch) -> pa.Array:
     """The observation after each episode's last step; null for the other steps."""
     obs = batch.shifted("obs", 1)[batch.lasts].astype(np.float32)
     is_last = np.zeros(batch.num_steps, bool)
@@ -139,7 +139,7 @@ def _lists(values: NDArray[Any]) -> pa.Array:
     return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def write_lerobot(source: Source, out: Path, batches: Iterator[Batch]) -> None:
+def write_lerobot(source: Source, out: Path, batches: Iterator[TrajectoryBatch]) -> None:
     """Write LeRobot v3: each step a frame of one task, at a nominal rate. Arguments and errors as of ``write_served``.
 
     ``next.truncated`` and ``next.observation.state`` are rayagi's own features.
@@ -182,7 +182,7 @@ def _features(source: Source) -> dict[str, Any]:
     return found
 
 
-def _frames(batch: Batch, first_episode: int, first_frame: int) -> dict[str, NDArray[Any]]:
+def _frames(batch: TrajectoryBatch, first_episode: int, first_frame: int) -> dict[str, NDArray[Any]]:
     """Columns of trajectories' frames by LeRobot's names, (steps, ...)."""
     steps, times = batch.num_steps, batch.times
     ours = {**batch.columns, "obs": batch.shifted("obs"), "next_obs": batch.shifted("obs", 1)}

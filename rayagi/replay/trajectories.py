@@ -10,7 +10,7 @@
 
 Further columns have L steps, and are read only if they are named.
 
-Readers and writers pass ``Batch``es on: a dataset may have a million trajectories of one step.
+Readers and writers pass ``TrajectoryBatch``es on: a dataset may have a million trajectories of one step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _DAMAGE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrajectoryBatch:
     """Trajectories that follow each other, end to end in each column.
 
     Attributes:
@@ -133,7 +133,7 @@ class Source:
     kind: str
     schema: ReplaySchema
     lengths: NDArray[np.int64]
-    begin: Callable[[], Iterator[Batch]]
+    begin: Callable[[], Iterator[TrajectoryBatch]]
     left_out: tuple[str, ...] = ()
 
     @property
@@ -141,7 +141,7 @@ class Source:
         """Of all trajectories."""
         return int(self.lengths.sum())
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[TrajectoryBatch]:
         """All trajectories in the order of ``lengths``. Needs memory for a few megabytes of them, or one.
 
         Raises:
@@ -158,7 +158,7 @@ class Source:
         """The same, one by one."""
         return one_by_one(self.batches())
 
-    def _check(self, number: int, batch: Batch) -> None:
+    def _check(self, number: int, batch: TrajectoryBatch) -> None:
         """Refuse a batch that is not of this schema; ``number``: of its first trajectory."""
         most, count = self.schema.max_length, len(batch.lengths)
         for wrong in np.flatnonzero((batch.lengths < 1) | (batch.lengths > most))[:1].tolist():
@@ -183,13 +183,13 @@ class Source:
                 )
 
 
-def one_by_one(batches: Iterable[Batch]) -> Iterator[Trajectory]:
+def one_by_one(batches: Iterable[TrajectoryBatch]) -> Iterator[Trajectory]:
     """The trajectories of batches."""
     for batch in batches:
         yield from batch.trajectories()
 
 
-def packed(trajectories: Iterable[Trajectory]) -> Iterator[Batch]:
+def packed(trajectories: Iterable[Trajectory]) -> Iterator[TrajectoryBatch]:
     """Batches of trajectories that have an action for each step, and columns of the same types and shapes."""
     waiting: list[Trajectory] = []
     kinds: list[Any] = []
@@ -212,12 +212,12 @@ def packed(trajectories: Iterable[Trajectory]) -> Iterator[Batch]:
         yield _joined(waiting)
 
 
-def _joined(trajectories: Sequence[Trajectory]) -> Batch:
+def _joined(trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
     lengths = np.array([len(each["action"]) for each in trajectories], np.int64)
     if len(trajectories) == 1:
-        return Batch(trajectories[0], lengths)
+        return TrajectoryBatch(trajectories[0], lengths)
     columns = {name: np.concatenate([each[name] for each in trajectories]) for name in trajectories[0]}
-    return Batch(columns, lengths)
+    return TrajectoryBatch(columns, lengths)
 
 
 @contextmanager
@@ -322,7 +322,7 @@ def chosen_columns(
     return read, tuple(name for name in known if name not in read)
 
 
-def closed(batch: Batch, next_obs: Mapping[str, NDArray[Any]]) -> Batch:
+def closed(batch: TrajectoryBatch, next_obs: Mapping[str, NDArray[Any]]) -> TrajectoryBatch:
     """Trajectories with the observation after their last action.
 
     Learners bootstrap from that observation, unless the step terminated. Where a file does not have it, the last observation
@@ -354,16 +354,16 @@ def closed(batch: Batch, next_obs: Mapping[str, NDArray[Any]]) -> Batch:
         columns[name][np.cumsum(lengths + 1) - 1] = after[kept]
     # Steps that are left out were the last ones: those before them are now.
     columns["truncated"][np.cumsum(lengths) - 1] |= batch.columns["truncated"][ends - 1]
-    return Batch(columns, lengths)
+    return TrajectoryBatch(columns, lengths)
 
 
-def closed_all(episodes: Iterable[Trajectory]) -> Iterator[Batch]:
+def closed_all(episodes: Iterable[Trajectory]) -> Iterator[TrajectoryBatch]:
     """``closed`` of those that have a step left; the last of each one's ``next_obs`` is the one after its last action."""
     for batch in packed(episodes):
         columns = dict(batch.columns)
         after = columns.pop("next_obs", None)
         next_obs = {} if after is None else {"obs": after[batch.lasts]}
-        found = closed(Batch(columns, batch.lengths), next_obs)
+        found = closed(TrajectoryBatch(columns, batch.lengths), next_obs)
         if len(found.lengths):
             yield found
 
@@ -390,7 +390,7 @@ def episode_source(
     """
     names, left_out = chosen_columns(path, known, wanted) if known else ((), ())
 
-    def begin() -> Iterator[Batch]:
+    def begin() -> Iterator[TrajectoryBatch]:
         episodes = (episode for episode in read() if len(episode["action"]))
         return packed({name: episode[name] for name in names} for episode in episodes)
 
@@ -411,7 +411,9 @@ def closed_lengths(lengths: NDArray[np.int64], is_known: NDArray[np.bool_]) -> N
     return after[after > 0]
 
 
-def cut(batch: Batch, schema: ReplaySchema, most: int) -> Iterator[tuple[Trajectory, NDArray[np.int64]]]:
+def cut(
+    batch: TrajectoryBatch, schema: ReplaySchema, most: int
+) -> Iterator[tuple[Trajectory, NDArray[np.int64]]]:
     """Rows of a store: the trajectories of a batch, in pieces of at most ``max_length`` steps.
 
     Returns:
