@@ -66,6 +66,10 @@ class RelayParameterReader:
         return self._parameter_stores[endpoint]
 
 
+_GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError)
+"""Of a call to a relay whose host is gone; the second where its node has left the cluster: Ray cannot restart it there."""
+
+
 class RemoteParameterStore(ReadableParameterStore):
     """Reader side. Every read calls the relay, so it returns everything published before the call."""
 
@@ -89,7 +93,7 @@ class RemoteParameterStore(ReadableParameterStore):
         """
         snapshot = ParameterSnapshot(version=-1, is_finished=True)
         try:
-            with contextlib.suppress(ray.exceptions.RayActorError):  # the host is gone
+            with contextlib.suppress(*_GONE):
                 snapshot = ray.get(
                     self._relay.read_parameters.remote(self._endpoint, known), timeout=_ANSWER_S
                 )
