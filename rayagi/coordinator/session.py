@@ -244,7 +244,8 @@ class Session:
             By GMI, why its replay could not be written; '' if it was.
         """
         found = self._ask(
-            lambda index, gmi: gmi.save_replay.remote(str(folder / replay_name(index))),
+            # Absolute: on a cluster GMIs have another working directory.
+            lambda index, gmi: gmi.save_replay.remote(str(folder.absolute() / replay_name(index))),
             "saving its replay",
             range(self.plan.num_gmis),
         )

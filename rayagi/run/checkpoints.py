@@ -192,7 +192,7 @@ class CheckpointStore:
         state = load_tensors(contents["shared.pt"], folder / "shared.pt")
         if with_local:
             state |= load_tensors(contents["local.pt"], folder / "local.pt")
-            state["replays"] = {gmi: str(_existing_replay(folder, gmi)) for gmi in replays}
+            state["replays"] = {gmi: str(_existing_replay(folder, gmi).absolute()) for gmi in replays}
         return Checkpoint(
             name=name, state=state, counters=json.loads(contents["counters.json"]), damaged=damaged
         )

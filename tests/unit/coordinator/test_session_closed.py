@@ -1,4 +1,6 @@
 import pickle
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -80,3 +82,14 @@ def test_gmis_get_their_own_states_back_if_they_have_the_environments_of_then(ch
     state = {name: value for name, value in saved.items() if value is not None}
     own = [{"local": "first"}, {"local": "second"}] if keeps else [{} for _ in envs]
     assert states_of_gmis(state, envs) == [{"shared": "weights", **each} for each in own]
+
+
+def test_gmis_are_given_the_absolute_path_of_a_replay(tmp_path, monkeypatch):
+    """On a cluster they have another working directory than the driver."""
+    monkeypatch.chdir(tmp_path)
+    session, asked = Session.__new__(Session), []
+    session._plan = SimpleNamespace(num_gmis=2)
+    gmi = SimpleNamespace(save_replay=SimpleNamespace(remote=asked.append))
+    session._ask = lambda question, text, of: [question(index, gmi) for index in of]
+    assert session.save_replays(Path("runs/a/replay")) == {}
+    assert asked == [str(tmp_path / f"runs/a/replay/gmi_{index}") for index in range(2)]

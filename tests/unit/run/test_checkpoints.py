@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -257,3 +258,16 @@ def test_a_damaged_best_json_is_said_and_no_checkpoint_is_removed(store, tmp_pat
     assert reason.endswith("best.json is damaged, so the best checkpoint is not known")
     assert "iteration_000001" in store.names()
     assert store.load("last").damaged == ()
+
+
+def test_the_replays_of_a_relative_folder_are_found_from_any_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = CheckpointStore(Path("runs/checkpoints"))
+    store.save(
+        {"shared": {}, "local": [{}, {}], "num_gmis": 2},
+        {"iteration": 1, "env_steps": 1},
+        save_replays=replays,
+    )
+    assert store.load().state["replays"] == {
+        1: str(tmp_path / "runs/checkpoints/iteration_000001/replay/gmi_1")
+    }
