@@ -1799,7 +1799,7 @@ static void promote_read(Store *s, int64_t n, const int64_t *rows, const int64_t
 int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indices, const uint64_t *generations,
                       const int64_t *steps, int64_t num_parts, const Part *parts, uint8_t *valid, const int64_t *where) {
     const Row *rows = s->rows;
-    const int64_t slots = s->slots, max_length = s->max_length, spills = s->spill != NONE, row_bytes = num_parts ? s->columns->row_bytes : 0;
+    const int64_t spills = s->spill != NONE, row_bytes = num_parts ? s->columns->row_bytes : 0;
     int64_t failed = 0, bad = 0, damaged = 0;
     uint32_t moves[CHUNK] = {0};
     Chunk c;
@@ -1821,7 +1821,7 @@ int64_t replay_gather(Store *s, int64_t begin, int64_t end, const int64_t *indic
             if (spills) moves[i] = moves_of(s, local);
             const int64_t length = r->length, slot = c.slot[i] = __atomic_load_n(&r->slot, __ATOMIC_ACQUIRE);
             if (row_bytes <= FETCHED && slot != NONE) fetch(s->data + slot * row_bytes, row_bytes + LINE);
-            damaged |= length > max_length || !((uint64_t)slot < (uint64_t)slots || (spills && slot == NONE));
+            damaged |= length > s->max_length || !has_blocks(s, slot);
             const int good = (tag >> 2 == generations[at]) & ((tag & 3) >= COMMITTED);
             const int inside = (uint64_t)c.step[i] < (uint64_t)length;
             const int is_valid = good & inside;

@@ -1,4 +1,4 @@
-"""Collectors and learners on two hosts: two Ray nodes of this one, whose GMIs are told that the second is elsewhere."""
+"""Collectors and learners on two hosts: two Ray nodes of this one, whose GMIs take the second for another host."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def nodes():
         patch.undo()
 
 
-def session(spec, told):
+def session(spec, messages):
     factory = Elsewhere(TrainingFactory(spec, make_point))
-    return session_of(spec, log=told.append, factory=factory)
+    return session_of(spec, log=messages.append, factory=factory)
 
 
 def ask(opened, index, method, *arguments):
@@ -77,8 +77,8 @@ def ask(opened, index, method, *arguments):
 
 @pytest.mark.slow
 def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_even_a_new_one():
-    told: list[str] = []
-    with session(SPEC, told) as opened:
+    messages: list[str] = []
+    with session(SPEC, messages) as opened:
         collectors, (learner,) = opened.plan.hosting("simulator"), opened.plan.hosting("trainer")
         hosts = [ask(opened, index, "worker_info").node_id for index in (*collectors, learner)]
         assert len(collectors) == len(set(hosts)) == 2
@@ -96,7 +96,7 @@ def test_a_collector_on_another_host_is_learned_from_and_follows_the_learner_eve
 
         os.kill(ask(opened, learner, "worker_info").pid, signal.SIGKILL)
         opened.train(5)
-        while not any("goes on" in text for text in told):
+        while not any("goes on" in text for text in messages):
             opened.train(1)
         later = opened.train(10)
         assert {result.metrics["train_samples"] for result in later[-3:]} == {2 * 4 * 8}
@@ -116,8 +116,8 @@ def test_synchronous_collectors_on_another_host_make_the_same_updates():
 
 @pytest.mark.slow
 def test_gmis_of_a_lost_node_go_on_on_one_that_has_joined_since_and_share_its_cores(nodes):
-    told: list[str] = []
-    with session(SPEC, told) as opened:
+    messages: list[str] = []
+    with session(SPEC, messages) as opened:
         opened.train(5)
         (lost,) = nodes.worker_nodes
         there = [index for index, own in enumerate(opened.workers) if own.node_id == lost.node_id]
@@ -125,7 +125,9 @@ def test_gmis_of_a_lost_node_go_on_on_one_that_has_joined_since_and_share_its_co
         before = {node["NodeID"] for node in ray.nodes()}
         nodes.add_node(num_cpus=1)
         os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        while not all(any(f"GMI {index}/" in text and "goes on" in text for text in told) for index in there):
+        while not all(
+            any(f"GMI {index}/" in text and "goes on" in text for text in messages) for index in there
+        ):
             opened.train(1)
         (joined,) = (node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] not in before)
         assert {opened.workers[index].node_id for index in there} == {joined}

@@ -22,42 +22,42 @@ def server():
 
 
 def test_a_process_that_ends_is_told_to_inner_handlers_first(server):
-    told, done = [], threading.Event()
+    calls, done = [], threading.Event()
 
     def outer(error):
-        told.append(("outer", str(error)))
+        calls.append(("outer", str(error)))
         error.end_others()
         done.set()
 
     with (
         when_ray_is_lost(outer),
-        when_ray_is_lost(lambda error: told.append(("inner", error.pid))),
+        when_ray_is_lost(lambda error: calls.append(("inner", error.pid))),
     ):
-        LocalRayWatch({"gcs_server": server.pid}, "/logs", lambda: told.append(("others", 0)))
+        LocalRayWatch({"gcs_server": server.pid}, "/logs", lambda: calls.append(("others", 0)))
         server.kill()
         assert done.wait(30)
-    assert [name for name, _ in told] == ["inner", "outer", "others"]
-    assert told[0][1] == server.pid
-    assert told[1][1].startswith(f"Ray's gcs_server on this machine (process {server.pid}) has ended")
-    assert told[1][1].endswith("see Ray's logs in /logs")
+    assert [name for name, _ in calls] == ["inner", "outer", "others"]
+    assert calls[0][1] == server.pid
+    assert calls[1][1].startswith(f"Ray's gcs_server on this machine (process {server.pid}) has ended")
+    assert calls[1][1].endswith("see Ray's logs in /logs")
 
 
 def test_a_watch_that_was_stopped_tells_nobody(server):
-    told = []
-    with when_ray_is_lost(told.append):
-        watch = LocalRayWatch({"raylet": server.pid}, "/logs", lambda: told.append(None))
+    errors = []
+    with when_ray_is_lost(errors.append):
+        watch = LocalRayWatch({"raylet": server.pid}, "/logs", lambda: errors.append(None))
         watch.stop()
         server.kill()
         server.wait(30)
-    assert told == []
+    assert errors == []
 
 
 def test_where_nobody_handles_it_ray_s_processes_are_left_to_ray(server):
-    told = []
-    watch = LocalRayWatch({"raylet": server.pid}, "/logs", lambda: told.append(None))
+    errors = []
+    watch = LocalRayWatch({"raylet": server.pid}, "/logs", lambda: errors.append(None))
     server.kill()
     watch._thread.join(30)
-    assert (told, watch._thread.is_alive()) == ([], False)
+    assert (errors, watch._thread.is_alive()) == ([], False)
     watch.stop()
 
 
@@ -89,14 +89,14 @@ def test_a_head_that_does_not_come_back_is_told_before_ray_ends_the_process(
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "refused")
     # It is restarted, then this process has no descriptor for a while.
     asked += [None, *[refused] * int(waited_s // 2), None, *[OSError(errno.EMFILE, "too many")] * 1000]
-    told = []
-    with when_ray_is_lost(told.append):
+    errors = []
+    with when_ray_is_lost(errors.append):
         watch = HeadWatch("10.0.0.1", 6379)
         watch._thread.join(30)
-    assert [(type(error), error.address, error.waited_s) for error in told] == [
+    assert [(type(error), error.address, error.waited_s) for error in errors] == [
         (HeadLostError, "10.0.0.1:6379", waited_s)
     ]
-    assert str(told[0]).startswith(
+    assert str(errors[0]).startswith(
         f"the head of the Ray cluster at 10.0.0.1:6379 has accepted no connection for {waited_s:.0f} s while this command"
     )
     watch.stop()

@@ -687,25 +687,25 @@ def test_a_dataset_of_another_task_of_the_same_sizes_is_named(tmp_path, capsys):
 def test_actions_of_a_dataset_beyond_the_tasks_range_are_told_or_refused(fake, tmp_path, capsys):
     """The pendulum's force is within 3."""
     steps = {"obs": torch.zeros(4, 4), "reward": torch.ones(4), "terminated": torch.tensor([0, 1, 0, 1])}
-    told = {}
+    outputs = {}
     for name, actions in (("inside", [0.0, 3, -3, 1]), ("some", [0.0, 5, -3, 1]), ("all", [5.0, 5, -6, 4])):
         torch.save({**steps, "action": torch.tensor(actions)[:, None]}, f"{name}.pt")
         code = rayagi(
             TASK, "--algorithm", "td3", "--dataset", f"{name}.pt", "--iterations", "1", "--name", name
         )
-        told[name] = (code, *capsys.readouterr())
-    assert told["inside"][0] == told["some"][0] == 0
-    assert "range" not in told["inside"][1]
+        outputs[name] = (code, *capsys.readouterr())
+    assert outputs["inside"][0] == outputs["some"][0] == 0
+    assert "range" not in outputs["inside"][1]
     assert (
-        told["some"][1].count(
+        outputs["some"][1].count(
             "has actions beyond InvertedPendulum-v5's range: 1 of 4, most of them in component 0"
         )
         == 1
     )
-    assert told["all"][0] == 2
+    assert outputs["all"][0] == 2
     assert (
         "has component 0 of every action beyond InvertedPendulum-v5's range: it is from -6 to 5"
-        in told["all"][2]
+        in outputs["all"][2]
     )
     assert not Path("runs/all").exists()
 
