@@ -32,7 +32,7 @@ from experiments.origin import origin
 from rayagi.run.versions import usable_cores
 
 HERE = Path(__file__).parent
-PACKAGES = ("jax", "jaxlib", "warp-lang", "envpool")
+PACKAGES = ("jax", "jaxlib", "brax", "warp-lang", "envpool")
 
 
 @dataclass(frozen=True)

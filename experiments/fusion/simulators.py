@@ -1,7 +1,7 @@
-"""Figure 2: throughput of simulators against the number of environments: rayagi's fused ones, and MuJoCo's Ant.
+"""Figure 2: throughput of simulators against the number of environments: rayagi's fused ones, Brax's Ant, and MuJoCo's.
 
-The paper compares XLA's CartPole with Brax; here are four simulators of the dialect in XLA and C, and the task Ant on
-MuJoCo's own engine on all cores, observation, reward and reset included.
+The paper compares XLA's CartPole with Brax. Here are four simulators of the dialect in XLA and C; Brax's Ant on two of its
+engines; and the task Ant on MuJoCo's own engine on all cores. Observation, reward and reset are included.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from experiments.fusion.plots import draw_rates, middle
 from experiments.fusion.records import Records
 from experiments.fusion.timing import cost
 from experiments.fusion.variants.variant import BenchmarkConfig
+from rayagi.envs.errors import EnvError
 from rayagi.envs.fused.simulator import Simulator
 from rayagi.envs.fused.simulators import Acrobot, CartPole, Pendulum, Quadrotor
 from rayagi.envs.registry import make_env_factory
@@ -31,6 +32,8 @@ COLOURS = {
     "Quadrotor": "#9467bd",
     "Ant": "#8c564b",
 }
+BRAX = ("generalized", "spring")
+"""Brax's most exact engine, and its fastest."""
 MOST_ANTS = 256
 
 
@@ -48,6 +51,9 @@ def groups(size: Size) -> Iterator[Sequence[Case]]:
         if num_envs <= MOST_ANTS:
             labels = {"simulator": "Ant", "form": "mujoco_cpu", "num_envs": num_envs}
             cases.append(Case(labels, lambda n=num_envs: ants(n, size)))
+            for engine in BRAX:
+                labels = {"simulator": "Ant", "form": f"brax_{engine}", "num_envs": num_envs}
+                cases.append(Case(labels, lambda n=num_envs, e=engine: brax_ants(n, e, size)))
         yield cases
 
 
@@ -64,6 +70,28 @@ def ants(num_envs: int, size: Size) -> Measure:
     return once
 
 
+def brax_ants(num_envs: int, engine: str, size: Size) -> Measure:
+    """Brax's Ant with random actions, STEPS steps a call. Raises EnvError where Brax is not installed."""
+    try:
+        import jax
+        from brax import envs
+    except ImportError as error:
+        raise EnvError("brax is not installed: pip install brax") from error
+    env = envs.create("ant", backend=engine, batch_size=num_envs)
+    actions = jax.random.uniform(jax.random.key(0), (num_envs, env.action_size), minval=-1.0, maxval=1.0)
+    several = jax.jit(lambda start: jax.lax.fori_loop(0, STEPS, lambda _, state: env.step(state, actions), start))
+    state = [jax.jit(env.reset)(jax.random.PRNGKey(0))]
+
+    def call() -> None:
+        state[0] = several(state[0])
+
+    def once() -> dict[str, float]:
+        each = cost(call, lambda: jax.block_until_ready(state[0]), size.seconds)
+        return each.rates(num_envs * STEPS)
+
+    return once
+
+
 def draw(records: Records, path: Path) -> None:
     """A line per simulator and form."""
     title = f"Figure 2: simulators, simulation alone, {STEPS} steps per call"
@@ -72,7 +100,8 @@ def draw(records: Records, path: Path) -> None:
 
 def _line(labels: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     simulator, form = labels["simulator"], labels["form"]
-    return f"{simulator}, {form}", {"color": COLOURS[simulator], "linestyle": "--" if form == "xla" else "-"}
+    styles = {"xla": "--", "brax_generalized": "--", "brax_spring": ":"}
+    return f"{simulator}, {form}", {"color": COLOURS[simulator], "linestyle": styles.get(form, "-")}
 
 
 def findings(records: Records) -> str:
