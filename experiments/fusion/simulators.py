@@ -79,7 +79,9 @@ def brax_ants(num_envs: int, engine: str, size: Size) -> Measure:
         raise EnvError("brax is not installed: pip install brax") from error
     env = envs.create("ant", backend=engine, batch_size=num_envs)
     actions = jax.random.uniform(jax.random.key(0), (num_envs, env.action_size), minval=-1.0, maxval=1.0)
-    several = jax.jit(lambda start: jax.lax.fori_loop(0, STEPS, lambda _, state: env.step(state, actions), start))
+    several = jax.jit(
+        lambda start: jax.lax.fori_loop(0, STEPS, lambda _, state: env.step(state, actions), start)
+    )
     state = [jax.jit(env.reset)(jax.random.PRNGKey(0))]
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""Return against seconds of training: rayagi's algorithms with their presets beside Stable-Baselines3's and CleanRL's.
+"""Return against seconds: rayagi's algorithms with their presets beside other libraries with their users' settings.
 
     experiments/peers/setup.sh PEERS      # virtual environments of the other libraries
     python -m experiments.learning.compare Ant-v5 HalfCheetah-v5 --peers PEERS --time 120
@@ -30,7 +30,7 @@ from experiments.origin import origin
 from rayagi.config.presets import preset
 
 HERE = Path(__file__).parent
-PEERS = ("sb3-ppo", "cleanrl-ppo", "sb3-sac", "cleanrl-sac")
+PEERS = ("sb3-ppo", "cleanrl-ppo", "sb3-sac", "cleanrl-sac", "rl-games-ppo", "sf-ppo")
 ONE_PROCESS = "-one-process"
 Curve = list[list[float]]
 """Rows of [training seconds, environment steps, mean return, its standard deviation]."""
@@ -64,7 +64,7 @@ def in_one_process(task: str, algorithm: str) -> list[str]:
 
 def peer(task: str, name: str, seed: int, given: argparse.Namespace) -> Curve:
     """Train with another library, in its virtual environment."""
-    python = Path(given.peers) / "base" / "bin" / "python"
+    python = Path(given.peers) / ("sf" if name == "sf-ppo" else "base") / "bin" / "python"
     command = [str(python), "-m", "experiments.learning.peer", name, "--task", task, "--seed", str(seed)]
     command += [
         "--seconds",

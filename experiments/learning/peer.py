@@ -1,9 +1,11 @@
-"""A MuJoCo task as another library trains it, with the settings that its users take for it: one environment.
+"""A MuJoCo task as another library trains it, with the settings that its users take for it.
 
     PEERS/base/bin/python -m experiments.learning.peer sb3-ppo --task Ant-v5 --seconds 240 --seed 0
 
 ``sb3-sac``: Stable-Baselines3's defaults. ``sb3-ppo``: what RL Zoo, its collection of tuned settings, has for the task, else
-its defaults with normalised observations and rewards. ``cleanrl-sac``, ``cleanrl-ppo``: cleanrl.py.
+its defaults with normalised observations and rewards. ``cleanrl-sac``, ``cleanrl-ppo``: cleanrl.py. ``rl-games-ppo``: what
+its package has for the task (with_rl_games.py). ``sf-ppo``, in PEERS/sf: Sample Factory's examples (with_sample_factory.py).
+TorchRL's and PufferLib's examples have CleanRL's settings but for details; skrl, rsl_rl and RLlib have none for these tasks.
 Prints the curve as JSON: rows of [training seconds, environment steps, mean return, its standard deviation]. Evaluations are
 of the policy's mode; the clock stands still meanwhile, and while the library is imported and its networks are made.
 PEERS: the folder of experiments/peers/setup.sh.
@@ -80,11 +82,15 @@ class Clock:
         if trained_s < self._next_s:
             return
         self._next_s += self._given.every
-        returns = self._evaluate(act)
-        self.rows.append([trained_s, steps, float(returns.mean()), float(returns.std())])
+        self.add(trained_s, steps, act)
         self._paused_s += time.perf_counter() - now
         if trained_s >= self._given.seconds:
             raise TimeUpError
+
+    def add(self, trained_s: float, steps: int, act: Act) -> None:
+        """Evaluate a policy that was there after so many seconds and steps."""
+        returns = self._evaluate(act)
+        self.rows.append([trained_s, steps, float(returns.mean()), float(returns.std())])
 
     def _evaluate(self, act: Act) -> np.ndarray:
         """Undiscounted returns of one episode of each environment."""
@@ -145,11 +151,27 @@ def cleanrl(train: Callable[[str, int, Clock], None]) -> Callable[[argparse.Name
     return run
 
 
+def rl_games_ppo(given: argparse.Namespace) -> Clock:
+    """rl_games."""
+    from experiments.learning.with_rl_games import train
+
+    return train(given)
+
+
+def sf_ppo(given: argparse.Namespace) -> Clock:
+    """Sample Factory."""
+    from experiments.learning.with_sample_factory import train
+
+    return train(given)
+
+
 PEERS = {
     "sb3-sac": sb3_sac,
     "sb3-ppo": sb3_ppo,
     "cleanrl-sac": cleanrl(train_sac),
     "cleanrl-ppo": cleanrl(train_ppo),
+    "rl-games-ppo": rl_games_ppo,
+    "sf-ppo": sf_ppo,
 }
 
 

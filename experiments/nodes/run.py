@@ -1,6 +1,6 @@
 """Table 5 of GMI-DRL (ATC 2025): training throughput of several nodes over one, beside the model's.
 
-    python -m experiments.nodes.run                         # about 18 minutes, needs root
+    python -m experiments.nodes.run                         # about 50 minutes, needs root
     python -m experiments.nodes.run --tasks Ant-v5 --nodes 1 2 --megabits 1000 --repeats 1
 
 A node is a host of experiments.nodes.hosts with a raylet and one GMI of 64 environments, so more nodes have more
@@ -276,8 +276,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5"])
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5", "Humanoid-v5"])
+    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument(
         "--megabits", type=float, nargs="+", default=[1000.0], help="of each link, per second"
     )

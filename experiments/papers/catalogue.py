@@ -329,7 +329,7 @@ GMI_DRL = (
         paper="gmi-drl", label="Table 5", quantity="several nodes over one",
         theirs="4 nodes over one 2.72 to 3.28, 83 % of linear on average", axes="partly", measuring=NODES,
         ours=lambda rows: nodes.headline(rows["rows"]), draw=lambda rows, path: nodes.draw(rows["rows"], path),
-        differs=f"{CORES}; HalfCheetah; nodes are namespaces of one host, with 0.4 of a core and a link of 1 Gbit/s each",
+        differs=f"{CORES}; HalfCheetah and Humanoid; nodes are namespaces of one host, with 0.4 of a core and 1 Gbit/s each",
     ),
     Exhibit(
         paper="gmi-drl", label="Table 6", quantity="training throughput of the chosen collective over IP only",
@@ -443,7 +443,7 @@ DEVICE = "the device is the CPU"
 DATA_COLLECTION = (
     _fused(
         "2", "simulation throughput of several simulators", "CartPole is like robotics simulators",
-        "this project's robots in place of Brax",
+        f"this project's simulators beside Brax's Ant on two of its engines; {DEVICE}",
     ),
     _fused("4", "data collection against parallel environments", "up to 1,024 times Gym's loop", DEVICE),
     _fused(

@@ -11,9 +11,11 @@ import argparse
 import collections
 import json
 import time
+from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import nn
 
 from experiments.peers import TASKS
 
@@ -35,6 +37,14 @@ def flags(peer: str) -> argparse.Namespace:
     torch.set_num_threads(given.threads)
     torch.manual_seed(given.seed)
     return given
+
+
+def network(inputs: int, outputs: int) -> nn.Sequential:
+    """Hidden layers of HIDDEN units with ELU, initialised as torch does."""
+    sizes, layers = [inputs, *HIDDEN], list[nn.Module]()
+    for fan_in, fan_out in pairwise(sizes):
+        layers += [nn.Linear(fan_in, fan_out), nn.ELU()]
+    return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], outputs))
 
 
 class TimeUpError(Exception):

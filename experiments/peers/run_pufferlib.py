@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from experiments.peers.common import (
     BATCH,
     ENVS,
     EPOCHS,
-    HIDDEN,
     MINIBATCH,
     STEPS,
     Meter,
     Pool,
     TimeUpError,
     flags,
+    network,
 )
 
 
@@ -55,14 +54,6 @@ class PoolEnv(pufferlib.PufferEnv):
 
     def close(self):
         """Nothing to close."""
-
-
-def network(inputs: int, outputs: int) -> nn.Sequential:
-    """ELU between layers."""
-    sizes, layers = [inputs, *HIDDEN], list[nn.Module]()
-    for fan_in, fan_out in pairwise(sizes):
-        layers += [nn.Linear(fan_in, fan_out), nn.ELU()]
-    return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], outputs))
 
 
 class Policy(nn.Module):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh FOLDER: FOLDER/base, FOLDER/sf, FOLDER/puffer, virtual environments with pinned peers. Five minutes, 4 GB.
+# setup.sh FOLDER: FOLDER/base, FOLDER/torchrl, FOLDER/sf, FOLDER/puffer, virtual environments with pinned peers. Seven minutes, 5 GB.
 set -euo pipefail
 mkdir -p "${1:?usage: setup.sh FOLDER}"
 folder=$(cd "$1" && pwd)
@@ -13,7 +13,8 @@ make_env() { # NAME PACKAGE...: torch first and pinned, as the Makefile does: an
     "$env/bin/pip" -q install "$@"
 }
 
-make_env base "gymnasium[mujoco]==1.4.0" envpool==1.2.5 stable-baselines3==2.9.2 skrl==2.1.1 py-spy==0.4.3
+make_env base "gymnasium[mujoco]==1.4.0" envpool==1.2.5 stable-baselines3==2.9.2 skrl==2.1.1 rl-games==1.6.5 rsl-rl-lib==5.5.1 py-spy==0.4.3
+make_env torchrl "gymnasium[mujoco]==1.4.0" envpool==1.2.5 torchrl==0.14.1
 make_env sf sample-factory==2.1.1
 make_env sf "gymnasium[mujoco]==1.4.0" envpool==1.2.5 # pip complains: run_sample_factory.py makes them work together
 

@@ -6,7 +6,7 @@
     python -m experiments.throughput.run --cases rayagi-2x1 rayagi-1x2 rllib --tasks Ant-v5 Humanoid-v5 --repeats 3
     python -m experiments.throughput.run --cases rayagi-2x1 rayagi-1x2 cleanrl --peers PEERS --tasks all --repeats 3
 
-PEERS is a folder of the peers' virtual environments, about 4 GB, of which only those of the cases are needed; without it,
+PEERS is a folder of the peers' virtual environments, about 5 GB, of which only those of the cases are needed; without it,
 only rayagi and the limit are measured, and RLlib if --cases names it. Writes results/<date>.json (raw lines and origin) and
 results/<date>.md (medians and spread).
 """
@@ -18,6 +18,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,8 +37,14 @@ PEERS = {
     "sb3-envpool": ("base", "run_sb3"),
     "pufferlib": ("puffer", "run_pufferlib"),
     "cleanrl": ("base", "run_cleanrl"),
+    "rl-games": ("base", "run_rl_games"),
+    "rsl-rl": ("base", "run_rsl_rl"),
+    "skrl": ("base", "run_skrl"),
+    "torchrl": ("torchrl", "run_torchrl"),
 }
 """Virtual environment and runner of each, see experiments/peers."""
+RLLIB = "rllib"
+"""It is where rayagi is; measured only if it is named."""
 CORES = 2
 """That both layouts of ours use."""
 QUIET_SHARE = 0.08
@@ -127,7 +134,12 @@ def run_case(case: Case) -> dict[str, object]:
             return {"case": case.name, "failed": (done.error or done.output)[-500:]}
         if done.other_cores <= MOST_OTHER_CORES or attempt == ATTEMPTS:
             break
-    watched = {"own_cores": done.own_cores, "other_cores": done.other_cores, "attempt": attempt}
+    watched = {
+        "own_cores": done.own_cores,
+        "other_cores": done.other_cores,
+        "memory_mib": done.memory_mib,
+        "attempt": attempt,
+    }
     # Ours says what was stolen while it trained, without its start.
     return {"stolen_cores": done.stolen_cores, **json.loads(lines[-1]), "case": case.name, **watched}
 
@@ -139,7 +151,9 @@ def rate(row: dict[str, object]) -> float | None:
 
 
 def summarise(rows: list[dict[str, object]]) -> str:
-    """A Markdown table: median steps per second and range, and the ratios of our layouts to each in the same repeat."""
+    """A Markdown table: median steps per second and range, seconds to the end of the first iteration, most memory, and the
+    ratios of our layouts to each in the same repeat.
+    """
     rates: dict[str, dict[object, float]] = {}
     for row in rows:
         value = rate(row)
@@ -147,8 +161,9 @@ def summarise(rows: list[dict[str, object]]) -> str:
             rates.setdefault(str(row["case"]), {})[row["repeat"]] = value
     ours = {name: rates[name] for name in OURS if name in rates}
     lines = [
-        f"| case | runs | steps/s, median | lowest - highest |{''.join(f' {name} / case |' for name in ours)}",
-        f"|---|---|---|---|{'---|' * len(ours)}",
+        "| case | runs | steps/s, median | lowest - highest | to the first iteration, s | memory, MiB |"
+        + "".join(f" {name} / case |" for name in ours),
+        f"|---|---|---|---|---|---|{'---|' * len(ours)}",
     ]
     for name, found in sorted(rates.items(), key=lambda item: -statistics.median(item[1].values())):
         values = list(found.values())
@@ -158,8 +173,10 @@ def summarise(rows: list[dict[str, object]]) -> str:
         )
         told = "".join(f" {spread(each, '.2f')} |" for each in ratios)
         low, high = min(values), max(values)
+        cells = (_median_of(rows, name, "startup_s", ".1f"), _median_of(rows, name, "memory_mib", ".0f"))
         lines.append(
-            f"| {name} | {len(values)} | {statistics.median(values):.0f} | {low:.0f} - {high:.0f} |{told}"
+            f"| {name} | {len(values)} | {statistics.median(values):.0f} | {low:.0f} - {high:.0f} | "
+            f"{' | '.join(cells)} |{told}"
         )
     left = [of_what_was_left(rows, name, mine, rates.get("limit", {})) for name, mine in ours.items()]
     failed = [f"- {row['case']} failed: {row['failed']}" for row in rows if "failed" in row]
@@ -168,6 +185,16 @@ def summarise(rows: list[dict[str, object]]) -> str:
     ]
     kept = f"{len(disturbed)} of {len(rows)} runs are kept although something else used more than {MOST_OTHER_CORES} cores."
     return "\n".join([*lines, "", *(f"{one}\n" for one in left if one), kept, *failed])
+
+
+def _median_of(rows: list[dict[str, object]], case: str, key: str, form: str) -> str:
+    """Over the repeats that have it; "-" without one."""
+    found = [
+        float(value)
+        for row in rows
+        if row["case"] == case and isinstance(value := row.get(key), (int, float))
+    ]
+    return format(statistics.median(found), form) if found else "-"
 
 
 def spread(values: list[float], form: str) -> str:
@@ -199,7 +226,9 @@ def of_what_was_left(
 
 def compare(rows: list[dict[str, object]]) -> str:
     """A Markdown table of tasks: median steps per second, and our layouts beside the fastest peer of each repeat."""
-    names = [*OURS, *PEERS]
+    measured = {row["case"] for row in rows}
+    peers = [name for name in (*PEERS, RLLIB) if name in measured]
+    names = [*OURS, *peers]
     lines = [
         f"| task | {' | '.join(names)} | {' | '.join(f'{name} / fastest peer' for name in OURS)} |",
         f"|---|{'---|' * (len(names) + len(OURS))}",
@@ -213,18 +242,17 @@ def compare(rows: list[dict[str, object]]) -> str:
         medians = (
             f"{statistics.median(found.values()):.0f}" if (found := rates[name]) else "-" for name in names
         )
-        ratios = (spread(_of_fastest_peer(rates, name), ".2f") or "-" for name in OURS)
+        ratios = (spread(_of_fastest_peer(rates, name, peers), ".2f") or "-" for name in OURS)
         lines.append(f"| {task} | {' | '.join((*medians, *ratios))} |")
     return "\n".join(lines)
 
 
-def _of_fastest_peer(rates: dict[str, dict[object, float]], ours: str) -> list[float]:
+def _of_fastest_peer(rates: dict[str, dict[object, float]], ours: str, peers: Sequence[str]) -> list[float]:
     """One for each repeat in which a peer was measured."""
-    peers = [rates[name] for name in PEERS]
     return [
-        speed / max(peer[repeat] for peer in peers if repeat in peer)
+        speed / max(rates[peer][repeat] for peer in peers if repeat in rates[peer])
         for repeat, speed in rates[ours].items()
-        if any(repeat in peer for peer in peers)
+        if any(repeat in rates[peer] for peer in peers)
     ]
 
 
@@ -266,9 +294,9 @@ def cases_of(task: str, peers: Path | None, seconds: float, names: list[str] | N
     cases = our_cases(task, seconds)
     if peers is not None:
         cases += peer_cases(peers, task, seconds, names)
-    if "rllib" in (names or ()):
+    if RLLIB in (names or ()):
         runner = ("experiments.peers.run_rllib", "--task", task, "--seconds", str(seconds))
-        cases.append(_case("rllib", sys.executable, *runner))
+        cases.append(_case(RLLIB, sys.executable, *runner))
     unknown = set(names or ()) - {case.name for case in cases} - {"limit", "limit, all cores busy"}
     if unknown:
         raise SystemExit(f"--cases {' '.join(sorted(unknown))}: none of {', '.join(c.name for c in cases)}")

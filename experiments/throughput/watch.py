@@ -1,4 +1,4 @@
-"""Runs a command and tells how many cores it used, and how many something else used meanwhile."""
+"""Runs a command and measures its cores and memory, and the cores that something else used meanwhile."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Watched:
     """Mean number of cores that anything else used, as far as this machine's own kernel sees it."""
     stolen_cores: float
     """Mean number of cores that a virtual machine's host kept from it while something wanted to run there."""
+    memory_mib: float
+    """Most memory of the command and everything it started, pages that they share counted as one; sampled."""
 
 
 def run_watched(command: list[str], timeout_s: float) -> Watched:
@@ -39,11 +41,14 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
     mark = uuid.uuid4().hex
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", _MARK: mark}
     own_ticks: dict[int, int] = {}
+    memory = [0]
     ended = threading.Event()
 
     def sample() -> None:
         while not ended.wait(2.0):
-            own_ticks.update(_ticks_of(mark))
+            found = _ticks_of(mark)
+            own_ticks.update(found)
+            memory.append(sum(map(_memory_kib, found)))
 
     used, stolen, began = used_seconds(), stolen_seconds(), time.monotonic()
     process = subprocess.Popen(
@@ -75,7 +80,17 @@ def run_watched(command: list[str], timeout_s: float) -> Watched:
         own_cores=round(own / wall_s, 2),
         other_cores=round(others / wall_s, 2),
         stolen_cores=round(stolen / wall_s, 3),
+        memory_mib=round(max(memory) / 1024),
     )
+
+
+def _memory_kib(pid: int) -> int:
+    """Proportional set size: of a page that n processes share, an nth. 0 if the process has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    except (OSError, StopIteration):
+        return 0
 
 
 def _ticks_of(mark: str) -> dict[int, int]:

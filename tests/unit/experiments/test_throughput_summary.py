@@ -15,15 +15,16 @@ def row(repeat, case, **values):
 
 def test_ratios_are_within_a_repeat_and_the_limit_is_told_with_what_the_host_left():
     rows = [
-        row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1),
+        row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1, startup_s=7.0, memory_mib=900),
         row(0, "rayagi-1x2", steps_per_s=4000.0),
         row(0, "limit", limit_steps_per_s=5000.0),
         row(1, "rayagi-1x2", steps_per_s=5000.0),
-        row(1, "rayagi-2x1", steps_per_s=3000.0, stolen_cores=0.4),
+        row(1, "rayagi-2x1", steps_per_s=3000.0, stolen_cores=0.4, startup_s=8.0, memory_mib=1000),
         row(1, "limit", limit_steps_per_s=5000.0),
     ]
     told = summarise(rows)
-    assert "| limit | 2 | 5000 | 5000 - 5000 | 0.90 (0.80 - 1.00) | 0.70 (0.60 - 0.80) |" in told
+    assert "| limit | 2 | 5000 | 5000 - 5000 | - | - | 0.90 (0.80 - 1.00) | 0.70 (0.60 - 0.80) |" in told
+    assert "| rayagi-2x1 | 2 | 3500 | 3000 - 4000 | 7.5 | 950 | " in told
     # 0.1 and 0.4 of two cores: 4000 / (5000 * 0.95) = 0.842, 3000 / (5000 * 0.8) = 0.75
     assert (
         "While rayagi-2x1 trained, the host kept 5.0%, 20.0% of the cores' time: of the limit with what was left, "
@@ -43,17 +44,16 @@ def test_tasks_are_compared_with_the_fastest_peer_of_each_repeat():
     told = compare(
         [
             *rows(0, "Ant-v5", **{"rayagi-2x1": 30.0, "rayagi-1x2": 20.0, "sf-async": 10.0, "cleanrl": 15.0}),
-            *rows(1, "Ant-v5", **{"rayagi-2x1": 40.0, "sf-async": 20.0, "cleanrl": 15.0}),
+            *rows(1, "Ant-v5", **{"rayagi-2x1": 40.0, "sf-async": 20.0, "cleanrl": 15.0, "rllib": 5.0}),
             *rows(0, "Hopper-v5", **{"rayagi-2x1": 30.0, "limit": 99.0}),
             row(0, "pufferlib", task="Hopper-v5", failed="no room"),
         ]
     ).splitlines()
-    assert told[0].startswith(
-        "| task | rayagi-1x2 | rayagi-2x1 | sf-async | sb3-envpool | pufferlib | cleanrl |"
-    )
+    # Of the peers those that ran.
+    assert told[0].startswith("| task | rayagi-1x2 | rayagi-2x1 | sf-async | pufferlib | cleanrl | rllib | ")
     # 30 / 15 and 40 / 20; 20 / 15
-    assert told[2] == "| Ant-v5 | 20 | 35 | 15 | - | - | 15 | 1.33 (1.33 - 1.33) | 2.00 (2.00 - 2.00) |"
-    assert told[3] == "| Hopper-v5 | - | 30 | - | - | - | - | - | - |"
+    assert told[2] == "| Ant-v5 | 20 | 35 | 15 | - | 15 | 5 | 1.33 (1.33 - 1.33) | 2.00 (2.00 - 2.00) |"
+    assert told[3] == "| Hopper-v5 | - | 30 | - | - | - | - | - | - |"  # two of ours, four peers, two ratios
 
 
 def test_peers_run_in_their_virtual_environments(tmp_path):
@@ -82,10 +82,12 @@ def test_peers_run_in_their_virtual_environments(tmp_path):
 
 
 def test_a_command_s_own_time_is_told_from_others():
-    busy = "import time; until = time.process_time() + 4.0\nwhile time.process_time() < until: pass\nprint('done')"
+    busy = "import time; data = bytes(300 * 2**20).replace(b'\\0', b'1'); until = time.process_time() + 4.0\n"
+    busy += "while time.process_time() < until: pass\nprint('done')"
     watched = run_watched([sys.executable, "-c", busy], timeout_s=60)
     assert watched.output == "done\n"
     assert 0 < watched.own_cores <= 1.05
+    assert 300 < watched.memory_mib < 700  # MiB: the bytes, and Python
 
 
 def test_what_the_host_took_is_neither_busy_nor_idle(monkeypatch):
