@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 
 import gymnasium
 
 from placement.text import aligned
 from rayagi.envs import UnknownEnvironmentError, list_envs, named_env
-from rayagi.envs.registry import PROVIDERS
+from rayagi.envs.registry import PROVIDERS, nearest_ids
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         and any(pattern.startswith(name) or name.startswith(pattern) for name in definition.engines)
     ]
     if pattern and not (rows or others or unlisted):
-        raise UnknownEnvironmentError(arguments.pattern, _nearest(arguments.pattern))
+        raise UnknownEnvironmentError(arguments.pattern, nearest_ids(arguments.pattern))
     if rows:
         head = ("environment", "engine", "observation", "action", "time limit", "what it is")
         print("\n".join(aligned([head, *rows])))
@@ -53,10 +52,3 @@ def run(arguments: argparse.Namespace) -> int:
     for text in unlisted:
         print(f"through another engine (docs/how-to/simulators.md): {text}")
     return 0
-
-
-def _nearest(pattern: str) -> tuple[str, ...]:
-    names = {
-        name.lower(): name for name in (*gymnasium.registry, *(listing.env_id for listing in list_envs()))
-    }
-    return tuple(names[match] for match in difflib.get_close_matches(pattern.lower(), names, n=3, cutoff=0.4))

@@ -49,6 +49,10 @@ PROVIDERS: tuple[ProviderDefinition, ...] = (
 )
 """Definitions in order of lookup."""
 
+_LEAST_LIKENESS = 0.7
+"""Of names that a message proposes, from 0 to 1."""
+_LEAST_BEGINNING = 4
+"""Characters that are taken for the beginning of a name."""
 _MUJOCO_HIDDEN = (256, 128, 64)
 _SMALL_HIDDEN = (64, 64)
 # GMI-DRL (ATC'25) Table 4, by the task's name without its version.
@@ -209,7 +213,7 @@ def _definition(env_id: str, engine: str) -> ProviderDefinition:
             "or train with an id that a module registers with Gymnasium: environment('MODULE:ID')"
         )
         raise EnvironmentOptionError(env_id, reason)
-    raise UnknownEnvironmentError(env_id, _nearest(env_id))
+    raise UnknownEnvironmentError(env_id, nearest_ids(env_id))
 
 
 def _users_registration(env_id: str) -> EnvSpec | None:
@@ -222,25 +226,26 @@ def _users_registration(env_id: str) -> EnvSpec | None:
     return None if module.startswith("gymnasium.") else spec
 
 
-def _nearest(env_id: str) -> tuple[str, ...]:
+def nearest_ids(env_id: str) -> tuple[str, ...]:
+    """At most four ids with a similar name, whatever their namespace and version: the most similar ones, rayagi's first."""
     # Gymnasium keeps retired ids; their entry point is a function that raises with directions.
     alive = [
         name for name, spec in gymnasium.registry.items() if not isinstance(spec.entry_point, FunctionType)
     ]
     own = {name for definition in PROVIDERS for name in definition.provider.catalogue}
-    by_lower = {name.lower(): name for name in sorted({*own, *alive})}
-    close = difflib.get_close_matches(env_id.lower(), by_lower, n=4, cutoff=0.5)
-    # By edit distance a short name like "ant" is far from "rayagi/Ant-v0"; match the bare name as well.
-    bare = env_id.lower().rsplit("-v", 1)[0]
-    close += [lower for lower in by_lower if bare and _bare(lower) == bare]
-    # First ids that differ only in case, then rayagi's own.
-    ranked = sorted(
-        dict.fromkeys(by_lower[lower] for lower in close),
-        key=lambda name: (name.lower() != env_id.lower(), name not in own),
-    )
-    return tuple(ranked[:4])
+    likeness = {name: _likeness(_bare(env_id), _bare(name)) for name in sorted({*own, *alive})}
+    near = [name for name in likeness if likeness[name] >= _LEAST_LIKENESS]
+    near.sort(key=lambda name: (name.lower() != env_id.lower(), -likeness[name], name not in own))
+    return tuple(near[:4])
+
+
+def _likeness(asked: str, name: str) -> float:
+    """From 0 to 1, of names without namespace and version, in which all ids are alike."""
+    if len(asked) >= _LEAST_BEGINNING and name.startswith(asked):
+        return 1.0
+    return difflib.SequenceMatcher(None, asked, name).ratio()
 
 
 def _bare(env_id: str) -> str:
-    """The id without namespace and version."""
-    return env_id.rsplit("/", 1)[-1].rsplit("-v", 1)[0]
+    """The id in lower case, without namespace and version."""
+    return env_id.lower().rsplit("/", 1)[-1].rsplit("-v", 1)[0]

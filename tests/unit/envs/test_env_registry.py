@@ -115,6 +115,8 @@ def test_the_list_has_every_task_of_ours_with_its_sizes():
         ("ant", "Ant-v5"),
         ("Cartpole-v1", "CartPole-v1"),
         ("HalfCheeta-v5", "HalfCheetah-v5"),
+        ("walker", "Walker2d-v5"),
+        ("gym/FrozenLak-v0", "FrozenLake-v1"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(given, nearest):
@@ -129,6 +131,13 @@ def test_retired_names_are_not_offered():
     with pytest.raises(envs.UnknownEnvironmentError) as caught:
         envs.make_env_factory("Ant")
     assert not {"Ant-v2", "Ant-v3"} & set(caught.value.nearest)
+
+
+@pytest.mark.parametrize("given", ["nosuch/Task-v0", "my/Car-v5", "Reach2d-v1"])
+def test_names_that_only_have_a_version_in_common_are_not_near(given):
+    with pytest.raises(envs.UnknownEnvironmentError) as caught:
+        envs.make_env_factory(given)
+    assert not {name for name in caught.value.nearest if not name.startswith("Reacher")}
 
 
 def test_a_name_like_no_other_says_how_to_list_them():
