@@ -20,7 +20,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module import RLModule
 from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
-from ray.tune import PlacementGroupFactory
+from ray.tune import Checkpoint, PlacementGroupFactory
 from ray.tune.result import TRIAL_INFO
 from ray.util.placement_group import get_current_placement_group
 
@@ -45,6 +45,7 @@ from rayagi.rl_module import export_module, save_modules
 from rayagi.rllib_results import ResultLog, evaluation_results
 from rayagi.rllib_run import replaced_checkpoint, write_run
 from rayagi.rllib_watch import RunWatch
+from rayagi.run.folder import complete_interrupted_save
 from rayagi.run.measures import UnstableShare
 
 # Their warnings concern parts of RLlib that rayagi replaces.
@@ -293,6 +294,19 @@ class GmiAlgorithm(Algorithm):
             write_run(folder, self.run_spec, self.plan, state["session"], counters, tables)
         return str(path)
 
+    @classmethod
+    def from_checkpoint(
+        cls, path: str | Path | Checkpoint, filesystem: pyarrow.fs.FileSystem | None = None, **kwargs: Any
+    ) -> Algorithm:
+        """Build the algorithm of a checkpoint of ``save_to_path``, and restore it. If the save was interrupted while it
+        replaced another checkpoint, it is completed first.
+
+        Raises:
+            DiskError: it has to be completed, and cannot be written.
+        """
+        _complete(path, filesystem)
+        return super().from_checkpoint(path, filesystem, **kwargs)
+
     def restore_from_path(
         self, path: str | Path, *args: Any, component: str | None = None, **kwargs: Any
     ) -> None:
@@ -306,6 +320,7 @@ class GmiAlgorithm(Algorithm):
                 f"component={component!r}: rayagi restores whole checkpoints only; leave component out, and give "
                 "the checkpoint's top folder"
             )
+        _complete(path, kwargs.get("filesystem"))
         # Algorithm's own method would also synchronise environment runners, which do not exist here.
         given = path if kwargs.get("filesystem") is not None else _absolute(path)
         Checkpointable.restore_from_path(self, given, *args, **kwargs)
@@ -401,6 +416,13 @@ def _recovered_machine() -> Machine:
         return cluster_machine(START_TIMEOUT_S, recover_this_host)
     recover_this_host()
     return local_machine()
+
+
+def _complete(path: str | Path | Checkpoint, filesystem: pyarrow.fs.FileSystem | None) -> None:
+    """Complete an interrupted save in a folder of this machine."""
+    is_local = filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+    if is_local and not isinstance(path, Checkpoint) and "://" not in str(path):
+        complete_interrupted_save(Path(path))
 
 
 def _absolute(path: str | Path) -> str:

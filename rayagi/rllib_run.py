@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ from placement.plan import PlacementPlan
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.monitoring.catalogue import reward_column
-from rayagi.run.atomic import replace_json, replace_text
+from rayagi.run.atomic import replace_json, replace_text, replacing_run
 from rayagi.run.csv_log import cell_text
 from rayagi.run.errors import disk_errors
 from rayagi.run.folder import SCHEMA_VERSION, RunFolder, RunRecord
@@ -57,42 +55,24 @@ class CsvText:
 def replaced_checkpoint(path: str, filesystem: pyarrow.fs.FileSystem) -> Iterator[Path]:
     """A temporary folder, whose files go into a checkpoint's folder when the block succeeds.
 
-    Each replaces the one of before at once, as far as the file system can. Then the checkpoints of before are removed.
+    On a local file system as ``replacing_run``; else each replaces the one of before as that file system can. Then the
+    checkpoints of before are removed.
 
     Raises:
         DiskError: it cannot be written.
     """
-    is_local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
-    out = Path(path).absolute()
     with disk_errors(path, "free space there, or save to another folder"):
-        if is_local:  # beside what it replaces, so that files can be renamed
-            out.mkdir(parents=True, exist_ok=True)
-            for left in out.glob(f"{_UNFINISHED}*"):  # of a killed process
-                shutil.rmtree(left)
-        with tempfile.TemporaryDirectory(prefix=_UNFINISHED, dir=out if is_local else None) as name:
-            folder = Path(name)
-            yield folder
-            written = {each.name for each in folder.glob("checkpoints/*")}
-            if is_local:
-                _move_files(folder, out)
-            else:
-                filesystem.create_dir(path)
-                local = pyarrow.fs.LocalFileSystem()
-                pyarrow.fs.copy_files(name, path, source_filesystem=local, destination_filesystem=filesystem)
+        if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+            with replacing_run(Path(path).absolute()) as folder:
+                yield folder
+            return
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
+            written = {each.name for each in Path(name).glob("checkpoints/*")}
+            filesystem.create_dir(path)
+            local = pyarrow.fs.LocalFileSystem()
+            pyarrow.fs.copy_files(name, path, source_filesystem=local, destination_filesystem=filesystem)
             _remove_others(f"{path}/checkpoints", written, filesystem)
-
-
-_UNFINISHED = ".unfinished_"
-
-
-def _move_files(folder: Path, out: Path) -> None:
-    """Move the files of a folder and its folders."""
-    for file in sorted(each for each in folder.rglob("*") if each.is_file()):
-        with file.open("rb") as complete:
-            os.fsync(complete.fileno())
-        place = out / file.relative_to(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        file.replace(place)
 
 
 def _remove_others(folder: str, kept: Collection[str], filesystem: pyarrow.fs.FileSystem) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from contextlib import suppress
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -86,6 +89,76 @@ def replace_bytes(path: Path, content: bytes) -> None:
 def replace_text(path: Path, text: str) -> None:
     """Replace a file by text; as ``replace_bytes``."""
     replace_bytes(path, text.encode())
+
+
+@contextmanager
+def replacing_run(run: Path) -> Iterator[Path]:
+    """A temporary folder, whose files replace those of a run folder when the block succeeds: all of them, or none.
+
+    If this process is killed in between, ``complete_run`` does the rest. Other files of the run folder stay, other
+    checkpoints are removed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    complete_run(run)
+    for left in run.glob(f"{_UNFINISHED}*"):  # of a killed process
+        shutil.rmtree(left)
+    folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=run))
+    try:
+        yield folder
+        for file in _files_of(folder):
+            sync_path(file)
+        kept = sorted(entry.name for entry in folder.glob("checkpoints/*"))
+        write_bytes(folder / _KEPT, json.dumps(kept).encode())
+        folder.rename(run / _READY)  # from here on the new files count
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    complete_run(run)
+
+
+_UNFINISHED, _READY = ".unfinished_", ".ready"
+_KEPT = ".kept"
+"""Lists what the folder of checkpoints has then."""
+
+
+def complete_run(run: Path) -> bool:
+    """Move the files of a killed ``replacing_run`` into their places. Returns whether there were some.
+
+    Several processes may do it at the same time.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    ready = run / _READY
+    if not ready.is_dir():
+        return False
+    sync_path(run)
+    folders = {run}
+    for file in _files_of(ready):
+        place = run / file.relative_to(ready)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        folders.add(place.parent)
+        with suppress(FileNotFoundError):  # another process has moved it
+            file.replace(place)
+    for folder in folders:
+        sync_path(folder)
+    with suppress(FileNotFoundError):  # another process has removed it
+        kept = json.loads((ready / _KEPT).read_text())
+        for entry in run.glob("checkpoints/*"):
+            if entry.name not in kept:
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    done = run / f"{_UNFINISHED}{os.getpid()}"
+    with suppress(FileNotFoundError):
+        ready.rename(done)
+    shutil.rmtree(done, ignore_errors=True)
+    return True
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Files of a folder and its folders, in order, without the list of what is kept."""
+    return sorted(each for each in folder.rglob("*") if each.is_file() and each.name != _KEPT)
 
 
 def replace_json(path: Path, value: Any) -> None:

@@ -12,6 +12,7 @@ error.log                                       traceback of an unexpected error
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -28,9 +29,11 @@ from rayagi.config.former import with_present_names
 from rayagi.config.spec import RunSpec
 from rayagi.config.trusted_modules import refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
-from rayagi.run.atomic import lock_folder, new_folder, replace_json, replace_text
+from rayagi.run.atomic import complete_run, lock_folder, new_folder, replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import DiskError, RunFolderError, RunVersionError, disk_errors
+
+_logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 """Layout version of the run folder; increased when older folders cannot be read."""
@@ -213,9 +216,11 @@ def open_run(path: Path) -> RunFolder:
     Raises:
         RunFolderError: there is no run folder, or it is damaged.
         RunVersionError: it has another layout version.
+        DiskError: as ``complete_interrupted_save``.
     """
     if not path.is_dir():
         raise RunFolderError(str(path), f"there is no such run folder{_runs_nearby(path.parent)}")
+    complete_interrupted_save(path)
     try:
         stored = json.loads((path / "run.json").read_text())
     except FileNotFoundError:
@@ -231,6 +236,19 @@ def open_run(path: Path) -> RunFolder:
         return RunFolder(path, RunRecord(**stored))
     except TypeError as error:
         raise RunFolderError(str(path), f"run.json is damaged ({error})") from error
+
+
+def complete_interrupted_save(path: Path) -> None:
+    """Complete the last save of an Algorithm's checkpoint if its process was killed while it replaced the one before.
+
+    Raises:
+        DiskError: the folder cannot be written.
+    """
+    with disk_errors(path, "the last save there was interrupted and has to be completed: make it writable"):
+        if complete_run(path):
+            _logger.warning(
+                "%s: the last save was interrupted while it replaced files; it is complete now", path
+            )
 
 
 def _runs_nearby(folder: Path) -> str:

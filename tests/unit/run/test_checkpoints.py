@@ -1,9 +1,11 @@
+import itertools
 import json
 import os
 import resource
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 
 from rayagi.run.checkpoints import CheckpointStore, load_tensors
 from rayagi.run.errors import CheckpointError, DiskError, NoCheckpointError
+from tests.kills import dies_before_change
 
 
 def save(store, iteration, best=None):
@@ -129,6 +132,43 @@ def test_a_killed_writer_leaves_the_one_before(store, tmp_path):
     assert len(list(folder.glob(".iteration_000002.*"))) == 1
     assert store.load().name == "iteration_000001"
     assert store.pointer("last") == {"checkpoint": "iteration_000001"}
+
+
+def test_killed_at_any_change_of_a_name_a_whole_checkpoint_is_the_last_and_one_is_the_best(tmp_path):
+    last, best = [], []
+    for num_changes in itertools.count():
+        store = CheckpointStore(tmp_path / str(num_changes))
+        for iteration in (1, 2, 3):
+            save(store, iteration, best=1.0 if iteration == 1 else None)
+        is_killed = dies_before_change(num_changes, partial(save, store, 4, best=4.0))
+        last.append(store.load().name)
+        best.append(store.load("best").name)
+        store.rewind(int(last[-1][-1]))
+        assert not list(tmp_path.glob("*/.iteration*"))
+        save(store, 5)
+        assert store.load().name == "iteration_000005"
+        if not is_killed:
+            break
+    assert (last, best) == (sorted(last), sorted(best))
+    assert (last[0], last[-1]) == ("iteration_000003", "iteration_000004")
+    assert (best[0], best[-1]) == ("iteration_000001", "iteration_000004")
+    assert len(last) > 10
+
+
+def test_killed_at_any_change_of_a_name_a_rewound_run_has_the_checkpoint_that_it_goes_on_from(tmp_path):
+    for num_changes in itertools.count():
+        folder = tmp_path / str(num_changes)
+        store = CheckpointStore(folder)
+        for iteration in (3, 2, 3):  # the first has been set aside before
+            save(store, iteration, best=float(iteration))
+            if iteration == 2:
+                (folder / "iteration_000003").rename(folder / "damaged_iteration_000003")
+        (folder / "iteration_000003" / "shared.pt").write_bytes(b"half")
+        is_killed = dies_before_change(num_changes, partial(store.rewind, 2))
+        assert store.load().name == store.load("best").name == "iteration_000002"
+        if not is_killed:
+            break
+    assert num_changes > 5
 
 
 def test_a_full_disk_leaves_the_one_before_and_names_the_path(store, tmp_path):

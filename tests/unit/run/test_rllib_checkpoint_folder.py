@@ -1,32 +1,38 @@
 """The folder of an RLlib checkpoint: what was there stays until the new one is complete."""
 
+import itertools
+import logging
 import os
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pyarrow.fs
 import pytest
 
 from rayagi.rllib_run import replaced_checkpoint
+from rayagi.run.atomic import complete_run
 from rayagi.run.errors import DiskError
+from rayagi.run.folder import complete_interrupted_save
+from tests.kills import dies_before_change
 
 LOCAL = pyarrow.fs.LocalFileSystem()
 
 
-def write(folder, number, size=10):
+def write(folder, number, size=10, iteration=None):
     """A checkpoint as RLlib and rayagi lay it out, with its number in every file."""
-    run = folder / "checkpoints" / f"iteration_{number:06d}"
+    run = folder / "checkpoints" / f"iteration_{iteration or number:06d}"
     run.mkdir(parents=True)
     for file in (folder / "algorithm_state.pkl", run / "shared.pt", folder / "checkpoints" / "last.json"):
         file.write_text(str(number) * size)
 
 
-def save(path, filesystem, number, size=10, error=None):
+def save(path, filesystem, number, size=10, error=None, iteration=None):
     with replaced_checkpoint(path, filesystem) as folder:
-        write(folder, number, size)
+        write(folder, number, size, iteration)
         if error is not None:
             raise error
 
@@ -40,11 +46,11 @@ def numbers(folder):
     }
 
 
-def of(number):
+def of(number, iteration=None):
     return {
         "algorithm_state.pkl": str(number),
         "checkpoints/last.json": str(number),
-        f"checkpoints/iteration_{number:06d}/shared.pt": str(number),
+        f"checkpoints/iteration_{iteration or number:06d}/shared.pt": str(number),
     }
 
 
@@ -101,3 +107,44 @@ def test_a_killed_process_leaves_the_checkpoint_before_it_and_the_next_one_tidie
     assert numbers(tmp_path) == of(1) | {f"{left.name}/algorithm_state.pkl": "2"}
     save(str(tmp_path), LOCAL, 3)
     assert numbers(tmp_path) == of(3)
+
+
+@pytest.mark.parametrize("iteration", [None, 7], ids=["a later iteration", "the same iteration"])
+def test_killed_at_any_change_of_a_name_the_old_checkpoint_or_the_new_one_is_whole(tmp_path, iteration):
+    found = []
+    for num_changes in itertools.count():
+        out = tmp_path / str(num_changes)
+        save(str(out), LOCAL, 1, iteration=iteration)
+        (out / "notes").write_text("mine")
+        again = partial(save, str(out), LOCAL, 2, iteration=iteration)
+        is_killed = dies_before_change(num_changes, again)
+        complete_run(out)
+        assert complete_run(out) is False
+        there = {name: of for name, of in numbers(out).items() if not name.startswith(".unfinished_")}
+        (whole,) = (number for number in (1, 2) if there == of(number, iteration) | {"notes": "m"})
+        found.append(whole)
+        if not is_killed:
+            break
+    assert found == sorted(found)
+    assert (found[0], found[-1]) == (1, 2)
+    assert len(found) > 10
+
+
+def test_who_opens_a_checkpoint_whose_save_was_interrupted_is_told_in_a_sentence(tmp_path, caplog):
+    write(tmp_path, 1)
+    write(tmp_path / ".ready", 2)
+    (tmp_path / ".ready" / ".kept").write_text('["iteration_000002", "last.json"]')
+    with caplog.at_level(logging.WARNING):
+        complete_interrupted_save(tmp_path)
+        complete_interrupted_save(tmp_path)
+    assert caplog.messages == [
+        f"{tmp_path}: the last save was interrupted while it replaced files; it is complete now"
+    ]
+    assert numbers(tmp_path) == of(2)
+
+
+def test_one_that_cannot_be_completed_is_a_sentence(tmp_path):
+    write(tmp_path / ".ready", 2)
+    (tmp_path / "algorithm_state.pkl").mkdir()
+    with pytest.raises(DiskError, match=r"algorithm_state.pkl.*interrupted and has to be completed"):
+        complete_interrupted_save(tmp_path)
