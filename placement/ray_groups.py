@@ -249,7 +249,11 @@ def scheduling(reservation: Reservation, index: int) -> PlacementGroupScheduling
 def is_placed(reservation: Reservation, index: int) -> bool:
     """Whether the bundle of GMI ``index`` is on a node that is in the cluster."""
     group, bundle = reservation.place_of(index)
-    node_id = placement_group_table(group).get("bundles_to_node_id", {}).get(bundle)
+    return is_alive(placement_group_table(group).get("bundles_to_node_id", {}).get(bundle, ""))
+
+
+def is_alive(node_id: str) -> bool:
+    """Whether a node is in the cluster."""
     return any(node["Alive"] and node["NodeID"] == node_id for node in ray.nodes())
 
 

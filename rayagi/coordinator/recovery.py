@@ -16,7 +16,7 @@ from placement.allocation import assign_moved
 from placement.backends import get_backend
 from placement.inventory import cluster_machine
 from placement.plan import PlacementPlan
-from placement.ray_groups import is_placed, move, no_other_place
+from placement.ray_groups import is_alive, is_placed, move, no_other_place
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.cluster import START_TIMEOUT_S
 from rayagi.coordinator.deployment import Deployment
@@ -65,6 +65,10 @@ class Recovery:
         self._steps_of_lost: dict[int, int] = {}
         """Those of lost processes, by origin: reported, or learned of through the learners."""
         self._restarts_without_progress: Counter[int] = Counter()
+        self._node_ids = {worker.index: worker.node_id for worker in deployment.workers}
+        """Ray's node of each GMI's process, as it has reported it."""
+        self._lost_on: dict[int, str] = {}
+        """Node of each GMI's last loss that has counted, until the next one."""
         self._starting: dict[int, StateDict] = {}
         """GMIs whose new process is not there yet, and the state with which it is to go on."""
         self._unplaced_since_s: float | None = None
@@ -116,9 +120,12 @@ class Recovery:
             Exception: ``lost``, after too many restarts without progress.
         """
         indices = self.learners if index in self.learners else (index,)
+        is_new = self._is_new_loss(index)
         for each in indices:
             self._pending_calls.discard(each)
-            self._restarts_without_progress[each] += 1
+            if is_new:
+                self._lost_on[each] = self._node_ids[each]
+                self._restarts_without_progress[each] += 1
             if self._restarts_without_progress[each] > MAX_RESTARTS:
                 raise lost
         loss = lost.loss if isinstance(lost, GmiLostError) else str(lost)
@@ -137,6 +144,15 @@ class Recovery:
             self._await_process(each, state)
             # The first goes on with the lags of all: what learners report is added up.
             state = {**state, "local": {"lags": {}}}
+
+    def _is_new_loss(self, index: int) -> bool:
+        """Whether a GMI's loss is another one, and not that of its successor on a node that was being lost already.
+
+        Of a node that ends, first a process is lost, or the peer of a learner's, and what is started there in its place
+        until Ray knows that the node is gone.
+        """
+        node_id = self._lost_on.pop(index, None)
+        return node_id is None or node_id != self._node_ids[index] or is_alive(node_id)
 
     def find_places(self) -> None:
         """Ask for another node for starting GMIs whose own is gone; end the wait if none has room for them.
@@ -175,6 +191,7 @@ class Recovery:
             InventoryError: a node that has joined the cluster does not respond.
         """
         self.plan = assign_moved(self._plan_with(worker.node_id), index, worker.node_id, worker.gpu_ids)
+        self._node_ids[index] = worker.node_id
         identities = self._group.identities
         identities[index] = replace(identities[index], slice=self.plan.slices[index])
         self._build(index, self._starting.pop(index))

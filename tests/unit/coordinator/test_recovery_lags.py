@@ -11,6 +11,7 @@ from rayagi.coordinator.recovery import Recovery
 
 BOOKS = {"taken": 0, "dropped": 0, "received": {}}
 HOSTING = {"simulator": (0,), "trainer": (1, 2)}
+WORKERS = [SimpleNamespace(index=index, node_id="a") for index in range(3)]
 
 
 @pytest.fixture
@@ -18,12 +19,13 @@ def restarting(monkeypatch):
     """A recovery whose GMIs are not there, the states that it builds, what collectors have, and messages."""
     built, collectors, messages = {}, [], []
     monkeypatch.setattr(module, "restart", lambda *whose: None)
+    monkeypatch.setattr(module, "is_alive", lambda node_id: True)
     monkeypatch.setattr(Recovery, "_states", lambda self, indices: collectors)
     monkeypatch.setattr(Recovery, "_await_process", lambda self, index, state: built.update({index: state}))
     recovery = Recovery(
         spec=SimpleNamespace(learning=SimpleNamespace(rollout_length=10)),
         plan=SimpleNamespace(hosting=HOSTING.get),
-        deployment=SimpleNamespace(group=None, reservation=None),
+        deployment=SimpleNamespace(group=None, reservation=None, workers=WORKERS),
         pending_calls=SimpleNamespace(is_busy=lambda index, kind: False, discard=lambda index: None),
         factory=None,
         log=messages.append,

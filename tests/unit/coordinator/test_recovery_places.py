@@ -44,7 +44,7 @@ class Handle:
 @pytest.fixture
 def world(monkeypatch):
     """A decoupled run on two nodes, none of whose bundles is on a node any more."""
-    world = SimpleNamespace(now_s=1.0, moved=[], restarted=[])
+    world = SimpleNamespace(now_s=1.0, moved=[], restarted=[], alive={"ida", "idb"})
     plan = make_plan(
         Machine(nodes=(node("a", "ida", range(2)), node("b", "idb", range(2, 4))), origin="ray"),
         backend="cpu",
@@ -58,6 +58,7 @@ def world(monkeypatch):
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: world.now_s))
     monkeypatch.setattr(module, "is_placed", lambda reservation, index: False)
+    monkeypatch.setattr(module, "is_alive", lambda node_id: node_id in world.alive)
     monkeypatch.setattr(module, "move", move)
     monkeypatch.setattr(module, "restart", lambda group, index, *where: world.restarted.append(index))
     monkeypatch.setattr(ray_groups, "_live_nodes", list)
@@ -69,12 +70,15 @@ def world(monkeypatch):
     bundles = tuple(range(plan.num_gmis))
     world.reservation = Reservation(group=None, bundle_node_ids=("",) * plan.num_gmis, bundles=bundles)
     world.group = group
+    world.workers = [
+        worker(index, "ida" if own.node == "a" else "idb") for index, own in enumerate(plan.slices)
+    ]
 
     def recovery(**changes):
         return Recovery(
             spec=SimpleNamespace(gmi=GmiSpec(reserve_timeout_s=10.0)),
             plan=replace(plan, **changes),
-            deployment=SimpleNamespace(group=group, reservation=world.reservation),
+            deployment=SimpleNamespace(group=group, reservation=world.reservation, workers=world.workers),
             pending_calls=PendingCalls(group, 60.0),
             factory=None,
             log=lambda text: None,
@@ -137,3 +141,48 @@ def test_a_node_that_has_joined_since_is_read_and_one_of_a_host_that_is_back_has
     assert recovery.plan.slices[0].node == "a-idc012"
     assert [each.name for each in recovery.plan.machine.nodes] == ["a", "b", "a-idc012"]
     assert recovery.plan.machine.node("a").ray_node_id == "ida"
+
+
+def lost_until_it_is_final(recovery, index):
+    """How many further losses of a GMI without progress the run survives."""
+    for survived in range(10):
+        try:
+            recovery.restart_lost(RuntimeError("lost"), index)
+        except RuntimeError:
+            return survived
+    raise AssertionError("it is restarted for ever")
+
+
+def test_a_node_that_is_lost_takes_one_of_three_restarts_though_the_successor_is_lost_with_it(world):
+    recovery = world.recovery()
+    recovery.restart_lost(RuntimeError("the process ended"), 0)
+    world.alive.remove("ida")
+    recovery.restart_lost(RuntimeError("its node ended"), 0)
+    recovery.build(0, worker(0, "idb"))
+    assert lost_until_it_is_final(recovery, 0) == 2
+
+
+def test_learners_of_a_lost_node_count_one_loss_in_all(world):
+    """The learners of node b: the loss of one restarts both there, and the other's successor is lost, too."""
+    plan = world.recovery().plan
+    recovery = world.recovery(kinds=(*[plan.kinds[0]] * 3, ("trainer",), ("trainer",)))
+    first, second = recovery.learners
+    recovery._states = lambda indices: []
+    recovery._snapshot = {"iteration": 0}
+    assert {world.workers[index].node_id for index in recovery.learners} == {"idb"}
+    recovery.restart_lost(RuntimeError("the process ended"), first)
+    world.alive.remove("idb")
+    recovery.restart_lost(RuntimeError("its node ended"), second)
+    for index in recovery.learners:
+        recovery.build(index, worker(index, "ida"))
+    assert lost_until_it_is_final(recovery, first) == 2
+
+
+def test_processes_that_end_on_a_node_that_lives_count_each(world):
+    assert lost_until_it_is_final(world.recovery(), 0) == 3
+
+
+def test_a_gmi_that_takes_node_after_node_with_it_is_given_up(world):
+    recovery = world.recovery()
+    world.alive.clear()
+    assert lost_until_it_is_final(recovery, 0) <= 6
