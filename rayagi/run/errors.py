@@ -34,6 +34,23 @@ _DISK_ERRNOS = frozenset(
 )
 """errno values of a file that cannot be written: no space, read-only, no permission, no folder, a folder in its place, no
 locks."""
+_HINTS = {
+    errno.EMFILE: "raise this process's limit of open files, as by `ulimit -n 4096`",
+    errno.ENFILE: "this machine has no open file left: end other programs",
+    **dict.fromkeys(
+        (
+            errno.ESTALE,
+            errno.ENOTCONN,
+            errno.EHOSTDOWN,
+            errno.ETIMEDOUT,
+            errno.EREMOTEIO,
+            errno.ENXIO,
+            errno.ENODEV,
+        ),
+        "its file system is gone or does not answer: check its mount",
+    ),
+}
+"""Hint by errno, where it is no matter of this file."""
 
 WRITABLE = "free space there, or make it writable"
 LOCKABLE = "choose a folder whose file system has locks: this one is mounted without flock"
@@ -145,10 +162,11 @@ def disk_errors(path: Path | str, hint: str = WRITABLE) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK_ERRNOS:
+        if error.errno not in (*_DISK_ERRNOS, *_HINTS):
             raise
         named = error.filename if isinstance(error.filename, str) else str(path)
-        raise DiskError(named, os.strerror(error.errno or 0) + _free_space(error, path), hint) from error
+        reason = os.strerror(error.errno or 0) + _free_space(error, path)
+        raise DiskError(named, reason, _HINTS.get(error.errno or 0, hint)) from error
 
 
 def _free_space(error: OSError, path: Path | str) -> str:

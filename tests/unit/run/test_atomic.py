@@ -1,5 +1,6 @@
 """Atomic writes call fsync: on the content before the rename, on the folder after it."""
 
+import errno
 import os
 import re
 
@@ -83,3 +84,27 @@ def test_a_folder_of_the_files_name_is_named_and_nothing_is_left_beside_it(tmp_p
     with pytest.raises(DiskError, match=r"cannot write \S+/a\.json: Is a directory"):
         atomic.replace_text(tmp_path / "a.json", "{}")
     assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.ESTALE, "check its mount"),  # an NFS server that was restarted
+        (errno.ENOTCONN, "check its mount"),  # FUSE, whose program has ended
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENOSPC, "free space there"),
+    ],
+)
+def test_what_a_file_system_or_this_process_lacks_is_said_and_the_file_stays(
+    tmp_path, monkeypatch, number, hint
+):
+    def failing(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    path = tmp_path / "run.json"
+    atomic.replace_text(path, "old")
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(DiskError, match=rf"^cannot write {path}: {os.strerror(number)}.*; .*{hint}"):
+        atomic.replace_text(path, "new")
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
