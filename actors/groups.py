@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from actors.relay import Relays
 from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_rendezvous_actor
 from collectives.errors import CommunicatorError, MemberLostError
 from collectives.experience.errors import ChannelError
+from collectives.limits import WaitedTime
 from collectives.transport_factory import TransportName
 from placement.plan import PlacementPlan, bundle_of
 from placement.ray_groups import Reservation, scheduling
@@ -30,6 +30,8 @@ WATCH_S = PING_INTERVAL_S
 """Interval at which ``watch`` is called, and silent GMIs are looked for, while no answer arrives."""
 LONG_WAIT_S = 300.0
 """After so long a wait a warning says what the awaited program is doing."""
+MAX_POSITIONS = 8
+"""Most GMIs of which an error says where their programs are."""
 ROOT_CAUSE_GRACE_S = 2.0
 """After one GMI failed, how long to wait for the errors of the others, which may contain the root cause."""
 _STORE_FULL = (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError)
@@ -115,6 +117,8 @@ class GmiGroup:
         ``of``: the GMIs that were called, in this order, None: all; ``asked``: name of the call, for errors. ``watch``
         is called every ``WATCH_S`` seconds without a result; an exception from it ends the wait.
 
+        The time for which this process itself was stopped, as by Ctrl-Z, does not count.
+
         Raises:
             GmiLostError: a process or node ended, or a process is stopped or stuck.
             GmiSilentError: a result did not arrive within ``timeout_s``.
@@ -122,31 +126,38 @@ class GmiGroup:
         """
         begin = time.monotonic()
         waiting = list(refs)
-        tell_s = begin + LONG_WAIT_S
+        waited, waited_s, is_told = WaitedTime(WATCH_S), 0.0, False
         asked_of = dict(zip(refs, range(len(refs)) if of is None else of, strict=True))
         while waiting:
-            left_s = max(0.0, timeout_s - (time.monotonic() - begin))
+            left_s = max(0.0, timeout_s - waited_s)
             try:
                 ready, waiting = ray.wait(waiting, timeout=min(left_s, WATCH_S))
             except KeyboardInterrupt as error:
                 if time.monotonic() - begin > WATCH_S:  # the user may have waited in vain
-                    self._note_positions(error, [asked_of[ref] for ref in waiting[:1]])
+                    self.note_positions(error, [asked_of[ref] for ref in waiting])
                 raise
+            waited_s = waited.look()
             if not ready and left_s > WATCH_S:
                 watch()
                 self._raise_if_silent([asked_of[ref] for ref in waiting], asked)
-                if time.monotonic() > tell_s:
-                    tell_s = math.inf
-                    self._tell_long_wait(asked_of[waiting[0]], asked)
+                if waited_s > LONG_WAIT_S and not is_told:
+                    is_told = True
+                    self._tell_long_wait(asked_of[waiting[0]], asked, timeout_s)
                 continue
             if not ready:
-                silent = asked_of[waiting[0]]
-                position = self.pings.code_position(silent)
-                raise GmiSilentError(str(self.identities[silent]), asked, timeout_s, position)
+                raise self._too_late([asked_of[ref] for ref in waiting], asked, timeout_s)
             failure = self.failure(asked_of[ready[0]], ready[0], asked)
             if failure is not None:
                 raise self._root_cause(failure, asked_of, waiting, asked)
         return list(ray.get(list(refs)))
+
+    def _too_late(self, indices: Sequence[int], asked: str, timeout_s: float) -> GmiSilentError:
+        """The error for GMIs that did not answer in time; of each it says where its program is."""
+        first, *others = indices
+        position = self.pings.code_position(first)
+        error = GmiSilentError(str(self.identities[first]), asked, timeout_s, position)
+        self.note_positions(error, others)
+        return error
 
     def silence(self, index: int, asked: str, also_known: str = "") -> GmiLostError:
         """The error for a GMI whose process answers no pings."""
@@ -179,23 +190,24 @@ class GmiGroup:
         if stopped := self.pings.stopped(busy):
             return self.silence(stopped[0], asked, f"; {cause}")
         # Or for one whose program takes long, or for ever.
-        self._note_positions(cause, busy)
+        self.note_positions(cause, busy)
         return cause
 
-    def _tell_long_wait(self, index: int, asked: str) -> None:
+    def _tell_long_wait(self, index: int, asked: str, timeout_s: float) -> None:
         """Say once where a program is that takes long: limits are generous, and an environment's step() may never return."""
         at = self.pings.code_position(index) or "an unknown line of code"
         _logger.warning(
-            "%s has not answered for %.0f min; the call was: %s; its program is at %s",
+            "%s has not answered for %.0f min; the call was: %s; its program is at %s; the limit is %.0f min",
             self.identities[index],
             LONG_WAIT_S / 60,
             asked,
             at,
+            timeout_s / 60,
         )
 
-    def _note_positions(self, error: BaseException, indices: Sequence[int]) -> None:
-        """Add to an error where the programs of these GMIs are."""
-        for index in indices:
+    def note_positions(self, error: BaseException, indices: Sequence[int]) -> None:
+        """Add to an error where the programs of these GMIs are, or of the first ones."""
+        for index in indices[:MAX_POSITIONS]:
             if position := self.pings.code_position(index):
                 error.add_note(f"{self.identities[index]} is still at {position}.")
 

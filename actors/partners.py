@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -12,6 +11,7 @@ from collectives.experience.consumer_endpoint import Batch, ConsumerEndpoint
 from collectives.experience.directory import Directory
 from collectives.experience.errors import ChannelError, ChannelTimeoutError
 from collectives.experience.schema import ExperienceSchema
+from collectives.limits import WaitedTime
 from collectives.rendezvous import host_identity, poll
 
 _LOOK_S = 0.5
@@ -103,7 +103,7 @@ class PartnerInbox:
             PartnerLostError: a producer in ``awaited`` is lost.
             ChannelTimeoutError: no batch arrived within the time limit.
         """
-        begin = time.monotonic()
+        waited = WaitedTime()
         while True:
             try:
                 batch = self.consumer_endpoint.take(min(_LOOK_S, limit_s))
@@ -120,7 +120,7 @@ class PartnerInbox:
                         asked,
                         place in self.consumer_endpoint.lost,
                     )
-            waited_s = time.monotonic() - begin
+            waited_s = waited.look()
             if waited_s >= limit_s:
                 names = " and ".join(self.names[place] for place in awaited)
                 raise ChannelTimeoutError(

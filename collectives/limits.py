@@ -1,4 +1,4 @@
-"""Timeouts for calls that have none, and for asynchronous work of a device."""
+"""Time of a wait, timeouts for calls that have none, and for asynchronous work of a device."""
 
 from __future__ import annotations
 
@@ -13,6 +13,29 @@ _FIRST_PAUSE_S = 20e-6
 _LAST_PAUSE_S = 500e-6
 
 Answer = TypeVar("Answer")
+
+
+class WaitedTime:
+    """Seconds of a wait, for comparison with its limit.
+
+    The time for which this process was stopped does not count: a job that is suspended (SIGSTOP, a paused container) stops
+    with all that it waits for.
+
+    Args:
+        longest_look_s: the most that counts between two looks; less passes between them unless it is stopped
+    """
+
+    def __init__(self, longest_look_s: float = 1.0) -> None:
+        self._longest_look_s = longest_look_s
+        self._seen_s = time.monotonic()
+        self._waited_s = 0.0
+
+    def look(self) -> float:
+        """Seconds waited so far."""
+        now_s = time.monotonic()
+        self._waited_s += min(now_s - self._seen_s, self._longest_look_s)
+        self._seen_s = now_s
+        return self._waited_s
 
 
 def call_with_timeout(limit_s: float, call: Callable[[], Answer]) -> Answer:

@@ -17,6 +17,7 @@ from collectives.experience.errors import ChannelClosedError, ChannelError, Chan
 from collectives.experience.file_layout import SharedFile
 from collectives.experience.messages import MessageLayouts
 from collectives.experience.schema import ExperienceSchema
+from collectives.limits import WaitedTime
 from collectives.process_watcher import ProcessWatcher
 
 _logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class ConsumerEndpoint(ClosesOnExit):
             ChannelTimeoutError: no batch came within the time limit.
             SchemaError: a producer sends another schema.
         """
-        begin = now = time.monotonic()
+        now, waited = time.monotonic(), WaitedTime()
         while True:
             self._check_open()
             # Load the doorbell before checking the queues: a post in between changes it, and ``futex.sleep`` returns.
@@ -130,16 +131,16 @@ class ConsumerEndpoint(ClosesOnExit):
                 return batch
             if self._all_producers_gone():
                 return None
-            now = time.monotonic()
-            if now - begin >= timeout_s:
-                raise ChannelTimeoutError(self.schema.name, self._timeout_detail(), now - begin)
-            if now - begin < _YIELD_S:
+            now, waited_s = time.monotonic(), waited.look()
+            if waited_s >= timeout_s:
+                raise ChannelTimeoutError(self.schema.name, self._timeout_detail(), waited_s)
+            if waited_s < _YIELD_S:
                 os.sched_yield()
             else:
                 futex.sleep(
                     self._file.word_address(file_layout.DOORBELL),
                     doorbell,
-                    min(_SLEEP_S, timeout_s - (now - begin)),
+                    min(_SLEEP_S, timeout_s - waited_s),
                 )
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ of two publications, so retries are rare. If the owner dies while it fills a cop
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from typing import Protocol, Self
 
@@ -24,6 +23,7 @@ from collectives.experience.errors import ChannelClosedError, ChannelError, Chan
 from collectives.experience.file_layout import SharedFile
 from collectives.experience.messages import MessageLayouts
 from collectives.experience.schema import ExperienceSchema
+from collectives.limits import WaitedTime
 from collectives.process_watcher import ProcessWatcher
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, page_aligned
 
@@ -151,7 +151,7 @@ class ParameterStore(ClosesOnExit):
             ChannelClosedError: the owner closed the store, or its process ended, before that.
             ChannelTimeoutError: it was not published within the time limit.
         """
-        begin = time.monotonic()
+        waited = WaitedTime()
         while True:
             self._check_open()
             # Check for the owner's end before loading the word: its last publication still counts.
@@ -165,7 +165,7 @@ class ParameterStore(ClosesOnExit):
                     self.schema.name,
                     f"its owner, process {self._owner}, {how} at version {self.version}; version {version} was awaited",
                 )
-            waited_s = time.monotonic() - begin
+            waited_s = waited.look()
             if waited_s >= timeout_s:
                 detail = f"its owner, process {self._owner}, is at version {self.version}; version {version} was awaited"
                 raise ChannelTimeoutError(self.schema.name, detail, waited_s)

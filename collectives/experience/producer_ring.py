@@ -23,6 +23,7 @@ from collectives.experience.messages import MessageLayouts
 from collectives.experience.schema import ExperienceSchema
 from collectives.experience.slots import EncodedBatch, ReservedSlot, Slots
 from collectives.experience.spsc_queue import SpscQueue, open_consumer_file
+from collectives.limits import WaitedTime
 from collectives.process_watcher import ProcessWatcher
 
 _logger = logging.getLogger(__name__)
@@ -399,14 +400,14 @@ class ProducerRing(ClosesOnExit):
             self._words[file_layout.BLOCKED_SINCE_NS] = 0
 
     def _wait_until(self, done: Callable[[], bool], timeout_s: float) -> None:
-        begin = time.monotonic()
+        waited = WaitedTime()
         while True:
             # Load the futex word before checking: a release in between changes it, and ``futex.sleep`` returns.
             freed = self._words[file_layout.FREED]
             self._update()
             if done():
                 return
-            waited_s = time.monotonic() - begin
+            waited_s = waited.look()
             if waited_s >= timeout_s:
                 raise ChannelTimeoutError(self.schema.name, self._timeout_detail(), waited_s)
             futex.sleep(

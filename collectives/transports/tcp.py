@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from collectives.errors import CommunicatorError
+from collectives.limits import WaitedTime
 from collectives.rendezvous import Member, other_members
 from collectives.transports import calls
 from collectives.transports.base import (
@@ -423,7 +424,7 @@ class TcpTransport:
         for rank, peer in self._peers.items():
             peer.begin(own, sent.get(rank), received.get(rank))
         poller, is_equal = _Poller(self._peers.values()), True
-        checked_s = moved_s = time.monotonic()
+        checked_s, waited = time.monotonic(), WaitedTime()
         while poller.update():
             ready = poller.ready()
             for peer in ready:
@@ -441,11 +442,11 @@ class TcpTransport:
                         each.forget_data()
             now_s = time.monotonic()
             if ready:
-                moved_s = now_s
+                waited = WaitedTime()  # of one wait: large tensors may take longer
             if now_s - checked_s >= _CHECK_S:
-                checked_s = now_s
-                self._check(now_s - moved_s)
-                if now_s - moved_s >= self._timeout_s:  # of a wait: large tensors may take longer
+                checked_s, waited_s = now_s, waited.look()
+                self._check(waited_s)
+                if waited_s >= self._timeout_s:
                     raise TimeoutError(f"nothing came for {self._timeout_s:.1f} s")
         if not is_equal:
             calls.refuse_difference(self._signatures, self.rank, self._members)

@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import GmiLostError, GmiSilentError
+from actors.ping import PING_INTERVAL_S
 from actors.protocols import IterationResult, StateDict
 from collectives.errors import CommunicatorError
 from placement.errors import counted
@@ -101,10 +102,17 @@ class DecoupledSession(Session):
         if not self._pending:
             raise RuntimeError("nothing was submitted")
         count = self._pending[0][0]
-        deadline = time.monotonic() + (timeout_s or ITERATION_TIMEOUT_S * count)
-        while min(map(len, self._updates.values())) < count:
-            with self._closing_on_error(counted(count, "update")):
-                self._step(deadline, count)
+        begin = time.monotonic()
+        deadline = begin + (timeout_s or ITERATION_TIMEOUT_S * count)
+        try:
+            while min(map(len, self._updates.values())) < count:
+                with self._closing_on_error(counted(count, "update")):
+                    self._step(deadline, count)
+        except KeyboardInterrupt as error:
+            if time.monotonic() - begin > PING_INTERVAL_S:  # the user may have waited in vain
+                busy = filter(self._pending_calls.is_busy, range(self.plan.num_gmis))
+                self._open().note_positions(error, list(busy))
+            raise
         self._pending.popleft()
         return self._merged(count)
 
@@ -258,7 +266,8 @@ class DecoupledSession(Session):
         for _ in range(_MAX_ATTEMPTS):
             with self._closing_on_error(asked):
                 group = self._open()
-                self._wait_while(self._pending_calls.has_restarts)
+                # A call would queue behind what runs, and that has limits of its own: a GMI that hangs is restarted.
+                self._wait_while(lambda: any(map(self._pending_calls.is_busy, of)))
                 try:
                     return group.answers(group.ask(question, of), asked, ITERATION_TIMEOUT_S, of)
                 except GmiLostError as error:

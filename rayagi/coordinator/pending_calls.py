@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +11,7 @@ import ray
 from actors.errors import GmiLostError
 from actors.ping import PING_INTERVAL_S
 from actors.protocols import IterationResult
+from collectives.limits import WaitedTime
 from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, ITERATION_TIMEOUT_S, START_TIMEOUT_S
 
 if TYPE_CHECKING:  # as in session.py
@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # as in session.py
 CALL_DURATION_S = 0.25
 """Target duration of a request. After each one a GMI is idle for some milliseconds, until the driver calls it again."""
 _MAX_ITERATIONS = 64
+_LONGEST_LOOK_S = 10.0
+"""A driver that has not looked for longer was stopped, or did something else."""
 
 CallKind = Literal["work", "restart"]
 
@@ -42,6 +44,7 @@ class _PendingCall:
     refs: tuple[Any, ...]
     asked: str
     begun_s: float
+    """As ``WaitedTime`` counts: without the time for which the driver was stopped."""
     limit_s: float
 
 
@@ -55,6 +58,7 @@ class PendingCalls:
 
     def __init__(self, group: GmiGroup, silence_s: float) -> None:
         self._group, self._silence_s = group, silence_s
+        self._waited = WaitedTime(_LONGEST_LOOK_S)
         self._by_last_ref: dict[Any, _PendingCall] = {}
         self._iteration_s: dict[int, float] = {}
         self._idle_since: dict[int, float] = {}
@@ -63,15 +67,11 @@ class PendingCalls:
         """Whether a GMI has an outstanding request (of this kind)."""
         return any(call.index == index and kind in (None, call.kind) for call in self._by_last_ref.values())
 
-    def has_restarts(self) -> bool:
-        """Whether a GMI is being restarted."""
-        return any(call.kind == "restart" for call in self._by_last_ref.values())
-
     def add(
         self, index: int, refs: Sequence[Any], asked: str, kind: CallKind = "work", num_iterations: int = 1
     ) -> None:
         """Register a request: the refs of its calls to GMI ``index``, in order."""
-        begun_s, limit_s = time.monotonic(), self._limit_s(index, kind, num_iterations)
+        begun_s, limit_s = self._waited.look(), self._limit_s(index, kind, num_iterations)
         self._by_last_ref[refs[-1]] = _PendingCall(index, kind, tuple(refs), asked, begun_s, limit_s)
 
     def _limit_s(self, index: int, kind: CallKind, num_iterations: int) -> float:
@@ -92,7 +92,7 @@ class PendingCalls:
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         completed = [self._completed(self._by_last_ref.pop(ref)) for ref in ready]
-        now_s = time.monotonic()
+        now_s = self._waited.look()
         late = [ref for ref, call in self._by_last_ref.items() if now_s > call.begun_s + call.limit_s]
         completed += [self._silent(self._by_last_ref.pop(ref)) for ref in late]
         return completed + self._stopped()
@@ -114,17 +114,17 @@ class PendingCalls:
             self._idle_since.pop(index, None)
             self._iteration_s[index] = sum(one.metrics["iteration_s"] for one in results) / len(results)
         else:
-            self._idle_since.setdefault(index, time.monotonic())
+            self._idle_since.setdefault(index, self._waited.look())
 
     def idle_s(self) -> float:
         """Time for which every GMI has returned no results; 0 if one has returned some."""
         if len(self._idle_since) < len(self._group.handles):
             return 0.0
-        return time.monotonic() - max(self._idle_since.values())
+        return self._waited.look() - max(self._idle_since.values())
 
     def _stopped(self) -> list[CompletedCall]:
         """Requests to GMIs whose process answers no pings; those of the last seconds say nothing yet."""
-        asked_before_s = time.monotonic() - PING_INTERVAL_S
+        asked_before_s = self._waited.look() - PING_INTERVAL_S
         old = {call.index: ref for ref, call in self._by_last_ref.items() if call.begun_s < asked_before_s}
         calls = [self._by_last_ref.pop(old[index]) for index in self._group.pings.silent(old)]
         return [

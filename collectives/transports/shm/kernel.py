@@ -22,6 +22,7 @@ from torch import Tensor
 from collectives import futex
 from collectives.errors import CommunicatorError
 from collectives.kernels import Kernel
+from collectives.limits import WaitedTime
 from collectives.mirrors import Mirrors
 from collectives.rendezvous import Member
 from collectives.shared_words import WORD_BYTES, SharedWords
@@ -198,9 +199,9 @@ class KernelBarrier(Barrier):
 
     def _resume(self, words: SharedWords, operation: Operation, state: int) -> None:
         """Repeat the call until the operation is complete. Checks between sleeps whether the other members are alive."""
-        begin = time.monotonic()
+        waited = WaitedTime()
         while state == _TRY_AGAIN:
-            waited_s = time.monotonic() - begin
+            waited_s = waited.look()
             loss = self._loss(words, self._processes.ended(), self._late(words, operation), waited_s)
             elsewhere = None if loss is not None else self._lost_elsewhere(waited_s)
             # A member that left or ended may have done its part before: run once more without sleeping, then abort.
@@ -215,7 +216,7 @@ class KernelBarrier(Barrier):
             elif state == _TRY_AGAIN and elsewhere is not None and self._abort_operation(self._state_pointer):
                 raise elsewhere
         if state == _ABORTED:
-            self._fail(operation.call, *self._who_aborted(words, begin))
+            self._fail(operation.call, *self._who_aborted(words, waited))
         if state == _MISMATCHED:
             call_at = CALL + (self._state.arrivals & 1)
             other = next(line for line in self._others if words[line + call_at] != operation.call)
@@ -237,11 +238,11 @@ class KernelBarrier(Barrier):
             late = [other for other in self._others if words[other + _WORKED] < arrivals]
         return late or self._others
 
-    def _who_aborted(self, words: SharedWords, begin: float) -> tuple[Member, float, str]:
+    def _who_aborted(self, words: SharedWords, waited: WaitedTime) -> tuple[Member, float, str]:
         """The member that aborted, or for which the operation was aborted; seconds waited; and the reason."""
         deadline = time.monotonic() + _ABORT_REASON_WAIT_S
         while True:
-            waited_s = time.monotonic() - begin
+            waited_s = waited.look()
             loss = self._loss(words, self._processes.ended(), self._others, 0.0)
             if loss is not None:
                 return loss[0], waited_s, loss[1]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from collectives import futex
 from collectives.errors import CommunicatorError, MismatchedCallError
+from collectives.limits import WaitedTime
 from collectives.process_watcher import ProcessWatcher
 from collectives.rendezvous import Member
 from collectives.shared_words import WORD_BYTES, SharedWords
@@ -133,10 +134,11 @@ class Barrier:
         # ``arrivals``, behind a full fence in the system call. So either the comparison fails and ``sleep`` returns at once,
         # or the waker sees ASLEEP and wakes.
         words[self._own + ASLEEP] = other // STRIDE + 1
+        waited = WaitedTime()
         while (arrivals := words[other]) < count:
             futex.sleep(self._address + other * WORD_BYTES, arrivals, _SLEEP_S)
             if words[other] < count:
-                self._check(words, count, call, time.monotonic() - begin)
+                self._check(words, count, call, waited.look())
         words[self._own + ASLEEP] = 0
 
     def _check(self, words: SharedWords, count: int, call: int, waited_s: float) -> None:

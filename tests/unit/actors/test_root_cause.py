@@ -12,6 +12,7 @@ from actors.errors import GmiLostError, GmiSilentError, ObjectStoreError
 from actors.gmi import GmiIdentity
 from actors.groups import GmiGroup
 from actors.ping import PingMonitor
+from collectives import limits
 from collectives.experience.errors import ChannelError
 from placement.types import Slice
 from rayagi.cli.failures import explain
@@ -78,7 +79,7 @@ def test_the_error_about_a_program_that_does_not_come_says_where_it_is(group, mo
     [(4.0, []), (6.0, ["GMI 1/2 cpu[1 thread] trainer Point is still at e.py:7 in step."])],
 )
 def test_who_ends_a_long_wait_by_ctrl_c_is_told_where_the_program_is(group, monkeypatch, waited_s, notes):
-    times = iter([0.0, 0.0])
+    times = iter([0.0])
     monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: next(times, waited_s)))
     monkeypatch.setattr(ping, "code_position", lambda address: "e.py:7 in step")
 
@@ -108,14 +109,41 @@ def test_an_object_store_that_others_have_filled_is_said_and_no_gmi_is_lost(grou
 
 
 def test_a_long_wait_is_told_once_with_where_the_program_is(group, monkeypatch, caplog):
-    """The clock goes on by a minute at each look; the call has ten."""
-    clock = itertools.count(0.0, 60.0)
-    monkeypatch.setattr(groups, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    """The clock goes on by five seconds at each look; the call has ten minutes."""
+    clock = itertools.count(0.0, 5.0)
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     monkeypatch.setattr(ping, "is_stopped", lambda address: False)
     monkeypatch.setattr(ping, "code_position", lambda address: "e.py:7 in step")
     with caplog.at_level(logging.WARNING), pytest.raises(GmiSilentError):
         group.answers(["call 1"], "18 training iterations", 600.0, of=[1])
     assert caplog.messages == [
         "GMI 1/2 cpu[1 thread] trainer Point has not answered for 5 min; the call was: 18 training iterations; its program "
-        "is at e.py:7 in step"
+        "is at e.py:7 in step; the limit is 10 min"
     ]
+
+
+def test_of_several_gmis_that_hang_each_is_named_with_its_line(group, monkeypatch):
+    monkeypatch.setattr(ping, "code_position", lambda address: f"/envs/{address[0]}.py:7 in step")
+    group.pings.add(0, ("a", 1))
+    monkeypatch.setattr(groups.ray, "wait", lambda refs, **options: ([], refs))
+    with pytest.raises(
+        GmiSilentError, match=r"^GMI 0/2 .*; its program was at /envs/a\.py:7 in step"
+    ) as caught:
+        group.answers(["call 0", "call 1"], "1 training iteration", 0.0)
+    assert caught.value.__notes__ == ["GMI 1/2 cpu[1 thread] trainer Point is still at /envs/b.py:7 in step."]
+
+
+def test_the_time_for_which_the_driver_itself_was_stopped_does_not_count(group, monkeypatch):
+    """It is stopped for an hour in the first of three looks; the answer comes between the second and the third."""
+    clock, looks = SimpleNamespace(now_s=0.0), []
+
+    def wait(refs, *, timeout):
+        looks.append(timeout)
+        clock.now_s += 3600.0 if len(looks) == 1 else timeout
+        return (refs, []) if len(looks) == 3 else ([], refs)
+
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(groups.ray, "wait", wait)
+    monkeypatch.setattr(groups.ray, "get", lambda refs: ["answer"])
+    assert group.answers(["call 0"], "1 training iteration", 60.0, of=[0]) == ["answer"]
+    assert looks == [5.0, 5.0, 5.0]

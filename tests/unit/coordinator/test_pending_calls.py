@@ -1,5 +1,6 @@
 """Outstanding calls of free-running GMIs: one that does not answer is lost."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from actors.gmi import GmiIdentity
 from actors.groups import GmiGroup
 from actors.ping import PingMonitor
 from actors.protocols import IterationResult
+from collectives import limits
 from placement.types import Slice
 from rayagi.coordinator import pending_calls as module
 from rayagi.coordinator.decoupled import DecoupledSession
@@ -20,7 +22,8 @@ from rayagi.coordinator.pending_calls import CompletedCall, PendingCalls
 def clock(monkeypatch):
     """The time; no call is ever answered."""
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    monkeypatch.setattr(module, "_LONGEST_LOOK_S", math.inf)
     monkeypatch.setattr(module, "ray", SimpleNamespace(wait=lambda refs, **options: ([], refs)))
     return clock
 
@@ -56,11 +59,25 @@ def test_a_gmi_that_takes_much_longer_than_usual_is_lost(clock, iteration_s, num
     assert (lost.index, lost.kind, calls.is_busy(0)) == (0, kind, False)
 
 
+def test_no_gmi_is_late_because_the_driver_was_stopped_with_it(clock, monkeypatch):
+    monkeypatch.setattr(module, "_LONGEST_LOOK_S", 10.0)
+    calls = PendingCalls(group_with(PingMonitor(silence_s=30.0)), silence_s=30.0)
+    calls.record_results(0, [IterationResult(0, {"iteration_s": 1.0})])
+    calls.add(0, ["ref"], "rollouts")
+    clock.now_s = 3600.0
+    assert calls.wait(1.0) == []
+    for clock.now_s in range(3600, 3622):
+        assert calls.wait(1.0) == []
+    clock.now_s += 1.0
+    (lost,) = calls.wait(1.0)
+    assert isinstance(lost.failure, GmiLostError)
+
+
 @pytest.mark.parametrize("kind", ["work", "restart"])
 def test_a_gmi_whose_process_is_stopped_is_lost_before_its_generous_first_limit(clock, monkeypatch, kind):
     pings = PingMonitor(silence_s=30.0)
     pings.add(0, ("a", 1))
-    monkeypatch.setattr(ping, "time", module.time)
+    monkeypatch.setattr(ping, "time", limits.time)
     monkeypatch.setattr(ping, "is_stopped", lambda address: True)
     calls = PendingCalls(group_with(pings), silence_s=30.0)
     calls.add(0, ["ref"], "rollouts", kind)
