@@ -130,6 +130,7 @@ class GmiConfig(AlgorithmConfig):
         composition: str = NotProvided,
         reserve_timeout_s: float = NotProvided,
         collective_timeout_s: float = NotProvided,
+        hang_timeout_s: float = NotProvided,
     ) -> Self:
         """How the machine is partitioned; fields of rayagi.config.spec.GmiSpec.
 
@@ -148,6 +149,7 @@ class GmiConfig(AlgorithmConfig):
             reserve_timeout_s: how long to wait for Ray to grant the placement group, seconds
             collective_timeout_s: how long a collective operation waits for the other GMIs, and the driver for a process
                 that answers no pings, seconds
+            hang_timeout_s: how long iterations may take beyond five times the slowest one so far, seconds
         """
         return self._set(
             gmi_backend=backend,
@@ -163,6 +165,7 @@ class GmiConfig(AlgorithmConfig):
             composition=composition,
             reserve_timeout_s=reserve_timeout_s,
             collective_timeout_s=collective_timeout_s,
+            hang_timeout_s=hang_timeout_s,
         )
 
     def environment(

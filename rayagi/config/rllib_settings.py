@@ -35,7 +35,7 @@ PRESET = Unset.PRESET
 
 _GMI_SETTINGS = (
     "num_gmis", "gmis_per_gpu", "num_envs", "threads_per_gmi", "slices", "left_out", "transport", "composition",
-    "reserve_timeout_s", "collective_timeout_s",
+    "reserve_timeout_s", "collective_timeout_s", "hang_timeout_s",
 )  # fmt: skip
 COMMON_PATHS: dict[str, tuple[str, str]] = {
     "env": ("env.id", "environment(env=)"),

@@ -175,7 +175,7 @@ def nearest_divisors(number: int, wanted: int) -> tuple[int, ...]:
 def _gmi(gmi: GmiSpec) -> Iterator[ConfigError]:
     for name in ("num_gmis", "gmis_per_gpu", "num_envs", "threads_per_gmi", "num_learners"):
         yield from at_least_one(f"gmi.{name}", getattr(gmi, name))
-    for name in ("reserve_timeout_s", "collective_timeout_s"):
+    for name in ("reserve_timeout_s", "collective_timeout_s", "hang_timeout_s"):
         yield from positive(f"gmi.{name}", getattr(gmi, name))
     if gmi.slices == "auto":
         yield from _searched_sizes(gmi)

@@ -93,6 +93,10 @@ class GmiSpec:
     """How long to wait for Ray to grant the placement group."""
     collective_timeout_s: float = 60.0
     """How long a collective operation waits for the other GMIs, and the driver for a process that answers no pings."""
+    hang_timeout_s: float = 600.0
+    """How long iterations may take beyond five times the slowest one so far; then the run ends with its last checkpoint, and
+    says at which line of code each GMI is. The first iteration, which may compile, and an evaluation have an hour. decoupled
+    restarts such a GMI sooner."""
     transport: TransportName = "auto"
     """Transport of gradients. auto: shared memory inside a host if available, TCP across hosts."""
     composition: str = "auto"

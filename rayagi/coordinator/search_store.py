@@ -38,6 +38,7 @@ _FREE_GMI = (
     "left_out",
     "reserve_timeout_s",
     "collective_timeout_s",
+    "hang_timeout_s",
 )
 """Fields of the gmi section that are not in the key: varied by the search, or without influence on measurements."""
 _FREE_LEARNING = (

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from actors.errors import GmiSilentError
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import SliceHealth
 from placement.capacity import planned_node_ids
@@ -36,6 +37,9 @@ if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
     from actors.groups import GmiGroup
     from actors.partitioners import Partitioners
     from rayagi.coordinator.deployment import Deployment
+
+SLOWEST_FACTOR = 5.0
+"""A request may take so many times what the slowest iteration took, and what its own should take."""
 
 
 def states_of_gmis(state: Mapping[str, Any], envs: tuple[int, ...]) -> list[StateDict]:
@@ -100,6 +104,10 @@ class Session:
         self._partitioners: Partitioners | None = None
         self._ended = "it was not opened"
         self._pending: deque[tuple[int, list[Any]]] = deque()
+        self._slowest_s = 0.0
+        """Duration of the slowest iteration so far; 0 before the first one that learned."""
+        self._recent_s = 0.0
+        """Mean duration of the iterations of the last request."""
         self._plan: PlacementPlan | None = None
         self.workers: tuple[WorkerInfo, ...] = ()
         """Node and process of each GMI, as it reports them."""
@@ -166,7 +174,8 @@ class Session:
     def collect(self, timeout_s: float | None = None) -> list[IterationResult]:
         """Wait for the oldest submitted request; one result per iteration, merged over GMIs.
 
-        Can be called again after Ctrl-C. ``timeout_s`` overrides the generous default limit.
+        Can be called again after Ctrl-C. ``timeout_s`` overrides the default limit: ``gmi.hang_timeout_s`` beyond five times
+        the slowest iteration so far, or what the request should take; an hour for a first iteration.
 
         Raises:
             SliceLostError: a GMI's share of a GPU has failed. The session has ended.
@@ -176,13 +185,37 @@ class Session:
         if not self._pending:
             raise RuntimeError("nothing was submitted")
         num_iterations, refs = self._pending[0]
-        limit_s = timeout_s or ITERATION_TIMEOUT_S * sum(count for count, _ in self._pending)
-        per_gmi: list[list[IterationResult]] = self._answers(
-            refs, counted(num_iterations, "training iteration"), limit_s
-        )
+        try:
+            per_gmi: list[list[IterationResult]] = self._answers(
+                refs, counted(num_iterations, "training iteration"), timeout_s or self._pending_limit_s()
+            )
+        except GmiSilentError as error:
+            if timeout_s is None:
+                error.add_note("Where an iteration may take so long, raise gmi.hang_timeout_s.")
+            raise
         self._pending.popleft()
+        self._record_durations(per_gmi)
         self.collected = tuple(map(tuple, per_gmi))
         return [merge(results) for results in zip(*per_gmi, strict=True)]
+
+    def _pending_limit_s(self) -> float:
+        """Time limit of the submitted iterations. 0 without any."""
+        count = sum(count for count, _ in self._pending)
+        hang_s = self._spec.gmi.hang_timeout_s
+        if not count or not self._slowest_s:  # a first iteration may compile
+            return count * max(ITERATION_TIMEOUT_S, hang_s)
+        return hang_s + SLOWEST_FACTOR * max(self._slowest_s, count * self._recent_s)
+
+    def _record_durations(self, per_gmi: Sequence[Sequence[IterationResult]]) -> None:
+        """Record how long iterations take. Those that only fill a replay say nothing of the later ones."""
+        own_s = [
+            max(result.metrics.get("iteration_s", 0.0) for result in results)
+            for results in zip(*per_gmi, strict=True)
+            if all(result.metrics.get("gradient_steps", 1.0) > 0 for result in results)
+        ]
+        if own_s:
+            self._slowest_s = max(self._slowest_s, *own_s)
+            self._recent_s = sum(own_s) / len(own_s)
 
     def evaluate(self, num_episodes: int, *, seed: int = 0) -> EvaluationResult:
         """Run episodes with the policy's mode, distributed over the GMIs with an agent; results in GMI order."""
@@ -222,6 +255,7 @@ class Session:
         self._raise_if_pending()
         refs = self._open().ask(lambda index, gmi: gmi.build.remote(factory))
         self._answers(refs, "building another program", BUILD_TIMEOUT_S)
+        self._slowest_s = self._recent_s = 0.0
 
     def state_dict(self) -> StateDict:
         """The state after all submitted iterations.
@@ -335,7 +369,7 @@ class Session:
 
     def _limit_s(self) -> float:
         """Time limit of a request that queues behind the pending iterations."""
-        return ITERATION_TIMEOUT_S * (1 + sum(count for count, _ in self._pending))
+        return ITERATION_TIMEOUT_S + self._pending_limit_s()
 
     def _answers(
         self, refs: list[Any], asked: str, limit_s: float, of: Sequence[int] | None = None

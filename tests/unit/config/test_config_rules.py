@@ -59,6 +59,7 @@ def test_a_task_without_settings_of_its_own_gets_the_networks_of_table_4():
         (["gmi.num_envs=auto", "gmi.template=dp_mp"], "gmi.num_envs", "searched for ppo on dp_only only"),
         (["gmi.reserve_timeout_s=0"], "gmi.reserve_timeout_s", "greater than 0"),
         (["gmi.collective_timeout_s=.inf"], "gmi.collective_timeout_s", "finite"),
+        (["gmi.hang_timeout_s=0"], "gmi.hang_timeout_s", "greater than 0"),
         (["gmi.composition=ring"], "gmi.composition", "use auto, ip_only, rp_only, har"),
         (["gmi.composition=hybrid"], "gmi.composition", "hybrid(K)"),
         (["ppo.rollout_length=0"], "ppo.rollout_length", "at least 1"),

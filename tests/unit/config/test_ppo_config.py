@@ -65,6 +65,7 @@ def test_every_field_of_a_spec_can_be_set_by_rllibs_names():
             composition="hybrid:2",
             reserve_timeout_s=5,
             collective_timeout_s=7.0,
+            hang_timeout_s=9.0,
         )
         .training(
             lr=1e-3,
@@ -107,6 +108,7 @@ def test_every_field_of_a_spec_can_be_set_by_rllibs_names():
             composition="hybrid:2",
             reserve_timeout_s=5.0,
             collective_timeout_s=7.0,
+            hang_timeout_s=9.0,
         ),
         network=NetworkSpec(hidden=(8, 4), activation="relu", initial_log_std=-1.0),
         learning=PPOSpec(
