@@ -10,7 +10,7 @@ from shlex import quote
 
 from actors.errors import NonFiniteError
 from placement.errors import PlanError
-from rayagi.cli.failures import BAD_INPUT, INTERRUPTED, Explanation, explain
+from rayagi.cli.failures import BAD_INPUT, INTERRUPTED, Explanation, explain, stopped_text
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
 from rayagi.envs import EnvironmentFailedError, SimulationError, has_pictures
@@ -116,7 +116,7 @@ def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, bef
             log = folder.path / "error.log"
             replace_text(log, "".join(traceback.format_exception(error)))
             error.add_note(f"The traceback is in {log}.")
-        unexpected = "stopped at once" if stopped else f"{type(error).__name__}: {error}"
+        unexpected = stopped_text(error) if stopped else f"{type(error).__name__}: {error}"
         reason = str(known.error) if known else unexpected
         folder.update(status="interrupted" if stopped else "failed", reason=reason)
     error.add_note(_follow_up(folder, spec, known, checkpoints))

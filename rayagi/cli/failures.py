@@ -76,6 +76,12 @@ def explain(error: BaseException) -> Explanation | None:
     return None
 
 
+def stopped_text(error: BaseException) -> str:
+    """How a signal ended a command before its time."""
+    why = str(error) if isinstance(error, KeyboardInterrupt) else ""  # a SystemExit has a number
+    return f"stopped: {why}" if why else "stopped at once"
+
+
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and its causes. Ray wraps a remote error with its traceback: the inner error comes first."""
     visited: set[int] = set()

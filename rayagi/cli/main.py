@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rayagi import refuse_hidden_packages
-from rayagi.cli.failures import FAILED, INTERRUPTED, UsageError, explain
+from rayagi.cli.failures import FAILED, INTERRUPTED, UsageError, explain, stopped_text
 from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
 from rayagi.cli.profile_parser import split_program
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return code
     except (KeyboardInterrupt, SystemExit) as error:  # Ray converts SIGTERM to SystemExit during its startup
-        complain("\n".join(["rayagi: stopped at once", *_notes(error)]))
+        complain("\n".join([f"rayagi: {stopped_text(error)}", *_notes(error)]))
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and arguments.command in _LISTINGS:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -299,7 +300,7 @@ def _opened(
         )
         stack.enter_context(session)
         if isinstance(session, DecoupledSession):
-            stack.callback(_keep_experience, folder, session)
+            stack.push(partial(_keep_experience, folder, session))
         return session
 
     def log(text: str) -> None:
@@ -338,7 +339,11 @@ def _opened(
     return loop, screen
 
 
-def _keep_experience(folder: RunFolder, session: DecoupledSession) -> None:
+def _keep_experience(
+    folder: RunFolder, session: DecoupledSession, error: type[BaseException] | None, *details: object
+) -> None:
+    if error is not None and not issubclass(error, Exception):
+        return  # ended by a signal: GMIs would have to answer, and may hang
     with suppress(SessionClosedError):  # it failed; the end of the run reports why
         experience_record.save(folder.path, session.experience())
 

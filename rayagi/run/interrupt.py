@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
+END_LIMIT_S = 15.0
+"""After a signal, how long the running request may take beyond twice the duration of the last one."""
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP, as its terminal closed"}
 
 
@@ -23,7 +25,10 @@ class Interrupt:
         self._on_first = on_first
         self._previous: dict[int, object] = {}
         self._caught = [number for number in _NAMES if signal.getsignal(number) is not signal.SIG_IGN]
-        self._defers_hangup = self._is_over = False
+        self._defers_hangup = self._is_over = self._is_overdue = self._is_late = False
+        self._wait_limit_s: float | None = None
+        self._wait_lock = threading.Lock()
+        self._timer: threading.Timer | None = None
         self.requested = False
         """Whether a signal requested the end."""
         self.reason = ""
@@ -64,15 +69,57 @@ class Interrupt:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             signal.signal(signal.SIGHUP, previous)
 
+    @contextmanager
+    def wait_limited(self, limit_s: float) -> Iterator[None]:
+        """A wait for GMIs, which ends with KeyboardInterrupt ``limit_s`` after the end was requested. Not to be nested.
+
+        An environment's step() may never return.
+        """
+        self._wait_limit_s = limit_s
+        try:
+            if self.requested:
+                self._begin_limit(limit_s)
+            yield
+        except KeyboardInterrupt as error:
+            if self._is_late:  # Ray raises one of its own instead of the handler's
+                error.args = (f"{self.reason}, and no answer of the GMIs for {limit_s:.0f} s",)
+            raise
+        finally:
+            with self._wait_lock:  # else the timer's signal might come when nothing handles it any more
+                self._wait_limit_s = None
+            if self._timer is not None:
+                self._timer.cancel()
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._is_over:
             return  # a closing terminal, while everything ends
-        if not self.requested:
+        if self._is_overdue:  # the timer's signal
+            self._is_overdue = False
+            if self._wait_limit_s is not None:  # else the GMIs have answered at the last moment
+                self._is_late = True
+                raise KeyboardInterrupt
+        elif not self.requested:
             self.requested, self.reason = True, _NAMES[signal.Signals(number)]
+            if self._wait_limit_s is not None:
+                self._begin_limit(self._wait_limit_s)
             with suppress(RuntimeError):  # Python raises if the signal interrupted another print
                 self._on_first()
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
+
+    def _begin_limit(self, limit_s: float) -> None:
+        """End the wait after its limit."""
+        if self._previous:  # else this handles no signal
+            self._timer = threading.Timer(limit_s, self._end_wait)
+            self._timer.daemon = True  # the process does not wait for it
+            self._timer.start()
+
+    def _end_wait(self) -> None:
+        """Send one of the signals to the main thread: nothing but its handler can end a wait there."""
+        with self._wait_lock:
+            if self._wait_limit_s is not None:
+                self._is_overdue = True
+                signal.pthread_kill(threading.main_thread().ident or 0, self._caught[0])
 
 
 def _in_main_thread() -> bool:

@@ -18,7 +18,7 @@ from rayagi.config.spec import EVALUATION_SEED_OFFSET
 from rayagi.monitoring.catalogue import reward_column
 from rayagi.run.checkpoints import Checkpoint, CheckpointStore
 from rayagi.run.errors import NoCheckpointError, NonFiniteResultError
-from rayagi.run.interrupt import Interrupt
+from rayagi.run.interrupt import END_LIMIT_S, Interrupt
 from rayagi.run.limits import (
     EpisodeWindow,
     Limits,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:  # they import Ray
 
 REPORT_S = 1.0
 """Approximate duration of one request."""
+LONG_END_LIMIT_S = 60.0
+"""As ``END_LIMIT_S``, for an evaluation, and for what has no duration to compare with: a state, another session."""
 _MUST_BE_FINITE = ("policy_loss", "value_loss", "entropy", "grad_norm")
 
 
@@ -111,7 +113,7 @@ class TrainingLoop:
         self._evaluated_at = 0
         self._saved_at = -1
         self._saved_at_s = 0.0
-        self._iteration_s = 0.0
+        self._iteration_s = self._request_s = self._evaluation_s = 0.0
         self._steps_per_iteration = 0.0
         self._ticked_at = 0.0
         self._beginning = self._counters()
@@ -155,6 +157,7 @@ class TrainingLoop:
         """Train until a limit or an interrupt, and save. Continues from the last checkpoint if a GPU share is lost.
 
         Raises:
+            KeyboardInterrupt: after an interrupt the GMIs do not answer in time, or there was a second Ctrl-C.
             NonFiniteResultError: a loss, gradient or weight is not finite; the last good checkpoint stays.
             UnstableSimulationsError: more simulations than allowed became unstable; likewise.
             DiskError: a file cannot be written; the last good checkpoint stays.
@@ -175,11 +178,12 @@ class TrainingLoop:
         except NoCheckpointError as error:
             if error.damaged:
                 raise lost from error
-            self._session = health_monitor.recover(lost, None)
-            self.restore_counters(self._beginning)
+            state, counters = None, self._beginning
         else:
-            self._session = health_monitor.recover(lost, checkpoint.state)
-            self.restore_counters(checkpoint.counters)
+            state, counters = checkpoint.state, checkpoint.counters
+        with self._interrupt.wait_limited(LONG_END_LIMIT_S):
+            self._session = health_monitor.recover(lost, state)
+        self.restore_counters(counters)
         for recorder in self._recorders:
             recorder.rewound(self.position)
 
@@ -191,7 +195,8 @@ class TrainingLoop:
             self._session.submit(self._request_size())
         while waiting:
             # 1. Wait for the running request, count its results and check the GMIs.
-            results = self._session.collect()
+            with self._interrupt.wait_limited(END_LIMIT_S + 2 * self._request_s):
+                results = self._session.collect()
             rows = self._account(results)
             if self._health_monitor is not None:
                 self._health_monitor.check_health(self.position)
@@ -233,7 +238,8 @@ class TrainingLoop:
     def _replan(self) -> None:
         """Continue in another session if the health monitor requests it; saved files stay."""
         if self._health_monitor is not None and self._health_monitor.replan_pending:
-            self._session = self._health_monitor.replan(self._session.state_dict())
+            with self._interrupt.wait_limited(LONG_END_LIMIT_S):
+                self._session = self._health_monitor.replan(self._session.state_dict())
             self._tick()
             self._iteration_s = 0.0  # unknown for the new plan: request one iteration
 
@@ -260,7 +266,7 @@ class TrainingLoop:
 
     def _account(self, results: Sequence[IterationResult]) -> list[Values]:
         """Add results to the counters, and return rows. Wall time is split in proportion to each iteration's own."""
-        elapsed_s = self._tick()
+        elapsed_s = self._request_s = self._tick()
         # While a replay is filled nothing is learned, so that later iterations take a hundred times as long: unknown.
         learns = all(result.metrics.get("gradient_steps", 1.0) > 0 for result in results)
         self._iteration_s = elapsed_s / len(results) if learns else 0.0
@@ -306,8 +312,9 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         seed = self._settings.seed + EVALUATION_SEED_OFFSET
-        result = self._session.evaluate(self._settings.evaluation_episodes, seed=seed)
-        self._tick()
+        with self._interrupt.wait_limited(LONG_END_LIMIT_S + 2 * self._evaluation_s):
+            result = self._session.evaluate(self._settings.evaluation_episodes, seed=seed)
+        self._evaluation_s = self._tick()
         mean = result.mean_return()
         if not math.isfinite(mean):
             raise NonFiniteResultError("evaluation return", mean, self._iteration, self._env_steps)
@@ -333,7 +340,8 @@ class TrainingLoop:
         ):
             self._best_return = training_return
             best = {"metric": "mean return of the last 100 training episodes", "value": training_return}
-        state = self._session.state_dict()
+        with self._interrupt.wait_limited(LONG_END_LIMIT_S):
+            state = self._session.state_dict()
         if "env_steps" in state["shared"]:
             # Rollouts in flight are not restored: schedules go on from the run's steps, as if they had been dropped.
             state["shared"]["env_steps"] = self._env_steps

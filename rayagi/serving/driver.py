@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from placement.errors import counted
-from rayagi.run.interrupt import Interrupt
+from rayagi.run.interrupt import END_LIMIT_S, Interrupt
 from rayagi.run.quantities import count_text, duration_text
 from rayagi.serving.program import ServingResult, merged_results
 
@@ -94,15 +94,18 @@ class ServingLoop:
         """Serve, then finish.
 
         Raises:
+            KeyboardInterrupt: after an interrupt the GMIs do not answer in time, or there was a second Ctrl-C.
             DiskError, WriterError: experience could not be written; complete files stay.
             GmiLostError, GmiSilentError: a GMI was lost or does not answer.
         """
-        served, begin, logged_at = self.served, self._clock(), self._clock()
+        served, begin, logged_at, request_s = self.served, self._clock(), self._clock(), 0.0
         while not self._interrupt.requested:
             served.stop = self._reached()
             if served.stop:
                 break
-            results = self._session.run("serve", self._request_steps(), timeout_s=FINISH_S)
+            with self._interrupt.wait_limited(END_LIMIT_S + 2 * request_s):
+                results = self._session.run("serve", self._request_steps(), timeout_s=FINISH_S)
+            request_s = self._clock() - begin - served.wall_s
             served.total = merged_results([served.total, merged_results(results)])
             served.wall_s = self._clock() - begin
             if self._clock() - logged_at >= LOG_EVERY_S:

@@ -260,3 +260,59 @@ def test_under_nohup_in_the_background_ctrl_c_and_a_hangup_are_not_for_it_and_si
     assert (record["status"], record["reason"]) == ("interrupted", "SIGTERM")
     last = CheckpointStore(tmp_path / "runs/a/checkpoints").load()
     assert last.counters["iteration"] == record["counters"]["iteration"] > 0
+
+
+HANGING = """
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+
+class Hanging(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        while Path("hang").exists():
+            time.sleep(60)
+        return np.zeros(3, np.float32), -float(action @ action), False, self.steps % 20 == 0, {}
+
+
+gymnasium.register("Hanging-v0", entry_point="hanging:Hanging")
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_whose_environments_hang_says_where_and_leaves_nothing(tmp_path, environment):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    line = 1 + HANGING.splitlines().index("            time.sleep(60)")
+    mark = f"RAYAGI_TEST={tmp_path}"
+    marked = environment | dict([mark.split("=")])
+    options = ["--time", "10m", "--checkpoint-every", "5", "--name", "a"]
+    process = start(tmp_path, marked, "train", "hanging:Hanging-v0", *SMALL, *options)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    while not checkpoints.names():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    held = open_files(processes_of(mark))
+    (tmp_path / "hang").touch()
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    first, *notes = error.splitlines()
+    assert re.fullmatch(r"rayagi: stopped: SIGTERM, and no answer of the GMIs for \d+ s", first)
+    last = checkpoints.load()
+    assert re.fullmatch(rf"GMI 0/1 .* is still at {tmp_path}/hanging\.py:{line} in step\.", notes[0])
+    assert notes[1:] == [
+        f"The last good checkpoint is {last.name}. Continue from it with:",
+        "  rayagi train --resume runs/a",
+    ]
+    nothing_remains(mark, held, tmp_path / "runs/a")

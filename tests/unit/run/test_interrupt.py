@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -88,3 +89,38 @@ def test_under_nohup_nothing_is_deferred():
         send(signal.SIGHUP)
         assert not interrupt.requested
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def waits(interrupt, number):
+    with interrupt.wait_limited(0.05):
+        if number is not None:
+            send(number)
+        assert not threading.Event().wait(60)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_wait_for_gmis_ends_some_time_after_the_signal_and_says_so(early):
+    """It may have come before the wait, too."""
+    with Interrupt() as interrupt:
+        if early:
+            send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt, match=r"^SIGTERM, and no answer of the GMIs for 0 s$"):
+            waits(interrupt, None if early else signal.SIGTERM)
+
+
+def test_a_wait_that_ends_in_time_is_followed_by_no_signal():
+    with Interrupt() as interrupt:
+        with interrupt.wait_limited(60.0):
+            send(signal.SIGTERM)
+        timer = interrupt._timer
+        timer.join(60)
+        assert not timer.is_alive()
+        timer.function()  # as if it had gone off just then
+        with pytest.raises(KeyboardInterrupt, match=r"^$"):
+            send(signal.SIGINT)  # a second Ctrl-C is not taken for it
+
+
+def test_without_a_signal_a_wait_has_no_limit():
+    with Interrupt() as interrupt, interrupt.wait_limited(0.0):
+        assert interrupt._timer is None
+    assert not interrupt.requested

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -27,6 +29,7 @@ from rayagi.cli import main
 from rayagi.envs import SimulationError, env_info
 from rayagi.monitoring import report
 from rayagi.profiler.trace import read_profile
+from rayagi.run import training_loop
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
 from rayagi.run.folder import open_run
@@ -407,6 +410,36 @@ def test_a_second_ctrl_c_quits_at_once_and_checkpoints_stay(fake, capsys):
     assert "rayagi train --resume runs/a" in error
 
 
+@pytest.mark.parametrize("phase", ["iteration", "evaluation", "state"])
+def test_sigterm_while_an_environment_hangs_ends_the_run_soon_and_says_what_is_saved(
+    fake, capsys, monkeypatch, phase
+):
+    def hang(*given, **options):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not threading.Event().wait(60)
+
+    def hang_in_later(session):
+        fake.events = {}
+        if phase == "evaluation":
+            session.evaluate = hang
+        if phase == "state":
+            session.state_dict = hang
+
+    fake.swell = staticmethod(lambda session: hang_in_later(session) if session.iteration >= 25 else None)
+    if phase == "iteration":
+        fake.events = {25: hang}
+    monkeypatch.setattr(training_loop, "END_LIMIT_S", -1.7)  # and twice the second of the request before
+    monkeypatch.setattr(training_loop, "LONG_END_LIMIT_S", 0.1)
+    options = ["--checkpoint-every", "10", "--evaluate-every", "26"]
+    assert rayagi(TASK, "--time", "1h", "--name", "a", *options) == 130
+    assert CheckpointStore(Path("runs/a/checkpoints")).load().counters["iteration"] == 20
+    first, *notes = capsys.readouterr().err.splitlines()
+    assert first.startswith("rayagi: stopped: SIGTERM, and no answer of the GMIs for 0 s")
+    assert "The last good checkpoint is iteration_000020. Continue from it with:" in notes
+    record = json.loads(Path("runs/a/run.json").read_text())
+    assert (record["status"], record["reason"]) == ("interrupted", first.removeprefix("rayagi: "))
+
+
 def test_ctrl_c_while_it_starts_leaves_no_folder_and_says_so(fake, capsys, monkeypatch):
     def interrupted(self):
         raise KeyboardInterrupt
@@ -717,3 +750,14 @@ def test_a_replay_that_cannot_hold_the_dataset_is_refused_before_anything_starts
     assert rayagi(TASK, "--algorithm", "td3", "--dataset", "d.pt", "--iterations", "1", *sizes) == 2
     assert "td3.capacity = 3: is less than the dataset's 4 steps; use at least 4" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+def test_a_run_that_a_signal_ends_at_once_waits_for_no_statistics_of_gmis(tmp_path):
+    asked = []
+    session = SimpleNamespace(experience=lambda: asked.append(1) or {})
+    folder = SimpleNamespace(path=tmp_path)
+    for error in (KeyboardInterrupt, SystemExit):
+        train._keep_experience(folder, session, error, error(), None)
+    assert asked == []
+    train._keep_experience(folder, session, None, None, None)
+    assert asked == [1]

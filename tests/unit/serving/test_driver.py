@@ -1,10 +1,14 @@
 """The serving loop with scripted GMIs and their fake clock."""
 
-from types import SimpleNamespace
+import os
+import signal
+import threading
 
 import pytest
 
 from rayagi.run.errors import DiskError
+from rayagi.run.interrupt import Interrupt
+from rayagi.serving import driver
 from rayagi.serving.driver import ServingLimits, ServingLoop
 from rayagi.serving.program import ServingResult
 
@@ -14,6 +18,7 @@ class FakeGmis:
 
     def __init__(self, *, fails_at=None):
         self.now, self.asked, self.finished, self.fails_at = 0.0, [], False, fails_at
+        self.after = lambda: None
 
     def run(self, request, *args, timeout_s):
         if request == "finish":
@@ -23,6 +28,7 @@ class FakeGmis:
         self.asked.append(steps)
         if len(self.asked) == self.fails_at:
             raise DiskError("data", "No space left on device")
+        self.after()
         self.now += 0.01 * steps
         results = [ServingResult(env_steps=4 * steps, wall_s=0.01 * steps) for _ in range(2)]
         for result in results:
@@ -36,7 +42,7 @@ def loop(gmis, limits, *, interrupt=None, log=lambda text: None):
         gmis,
         limits,
         total_envs=8,
-        interrupt=interrupt or SimpleNamespace(requested=False),
+        interrupt=interrupt or Interrupt(),
         log=log,
         clock=lambda: gmis.now,
     )
@@ -65,17 +71,28 @@ def test_time_and_episodes_end_it_too():
 
 
 def test_ctrl_c_ends_after_the_request_with_everything_written():
-    gmis = FakeGmis()
-
-    class AfterThree:
-        @property
-        def requested(self):
-            return len(gmis.asked) >= 3
-
-    served = loop(gmis, ServingLimits(env_steps=10**9), interrupt=AfterThree()).serve()
+    gmis, interrupt = FakeGmis(), Interrupt()
+    gmis.after = lambda: setattr(interrupt, "requested", len(gmis.asked) >= 3)
+    served = loop(gmis, ServingLimits(env_steps=10**9), interrupt=interrupt).serve()
     assert len(gmis.asked) == 3
     assert served.stop == ""
     assert gmis.finished
+
+
+def test_sigterm_while_an_environment_hangs_ends_it_soon_and_keeps_what_was_served(monkeypatch):
+    def hang_in_the_third():
+        if len(gmis.asked) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            threading.Event().wait(60)
+
+    gmis = FakeGmis()
+    gmis.after = hang_in_the_third
+    monkeypatch.setattr(driver, "END_LIMIT_S", -1.7)  # and twice the second that the request before took
+    with Interrupt() as interrupt:
+        serving = loop(gmis, ServingLimits(env_steps=10**9), interrupt=interrupt)
+        with pytest.raises(KeyboardInterrupt, match=r"^SIGTERM, and no answer of the GMIs"):
+            serving.serve()
+    assert serving.served.total.env_steps == 8 * 108
 
 
 def test_a_full_disk_raises_its_own_error():
