@@ -65,6 +65,20 @@ class GmiLostError(RuntimeError):
         return f"{self.loss}. If memory ran out, lower num_envs or num_gmis"
 
 
+class ProgramInterruptedError(RuntimeError):
+    """A program raised KeyboardInterrupt in a GMI, where nobody presses Ctrl-C. Ray would call it a cancelled task."""
+
+    def __init__(self, gmi: str, code_position: str) -> None:
+        super().__init__(gmi, code_position)
+        self.gmi, self.code_position = gmi, code_position
+
+    def __str__(self) -> str:
+        return (
+            f"{self.gmi}: KeyboardInterrupt at {self.code_position}: this code raised it, or somebody sent SIGINT to the "
+            "GMI's process"
+        )
+
+
 class GmiSilentError(RuntimeError):
     """A GMI is alive but did not answer in time."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from actors.errors import ProgramInterruptedError
 from actors.host_memory import release_free_memory
 from actors.ping import Address
 from actors.protocols import EvaluationResult, IterationResult, Program, StateDict, Workload
@@ -273,9 +275,18 @@ class Gmi(ClosesOnExit):
 
     @contextmanager
     def _leave_on_error(self) -> Iterator[None]:
-        """Leave the group when the block raises, so that its peers do not wait for this GMI."""
+        """Leave the group when the block raises, so that its peers do not wait for this GMI.
+
+        Raises:
+            ProgramInterruptedError: the block raised KeyboardInterrupt.
+        """
         try:
             yield
+        except KeyboardInterrupt as error:
+            self._leave()
+            innermost = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
+            raise ProgramInterruptedError(str(self), where) from error
         except BaseException:
             self._leave()
             raise

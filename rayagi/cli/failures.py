@@ -32,6 +32,7 @@ KNOWN: dict[str, int] = {
     "rayagi.coordinator.searching.NothingMeasuredError": FAILED,
     "actors.errors.GmiLostError": FAILED,
     "actors.errors.GmiSilentError": FAILED,
+    "actors.errors.ProgramInterruptedError": FAILED,
     "actors.errors.ObjectStoreError": FAILED,
     "placement.errors.PlanError": BAD_INPUT,
     "placement.errors.InventoryError": BAD_INPUT,

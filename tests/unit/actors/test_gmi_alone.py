@@ -1,12 +1,14 @@
 """The GMI class called directly: no Ray, the real CPU backend, real communicators between threads."""
 
 import os
+import pickle
 import threading
 
 import pytest
 import torch
 
 import actors.gmi
+from actors.errors import ProgramInterruptedError
 from actors.gmi import Gmi, GmiIdentity
 from actors.protocols import EvaluationResult, IterationResult
 from actors.rendezvous_actor import RendezvousActor
@@ -16,6 +18,7 @@ from collectives.experience.file_layout import SharedFile
 from collectives.transports.shm.memory import MEMORY_LIMIT, Segment
 from placement.errors import SliceError
 from placement.types import Slice
+from rayagi.cli.failures import explain
 
 
 class Counting:
@@ -232,3 +235,23 @@ def test_closing_closes_the_program():
     with gmi() as alone:
         alone.build(factory)
     assert built[0].closed
+
+
+def test_a_keyboard_interrupt_of_a_program_is_an_error_that_says_where():
+    """Ray would report that the call was cancelled."""
+
+    class Interrupted(Counting):
+        def iterate(self):
+            raise KeyboardInterrupt
+
+    own = gmi()
+    own.build(Interrupted)
+    line = Interrupted.iterate.__code__.co_firstlineno + 1
+    with pytest.raises(ProgramInterruptedError) as caught:
+        own.iterate(1)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == (
+        f"GMI 0/1 cpu[1 thread] simulator+trainer Ant-v5: KeyboardInterrupt at {__file__}:{line} in iterate: this code "
+        "raised it, or somebody sent SIGINT to the GMI's process"
+    )
+    assert explain(again).exit_code == 1
