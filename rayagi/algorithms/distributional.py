@@ -73,22 +73,18 @@ DISTRIBUTIONAL_PRESET: dict[str, Any] = {
 step size learn with so few, the papers' 3e-4 does not. How they were chosen: experiments/off_policy/README.md."""
 
 DISTRIBUTIONAL_NAMES = {
-    "actor_lr": "learning_rate",
-    "critic_lr": "critic_learning_rate",
-    **{
-        name: name
-        for name in (
-            "weight_decay",
-            "policy_delay",
-            "num_atoms",
-            "v_min",
-            "v_max",
-            "clipped_double",
-            "layer_norm",
-        )
-    },
+    name: name
+    for name in (
+        "weight_decay",
+        "policy_delay",
+        "num_atoms",
+        "v_min",
+        "v_max",
+        "clipped_double",
+        "layer_norm",
+    )
 }
-"""Names in RLlib's ``training()`` -> fields of DistributionalSpec beside those of OffPolicySpec."""
+"""Names in RLlib's ``training()`` -> fields of DistributionalSpec beside those of BOX_NAMES."""
 
 
 def support_rules(section: str, v_min: float, v_max: float) -> Iterator[ConfigError]:

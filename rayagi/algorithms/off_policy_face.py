@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors.protocols import EnvInfo
-from rayagi.algorithms.definition import ASYNCHRONOUS_NAMES, RLLIB_NAMES, Conversion, LearningMetric
+from rayagi.algorithms.definition import (
+    ASYNCHRONOUS_NAMES,
+    RLLIB_NAMES,
+    AlgorithmDefinition,
+    Conversion,
+    LearningMetric,
+    RllibFace,
+)
 from rayagi.config.errors import ConfigError
-from rayagi.config.off_policy import ON_POLICY
+from rayagi.config.learning import Template
+from rayagi.config.off_policy import OFF_POLICY_NETWORK, ON_POLICY
 
 OFF_POLICY_METRICS = (
     LearningMetric(name="q_mean", unit="", help="mean value of sampled states and actions"),
@@ -27,6 +36,13 @@ OFF_POLICY_NAMES = {
     "num_steps_sampled_before_learning_starts": "learning_starts",
 }
 """Settings of every off-policy algorithm: the name in RLlib's ``training()`` -> the field of OffPolicySpec."""
+
+BOX_NAMES = {
+    **OFF_POLICY_NAMES,
+    "actor_lr": "learning_rate",
+    "critic_lr": "critic_learning_rate",
+}
+"""The same where the policy and the critics have step sizes of their own."""
 
 _UNIFORM = ("EpisodeReplayBuffer", "ReplayBuffer", "MultiAgentReplayBuffer", "MultiAgentEpisodeReplayBuffer")
 
@@ -125,3 +141,24 @@ def refuse_networks(algorithm: str, network: Any) -> Iterator[ConfigError]:
         if value != usual:
             reason = f"does not go with algorithm = {algorithm!r}, whose networks are separate perceptrons"
             yield ConfigError(f"network.{name}", value, reason, "leave it out, or use algorithm 'ppo'")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoxFace(RllibFace):
+    """The mapping of an off-policy algorithm for continuous actions."""
+
+    names: Mapping[str, str] = field(default_factory=lambda: BOX_NAMES)
+    converted: Mapping[str, Conversion] = field(default_factory=lambda: REPLAY_CONVERSIONS)
+    fixed: Mapping[str, Any] = field(default_factory=lambda: OFF_POLICY_FIXED)
+    instead: tuple[tuple[str, str], ...] = INSTEAD_OF_RLLIBS_REPLAY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoxDefinition(AlgorithmDefinition):
+    """An off-policy algorithm for continuous actions."""
+
+    templates: tuple[Template, ...] = ("dp_only", "decoupled")
+    unfit_network: Callable[[str, Any], Iterator[ConfigError]] = refuse_networks
+    unfit_env: Callable[[str, EnvInfo], Iterator[ConfigError]] = refuse_unfit_box
+    preset_network: Mapping[str, Any] = field(default_factory=lambda: OFF_POLICY_NETWORK)
+    metrics: tuple[LearningMetric, ...] = OFF_POLICY_METRICS

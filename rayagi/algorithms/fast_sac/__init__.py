@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rayagi.algorithms.definition import AlgorithmDefinition, LearningMetric, RllibFace
-from rayagi.algorithms.distributional import (
-    DISTRIBUTIONAL_NAMES,
-    DISTRIBUTIONAL_PRESET,
-    DistributionalSpec,
-)
-from rayagi.algorithms.off_policy_face import (
-    INSTEAD_OF_RLLIBS_REPLAY,
-    OFF_POLICY_FIXED,
-    OFF_POLICY_METRICS,
-    OFF_POLICY_NAMES,
-    REPLAY_CONVERSIONS,
-    refuse_networks,
-    refuse_unfit_box,
-)
+from rayagi.algorithms.definition import LearningMetric
+from rayagi.algorithms.distributional import DISTRIBUTIONAL_NAMES, DISTRIBUTIONAL_PRESET, DistributionalSpec
+from rayagi.algorithms.off_policy_face import BOX_NAMES, OFF_POLICY_METRICS, BoxDefinition, BoxFace
 from rayagi.config.errors import ConfigError
 from rayagi.config.off_policy import temperature_rules
 
@@ -57,15 +45,12 @@ class FastSACSpec(DistributionalSpec):
         )
 
 
-FAST_SAC = AlgorithmDefinition(
+FAST_SAC = BoxDefinition(
     name="fast_sac",
     summary="SAC with many environments, large batches and distributional critics (Seo et al. 2025)",
     settings=FastSACSpec,
-    templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.fast_sac.learner:FastSACLearner",
     model="rayagi.algorithms.fast_sac.learner:make_model",
-    unfit_network=refuse_networks,
-    unfit_env=refuse_unfit_box,
     preset=DISTRIBUTIONAL_PRESET,
     preset_network={"hidden": (128, 64, 32), "activation": "silu"},
     preset_num_envs=16,
@@ -73,16 +58,9 @@ FAST_SAC = AlgorithmDefinition(
         *OFF_POLICY_METRICS,
         LearningMetric(name="alpha", unit="", help="temperature: weight of the entropy beside rewards"),
     ),
-    rllib=RllibFace(
+    rllib=BoxFace(
         config="FastSACConfig",
         algorithm="FastSAC",
-        names={
-            **OFF_POLICY_NAMES,
-            **DISTRIBUTIONAL_NAMES,
-            "alpha_lr": "alpha_learning_rate",
-        },
-        converted=REPLAY_CONVERSIONS,
-        fixed=OFF_POLICY_FIXED,
-        instead=INSTEAD_OF_RLLIBS_REPLAY,
+        names={**BOX_NAMES, **DISTRIBUTIONAL_NAMES, "alpha_lr": "alpha_learning_rate"},
     ),
 )

@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rayagi.algorithms.definition import AlgorithmDefinition, RllibFace
-from rayagi.algorithms.distributional import (
-    DISTRIBUTIONAL_NAMES,
-    DISTRIBUTIONAL_PRESET,
-    DistributionalSpec,
-)
-from rayagi.algorithms.off_policy_face import (
-    INSTEAD_OF_RLLIBS_REPLAY,
-    OFF_POLICY_FIXED,
-    OFF_POLICY_METRICS,
-    OFF_POLICY_NAMES,
-    REPLAY_CONVERSIONS,
-    refuse_networks,
-    refuse_unfit_box,
-)
+from rayagi.algorithms.distributional import DISTRIBUTIONAL_NAMES, DISTRIBUTIONAL_PRESET, DistributionalSpec
+from rayagi.algorithms.off_policy_face import BOX_NAMES, BoxDefinition, BoxFace
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import positive
 
@@ -47,28 +34,18 @@ class FastTD3Spec(DistributionalSpec):
             yield ConfigError(f"{section}.noise_min", self.noise_min, reason)
 
 
-FAST_TD3 = AlgorithmDefinition(
+FAST_TD3 = BoxDefinition(
     name="fast_td3",
     summary="TD3 with many environments, large batches and distributional critics (Seo et al. 2025)",
     settings=FastTD3Spec,
-    templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.fast_td3.learner:FastTD3Learner",
     model="rayagi.algorithms.fast_td3.learner:FastTD3Model",
-    unfit_network=refuse_networks,
-    unfit_env=refuse_unfit_box,
     preset={**DISTRIBUTIONAL_PRESET, "noise_min": 0.1, "target_noise": 0.1},
     preset_network={"hidden": (128, 64, 32), "activation": "relu"},
     preset_num_envs=16,
-    metrics=OFF_POLICY_METRICS,
-    rllib=RllibFace(
+    rllib=BoxFace(
         config="FastTD3Config",
         algorithm="FastTD3",
-        names={
-            **OFF_POLICY_NAMES,
-            **DISTRIBUTIONAL_NAMES,
-        },
-        converted=REPLAY_CONVERSIONS,
-        fixed=OFF_POLICY_FIXED,
-        instead=INSTEAD_OF_RLLIBS_REPLAY,
+        names={**BOX_NAMES, **DISTRIBUTIONAL_NAMES},
     ),
 )

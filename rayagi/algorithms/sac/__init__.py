@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rayagi.algorithms.definition import AlgorithmDefinition, LearningMetric, RllibFace
+from rayagi.algorithms.definition import LearningMetric
 from rayagi.algorithms.off_policy_face import (
-    INSTEAD_OF_RLLIBS_REPLAY,
+    BOX_NAMES,
     OFF_POLICY_FIXED,
     OFF_POLICY_METRICS,
-    OFF_POLICY_NAMES,
-    REPLAY_CONVERSIONS,
-    refuse_networks,
-    refuse_unfit_box,
+    BoxDefinition,
+    BoxFace,
 )
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import positive
-from rayagi.config.off_policy import OFF_POLICY_NETWORK, ROBOT_PRESET, OffPolicySpec, temperature_rules
+from rayagi.config.off_policy import ROBOT_PRESET, OffPolicySpec, temperature_rules
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,34 +41,23 @@ class SACSpec(OffPolicySpec):
         )
 
 
-SAC = AlgorithmDefinition(
+SAC = BoxDefinition(
     name="sac",
     summary="off-policy, maximum entropy, twin critics and a learned temperature (Haarnoja et al. 2018)",
     settings=SACSpec,
-    templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.sac.learner:SACLearner",
     model="rayagi.algorithms.sac.learner:make_model",
-    unfit_network=refuse_networks,
-    unfit_env=refuse_unfit_box,
     preset={**ROBOT_PRESET, "initial_alpha": 0.1},
-    preset_network=OFF_POLICY_NETWORK,
     preset_num_envs=8,
     metrics=(
         *OFF_POLICY_METRICS,
         LearningMetric(name="alpha", unit="", help="temperature: weight of the entropy beside rewards"),
     ),
-    rllib=RllibFace(
+    rllib=BoxFace(
         config="SACConfig",
         algorithm="SAC",
         base="ray.rllib.algorithms.sac.sac:SACConfig",
-        names={
-            **OFF_POLICY_NAMES,
-            "actor_lr": "learning_rate",
-            "critic_lr": "critic_learning_rate",
-            "alpha_lr": "alpha_learning_rate",
-        },
-        converted=REPLAY_CONVERSIONS,
+        names={**BOX_NAMES, "alpha_lr": "alpha_learning_rate"},
         fixed={**OFF_POLICY_FIXED, "twin_q": True},
-        instead=INSTEAD_OF_RLLIBS_REPLAY,
     ),
 )

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rayagi.algorithms.definition import AlgorithmDefinition, RllibFace
-from rayagi.algorithms.off_policy_face import (
-    BATCH_CONVERSION,
-    INSTEAD_OF_RLLIBS_REPLAY,
-    OFF_POLICY_FIXED,
-    OFF_POLICY_METRICS,
-    OFF_POLICY_NAMES,
-    refuse_networks,
-    refuse_unfit_box,
-)
+from rayagi.algorithms.off_policy_face import BATCH_CONVERSION, BoxDefinition, BoxFace
 from rayagi.config.errors import ConfigError
 from rayagi.config.learning import at_least_one, positive
-from rayagi.config.off_policy import OFF_POLICY_NETWORK, ROBOT_PRESET, OffPolicySpec
+from rayagi.config.off_policy import ROBOT_PRESET, OffPolicySpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,29 +51,13 @@ class TD3Spec(OffPolicySpec):
             )
 
 
-TD3 = AlgorithmDefinition(
+TD3 = BoxDefinition(
     name="td3",
     summary="off-policy, deterministic policy, delayed and smoothed against twin critics (Fujimoto et al. 2018)",
     settings=TD3Spec,
-    templates=("dp_only", "decoupled"),
     learner="rayagi.algorithms.td3.learner:TD3Learner",
     model="rayagi.algorithms.td3.learner:make_model",
-    unfit_network=refuse_networks,
-    unfit_env=refuse_unfit_box,
     preset=ROBOT_PRESET,
-    preset_network=OFF_POLICY_NETWORK,
     preset_num_envs=8,
-    metrics=OFF_POLICY_METRICS,
-    rllib=RllibFace(
-        config="TD3Config",
-        algorithm="TD3",
-        names={
-            **OFF_POLICY_NAMES,
-            "actor_lr": "learning_rate",
-            "critic_lr": "critic_learning_rate",
-        },
-        converted=BATCH_CONVERSION,
-        fixed=OFF_POLICY_FIXED,
-        instead=INSTEAD_OF_RLLIBS_REPLAY,
-    ),
+    rllib=BoxFace(config="TD3Config", algorithm="TD3", converted=BATCH_CONVERSION),
 )
