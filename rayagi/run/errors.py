@@ -71,8 +71,8 @@ class DiskError(RunError):
         return f"cannot write {self.path}: {self.reason}; {self.hint}"
 
 
-class RunFolderError(RunError):
-    """A folder is not a run folder, or is damaged."""
+class PathError(RunError):
+    """Something is wrong with a file or folder."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -80,6 +80,10 @@ class RunFolderError(RunError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+class RunFolderError(PathError):
+    """A folder is not a run folder, or is damaged."""
 
 
 class RunVersionError(RunError):
@@ -97,12 +101,8 @@ class RunVersionError(RunError):
         )
 
 
-class CheckpointError(RunError):
+class CheckpointError(PathError):
     """A checkpoint is damaged."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         return f"checkpoint {self.path} is damaged: {self.reason}"

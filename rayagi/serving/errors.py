@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from rayagi.run.errors import RunError
+from rayagi.run.errors import PathError, RunError
 
 
-class _FolderError(RunError):
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
-
-
-class DatasetError(_FolderError):
+class DatasetError(PathError):
     """A folder is no dataset, or one that cannot be appended to."""
 
 
@@ -45,5 +36,5 @@ NO_EPISODES = (
 )
 
 
-class ExportError(_FolderError):
+class ExportError(PathError):
     """A dataset or a policy cannot be exported as requested."""
