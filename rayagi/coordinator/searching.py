@@ -232,15 +232,14 @@ def search(
     best = _best(trials, validated=complete)
     if best is None:
         raise _nothing_measured(spec.env.id, trials)
+    rest = {} if complete else untried(trials, _gmis(spec, machine, settings), _num_envs(on_gpus, settings))
     result = SearchResult(
         task=spec.env.id,
         settings=settings,
         best=best,
         trials=tuple(trials),
         complete=complete,
-        untried={}
-        if complete
-        else untried(trials, _gmis(spec, machine, settings), _num_envs(on_gpus, settings)),
+        untried=rest,
         on_gpus=on_gpus,
         num_devices=num_devices,
         memory_bytes=device_memory_bytes(spec, usable),
@@ -248,14 +247,8 @@ def search(
         noise=noise,
         store=store.path,
     )
-    found = {
-        "gmis": best.gmis_per_gpu,
-        "num_envs": best.num_envs,
-        "complete": complete,
-        "rest": result.rest(),
-        "coarse": coarse,
-    }
-    store.save_note(settings.name(), found)
+    found = {"gmis": best.gmis_per_gpu, "num_envs": best.num_envs, "complete": complete, "coarse": coarse}
+    store.save_note(settings.name(), found | {"rest": result.rest()})
     return result
 
 

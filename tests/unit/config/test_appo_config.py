@@ -1,6 +1,3 @@
-import copy
-import pickle
-
 import pytest
 
 from rayagi.algorithms.appo import AppoSpec
@@ -10,6 +7,7 @@ from rayagi.config.presets import preset
 from rayagi.config.rllib_classes import CONFIGS as CLASSES
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
 from rayagi.config.spec import GmiSpec
+from tests.unit.config.test_ppo_config import assert_it_keeps_its_meaning, refusal
 
 AppoConfig, ImpalaConfig, A3CConfig = (CLASSES[name] for name in ("appo", "impala", "a3c"))
 CONFIGS = [AppoConfig, ImpalaConfig, A3CConfig]
@@ -19,12 +17,6 @@ ALWAYS = {
     A3CConfig: {"num_epochs", "num_minibatches", "target_kl", "adam_eps"},
 }
 """Fields with one possible value, which RLlib's face leaves out."""
-
-
-def refusal(built):
-    with pytest.raises(ConfigError) as caught:
-        built.to_run_spec()
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("cls", CONFIGS)
@@ -188,12 +180,7 @@ def test_the_table_of_settings_agrees_with_the_config_and_the_spec(cls):
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_the_config_keeps_its_meaning_through_everything_that_rllib_and_tune_do_to_it(cls):
     built = cls().environment("Ant-v5").gmi(num_gmis=2, num_envs=8).training(lr=1e-3, gamma=0.9)
-    spec = built.to_run_spec()
-    assert built.copy().to_run_spec() == spec
-    assert copy.deepcopy(built).to_run_spec() == spec
-    assert pickle.loads(pickle.dumps(built)).to_run_spec() == spec
-    assert cls.from_state(built.get_state()).to_run_spec() == spec
-    assert cls().update_from_dict(built.to_dict()).to_run_spec() == spec
+    assert_it_keeps_its_meaning(built)
 
 
 def test_an_algorithm_and_its_config_name_each_other():

@@ -2,8 +2,6 @@ import copy
 import json
 import math
 import pickle
-import subprocess
-import sys
 
 import gymnasium
 import numpy as np
@@ -23,6 +21,7 @@ from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
 from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import EnvironmentOptionError, env_info, make_env_factory
+from tests.programs import run_python
 
 PPO = AlgorithmSettings(definition=DEFINITIONS["ppo"])
 
@@ -50,44 +49,22 @@ def test_unset_values_come_from_the_tasks_preset():
 
 
 def test_every_field_of_a_spec_can_be_set_by_rllibs_names():
+    gmi = {
+        "backend": "cpu", "template": "dp_only", "num_gmis": 3, "num_envs": 10, "threads_per_gmi": 2,
+        "transport": "gloo", "composition": "hybrid:2", "reserve_timeout_s": 5.0, "collective_timeout_s": 7.0,
+        "hang_timeout_s": 9.0,
+    }  # fmt: skip
+    learning = {
+        "value_clip": 5.0, "num_epochs": 3, "lr_schedule": "kl_adaptive", "rollout_length": 30, "num_minibatches": 5,
+        "gamma": 0.9, "adam_eps": 1e-6, "normalize_advantages": False, "normalize_obs": False,
+        "normalize_rewards": False, "obs_clip": 4.0,
+    }  # fmt: skip
     built = (
         PPOConfig()
         .environment("Hopper-v5", engine="gymnasium", env_config={"frame_skip": 2})
-        .gmi(
-            backend="cpu",
-            template="dp_only",
-            num_gmis=3,
-            num_envs=10,
-            threads_per_gmi=2,
-            slices=[2, 1, 1],
-            left_out=[2],
-            transport="gloo",
-            composition="hybrid:2",
-            reserve_timeout_s=5,
-            collective_timeout_s=7.0,
-            hang_timeout_s=9.0,
-        )
-        .training(
-            lr=1e-3,
-            gamma=0.9,
-            lambda_=0.8,
-            clip_param=0.3,
-            value_clip=5,
-            vf_loss_coeff=0.7,
-            entropy_coeff=0.01,
-            grad_clip=1.5,
-            num_epochs=3,
-            kl_target=0.02,
-            lr_schedule="kl_adaptive",
-            rollout_length=30,
-            num_minibatches=5,
-            adam_eps=1e-6,
-            normalize_advantages=False,
-            normalize_obs=False,
-            normalize_rewards=False,
-            obs_clip=4.0,
-            total_env_steps=1000,
-        )
+        .gmi(slices=[2, 1, 1], left_out=[2], **gmi)
+        .training(lr=1e-3, lambda_=0.8, clip_param=0.3, vf_loss_coeff=0.7, entropy_coeff=0.01, grad_clip=1.5)
+        .training(kl_target=0.02, total_env_steps=1000, **learning)
         .rl_module(
             model_config={"fcnet_hiddens": [8, 4], "fcnet_activation": "relu", "initial_log_std": -1.0}
         )
@@ -96,45 +73,16 @@ def test_every_field_of_a_spec_can_be_set_by_rllibs_names():
     )
     assert built.to_run_spec() == RunSpec(
         env=EnvSpec(id="Hopper-v5", engine="gymnasium", kwargs={"frame_skip": 2}),
-        gmi=GmiSpec(
-            backend="cpu",
-            template="dp_only",
-            num_gmis=3,
-            num_envs=10,
-            threads_per_gmi=2,
-            slices=(2.0, 1.0, 1.0),
-            left_out=(2,),
-            transport="gloo",
-            composition="hybrid:2",
-            reserve_timeout_s=5.0,
-            collective_timeout_s=7.0,
-            hang_timeout_s=9.0,
-        ),
+        gmi=GmiSpec(slices=(2.0, 1.0, 1.0), left_out=(2,), **gmi),
         network=NetworkSpec(hidden=(8, 4), activation="relu", initial_log_std=-1.0),
         learning=PPOSpec(
-            rollout_length=30,
-            num_epochs=3,
-            num_minibatches=5,
-            gamma=0.9,
-            gae_lambda=0.8,
-            clip_ratio=0.3,
-            value_clip=5.0,
-            value_coef=0.7,
-            entropy_coef=0.01,
-            learning_rate=1e-3,
-            lr_schedule="kl_adaptive",
-            target_kl=0.02,
-            max_grad_norm=1.5,
-            adam_eps=1e-6,
-            normalize_advantages=False,
-            normalize_obs=False,
-            normalize_rewards=False,
-            obs_clip=4.0,
+            learning_rate=1e-3, gae_lambda=0.8, clip_ratio=0.3, value_coef=0.7, entropy_coef=0.01, target_kl=0.02,
+            max_grad_norm=1.5, **learning,
         ),
         evaluation=EvaluationSpec(interval=4, num_episodes=6),
         seed=11,
         total_env_steps=1000,
-    )
+    )  # fmt: skip
 
 
 def test_a_value_that_equals_rllibs_default_still_wins_over_the_preset():
@@ -511,14 +459,18 @@ def test_a_task_is_needed():
     assert refusal(PPOConfig()).startswith("environment(env=): is not given")
 
 
-def test_the_config_keeps_its_meaning_through_everything_that_rllib_and_tune_do_to_it():
-    built = config().gmi(num_gmis=2, num_envs=8).training(lr=1e-3, lambda_=0.9)
-    spec = built.to_run_spec()
+def assert_it_keeps_its_meaning(built):
+    spec, cls = built.to_run_spec(), type(built)
     assert built.copy().to_run_spec() == spec
     assert copy.deepcopy(built).to_run_spec() == spec
     assert pickle.loads(pickle.dumps(built)).to_run_spec() == spec
-    assert PPOConfig.from_state(built.get_state()).to_run_spec() == spec
-    assert PPOConfig().update_from_dict(built.to_dict()).to_run_spec() == spec
+    assert cls.from_state(built.get_state()).to_run_spec() == spec
+    assert cls().update_from_dict(built.to_dict()).to_run_spec() == spec
+
+
+def test_the_config_keeps_its_meaning_through_everything_that_rllib_and_tune_do_to_it():
+    built = config().gmi(num_gmis=2, num_envs=8).training(lr=1e-3, lambda_=0.9)
+    assert_it_keeps_its_meaning(built)
 
 
 def test_a_frozen_config_refuses_changes():
@@ -544,9 +496,7 @@ def test_importing_rayagi_loads_neither_ray_nor_torch():
         "print(sorted({'ray', 'torch', 'gymnasium', 'mujoco'} & set(sys.modules))); "
         "rayagi.RunSpec; print('ray' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert done.stdout.split("\n")[:2] == ["[]", "False"]
 
 

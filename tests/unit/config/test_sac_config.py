@@ -1,16 +1,13 @@
 """RLlib's SACConfig: its names, those in another form, and what is refused."""
 
-import copy
-import pickle
-
 import pytest
 
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.config.errors import ConfigError
 from rayagi.config.off_policy import ON_POLICY
 from rayagi.config.presets import preset
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
+from tests.unit.config.test_ppo_config import assert_it_keeps_its_meaning, refusal
 
 CLASSES = [cls for name, cls in CONFIGS.items() if name in ("sac", "td3")]
 EACH = pytest.mark.parametrize("cls", CLASSES)
@@ -19,12 +16,6 @@ SACConfig = CONFIGS["sac"]
 
 def config(cls=SACConfig, **training):
     return cls().environment("Ant-v5").gmi(num_gmis=2, num_envs=8).training(**training)
-
-
-def refusal(built):
-    with pytest.raises(ConfigError) as caught:
-        built.to_run_spec()
-    return str(caught.value)
 
 
 @EACH
@@ -105,9 +96,4 @@ def test_the_table_of_settings_agrees_with_the_config_and_the_spec(cls):
 @EACH
 def test_the_config_keeps_its_meaning_through_everything_that_rllib_and_tune_do_to_it(cls):
     built = config(cls, actor_lr=1e-3, gamma=0.9, train_batch_size_per_learner=32)
-    spec = built.to_run_spec()
-    assert built.copy().to_run_spec() == spec
-    assert copy.deepcopy(built).to_run_spec() == spec
-    assert pickle.loads(pickle.dumps(built)).to_run_spec() == spec
-    assert cls.from_state(built.get_state()).to_run_spec() == spec
-    assert cls().update_from_dict(built.to_dict()).to_run_spec() == spec
+    assert_it_keeps_its_meaning(built)
