@@ -247,7 +247,7 @@ class Program(Protocol):
 
 
 class Workload(Protocol):
-    """A user-defined workload of a GMI, other than reinforcement learning (actors.workload)."""
+    """A user-defined workload of a GMI, other than reinforcement learning (rayagi.programs)."""
 
     def gmi_run(self, *args: Any, **kwargs: Any) -> Any:
         """The main routine, called on every GMI at once."""

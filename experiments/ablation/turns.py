@@ -9,11 +9,11 @@ from typing import Any
 
 from actors.gmi import GmiContext
 from actors.protocols import StateDict
-from actors.workload import GmiProgram
 from experiments.ablation.mechanisms import CASES
 from experiments.cores import stolen_seconds, used_seconds
 from rayagi.algorithms.factory import training_factory
 from rayagi.config.spec import RunSpec
+from rayagi.programs import GmiProgram
 
 TRAINED_ITERATIONS = 5
 """Before the state from which turns start."""

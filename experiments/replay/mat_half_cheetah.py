@@ -27,14 +27,13 @@ from matplotlib.figure import Figure
 
 from actors.gmi import GmiContext
 from actors.roles import evaluate
-from actors.workload import GmiProgram
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.solo import SoloCommunicator
 from experiments.origin import origin
 from experiments.replay.multi_agent_learning import HALF_CHEETAH, METRICS, TeamSettings, TeamTrainer
 from rayagi.envs import make_env_factory
-from rayagi.programs import GmiConfig, GmiManager
+from rayagi.programs import GmiConfig, GmiManager, GmiProgram
 
 TASK = "HalfCheetah-v5"
 PPO = Path(__file__).parents[1] / "learning" / "results" / "HalfCheetah-v5.json"

@@ -22,14 +22,13 @@ import numpy as np
 import torch
 
 from actors.gmi import GmiContext
-from actors.workload import GmiProgram
 from collectives.communicator import Communicator
 from collectives.solo import SoloCommunicator
 from experiments.origin import origin
 from experiments.replay.decision_transformer import TransformerSizes
 from experiments.replay.sequence_learning import LearningSettings, SequenceTrainer
 from rayagi.envs import env_info, make_env_factory
-from rayagi.programs import GmiConfig, GmiManager
+from rayagi.programs import GmiConfig, GmiManager, GmiProgram
 from rayagi.serving.manifest import DatasetFolder
 
 EVALUATION_SEED = 1_000_003

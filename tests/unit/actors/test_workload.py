@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from actors.gmi import GmiContext, GmiIdentity
-from actors.workload import GmiProgram
 from experiments.stencil.heat import HeatStrip, cold_plate, rows_of, solve, step
 from placement.types import Slice
+from rayagi.programs import GmiProgram
 from tests.unit.collectives.thread_group import ThreadGroup
 
 
