@@ -83,6 +83,9 @@ class WorkerInfo:
     """Where its process answers pings; None: nowhere."""
 
 
+_ONE_CORE = Slice(node="here", backend="cpu", cores=(0,))
+
+
 @dataclass(slots=True)
 class GmiContext:
     """What a program factory gets in a GMI's process."""
@@ -97,6 +100,22 @@ class GmiContext:
     """Id of this node for GMIs on other hosts; empty: not reachable from them."""
     remote_transport: RemoteTransport | None = None
     """Transport to other hosts; None: not available."""
+
+    @classmethod
+    def local(
+        cls,
+        task: str,
+        communicator: Communicator | None = None,
+        *,
+        roles: tuple[str, ...] = ("simulator", "agent", "trainer"),
+        gmi_slice: Slice = _ONE_CORE,
+        device: str = "cpu",
+    ) -> GmiContext:
+        """For a program in this process, without Ray; without a communicator it is the only one."""
+        communicator = communicator or SoloCommunicator()
+        rank, size = communicator.rank, communicator.world_size
+        identity = GmiIdentity(index=rank, num_gmis=size, slice=gmi_slice, roles=roles, task=task)
+        return cls(identity=identity, communicator=communicator, device=torch.device(device))
 
 
 ProgramFactory = Callable[[GmiContext], Program]

@@ -7,19 +7,16 @@ CPU time depends less than wall time on what else the machine does. Waiting for 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
+from actors.gmi import GmiContext
 from experiments.ablation.run import HERE, NO_COMPILER, TASKS, Row, Setting, table
 from experiments.ablation.turns import Turns
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from placement.types import Slice
 
 LAYOUT = "1x1"
@@ -28,14 +25,7 @@ LAYOUT = "1x1"
 def alone(task: str) -> GmiContext:
     """A single GMI on this process's first core."""
     core = min(os.sched_getaffinity(0))
-    identity = GmiIdentity(
-        index=0,
-        num_gmis=1,
-        slice=Slice(node="here", backend="cpu", cores=(core,)),
-        roles=("simulator", "agent", "trainer"),
-        task=task,
-    )
-    return GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    return GmiContext.local(task, gmi_slice=Slice(node="here", backend="cpu", cores=(core,)))
 
 
 def measure(setting: Setting, rounds: int, iterations: int) -> Iterable[Row]:
@@ -59,9 +49,7 @@ def measure(setting: Setting, rounds: int, iterations: int) -> Iterable[Row]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
     parser.add_argument("--observations", nargs="+", default=["norm", "raw"], choices=["norm", "raw"])
     parser.add_argument("--rounds", type=int, default=4)
@@ -73,7 +61,7 @@ def main() -> None:
     for observations in given.observations:
         for task in given.tasks:
             rows += measure(Setting(task, LAYOUT, observations == "raw"), given.rounds, given.iterations)
-            path.write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+            write_results(path, {"origin": header, "rows": rows})
     print(table(rows))
 
 

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.config.presets import preset
 from rayagi.config.spec import RunSpec
 
@@ -245,9 +245,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
     parser.add_argument("--layouts", nargs="+", default=["2x1", "1x2"], choices=["2x1", "1x2"])
     parser.add_argument("--observations", nargs="+", default=["norm", "raw"], choices=["norm", "raw"])
@@ -283,7 +281,7 @@ def main() -> None:
                             f"{row['steps_per_s']:.0f} steps/s, others {row['other_cores']:.2f} ({row['attempts']})",
                             flush=True,
                         )
-                        path.write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+                        write_results(path, {"origin": header, "rows": rows})
     print(table(rows))
 
 

@@ -12,8 +12,6 @@ forms. Writes results/chaos_<transport>_<hosts>.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -41,7 +39,7 @@ from experiments.allreduce.chaos_member import (
     live,
 )
 from experiments.allreduce.membership import ElasticRendezvous
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 
 HERE = Path(__file__).parent
 LIMIT_S = 2.0
@@ -55,7 +53,7 @@ ACTIONS: dict[str, Action] = {"after": "compute", "group": "group"}
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["torch", "actors.rendezvous_actor", "experiments.origin", "experiments.allreduce.chaos_member"]
+    ["torch", "actors.rendezvous_actor", "experiments.scripts", "experiments.allreduce.chaos_member"]
 )
 
 
@@ -314,9 +312,7 @@ def run(
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--hosts", type=int, default=1, help="how many hosts the members pretend to be on")
@@ -333,14 +329,13 @@ def main() -> int:
         seed=given.seed,
     )
     print(table(rounds))
-    given.out.mkdir(parents=True, exist_ok=True)
     name = f"chaos_{given.transport}_{given.hosts}"
     report = {
         "origin": header,
         "table": table(rounds).splitlines(),
         "rounds": [asdict(one) for one in rounds],
     }
-    (given.out / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_results(given.out / f"{name}.json", report)
     return int(any(one.problems for one in rounds))
 
 

@@ -9,8 +9,6 @@ machine, versions and commit, and prints a table.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.allreduce.timestamps import Split, TimestampedFactory, split
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from experiments.throughput.settings import run_spec
 from rayagi.algorithms.factory import training_factory
 from rayagi.config.presets import preset
@@ -101,9 +99,7 @@ def _percent(shares: Sequence[float]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seconds", type=float, default=30.0, help="of training per run (default: 30)")
     parser.add_argument(
         "--repeats", type=int, default=3, help="runs of each case, in turns with the others (default: 3)"
@@ -116,7 +112,6 @@ def main() -> None:
         for name, spec in cases().items():
             rows.append(measure(name, spec, repeat, given.seconds))
             print(repeat, name, f"reducing {rows[-1].split.reducing_share:.2%} of the iteration", flush=True)
-    given.out.mkdir(parents=True, exist_ok=True)
     result = {
         "origin": origin(),
         "remark": given.remark,
@@ -125,7 +120,7 @@ def main() -> None:
         "rows": [asdict(row) for row in rows],
     }
     path = given.out / f"in_training_{datetime.now(UTC):%Y-%m-%d_%H%M}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(path, result)
     print(f"{table(rows)}\nwritten: {path}")
 
 

@@ -8,7 +8,6 @@ Writes raw medians per repeat with the machine, versions and commit, and prints 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from experiments.allreduce.members import CASES, Group, Run
 from experiments.cores import not_idle_seconds
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 
 SIZES = (100_000, 440_000, 1_160_000, 6_000_000, 16_000_000, 64_000_000)
 """Bytes. The second to fourth are the 1.1e5, 2.9e5 and 1.5e6 float32 of the preprint's Table 7."""
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "unit": "microseconds",
                 "rows": [asdict(row) for row in rows],
             }
-            options.output.write_text(json.dumps(result, indent=1) + "\n")
+            write_results(options.output, result)
 
 
 def measure(world_size: int, sizes: Sequence[int], repeats: int, patience_s: float) -> list[Row]:
@@ -130,8 +129,7 @@ def _iterations(size: int) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m experiments.allreduce.primitives", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = command_line(__doc__, prog="python -m experiments.allreduce.primitives")
     parser.add_argument("--members", type=int, nargs="+", default=[2, 3, 4], help="processes on this host")
     parser.add_argument(
         "--sizes", type=int, nargs="+", default=list(SIZES), help="bytes of the float32 tensor"

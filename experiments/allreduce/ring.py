@@ -9,7 +9,6 @@ everything else is the same. Writes ``results/ring.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -19,7 +18,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session
@@ -93,9 +92,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in each run")
@@ -116,9 +113,8 @@ def main() -> None:
             }
             rows.append(row)
             print(json.dumps(row), flush=True)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     head = {**origin(), "gmis": GMIS, "num_envs": NUM_ENVS, "num_steps": NUM_STEPS}
-    (arguments.out / "ring.json").write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n")
+    write_results(arguments.out / "ring.json", {"origin": head, "rows": rows})
     for task, found in ratios(rows).items():
         print(f"{task}: {median(found):.2f} times ({min(found):.2f} - {max(found):.2f})")
 

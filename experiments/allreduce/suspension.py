@@ -14,8 +14,6 @@ filled has changed. Writes results/suspension.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import random
@@ -39,7 +37,7 @@ from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
 from collectives.transport_factory import TransportName
 from collectives.transports import gloo, tcp
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 
 HERE = Path(__file__).parent
 WORLD_SIZE = 3
@@ -243,9 +241,7 @@ def _repeat(operations: Sequence[Callable[[], object]]) -> tuple[int, str]:
 
 def main() -> int:
     """Play the rounds, print what went wrong, write the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=280)
     parser.add_argument("--without-compiler", action="store_true")
     parser.add_argument("--transport", choices=("shm", "tcp", "gloo"), default="shm")
@@ -267,7 +263,7 @@ def main() -> int:
         "without_compiler": asked.without_compiler,
         "rounds": [asdict(one) for one in rounds],
     }
-    asked.output.write_text(json.dumps(found, indent=1) + "\n")
+    write_results(asked.output, found)
     return bool(problems)
 
 

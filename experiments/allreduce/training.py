@@ -10,8 +10,6 @@ results/training_*.json and prints tables in Markdown.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -34,7 +32,7 @@ from experiments.allreduce.projection import (
     table,
 )
 from experiments.allreduce.trainers import ENVS_PER_GMI, MODELS, Model, TrainingMember
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from placement.inventory import local_machine
 from rayagi.benchmark.bench import make_case
 from rayagi.benchmark.measure import LayoutMeasurement, TimingBudget, measure
@@ -109,9 +107,7 @@ def _rates(
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=5, help=f"of {ITERATIONS} iterations (default: 5)")
     parser.add_argument(
         "--profile-seconds", type=float, default=30.0, help="for each layout's profile (default: 30)"
@@ -151,9 +147,8 @@ def main() -> None:
         "rows": [asdict(row) for row in rows],
         "reductions": [asdict(row) for row in costs],
     }
-    given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / f"training_{datetime.now(UTC):%Y-%m-%d_%H%M}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_results(path, result)
     print(f"\n{table(rows)}\n\nReductions on a DGX A100, projected from nominal rates:\n\n{nominal}\n")
     print(f"{bench_table(measurements, costs, cores)}\n\nwritten: {path}")
 

@@ -19,7 +19,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve, train
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.run.experience_record import load
 
 HERE = Path(__file__).parent
@@ -101,9 +101,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("task", nargs="?", default="Ant-v5")
     parser.add_argument("--algorithm", default="appo", choices=("appo", "impala"))
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4, 8])
@@ -132,7 +130,7 @@ def main() -> None:
                 continue
             report["runs"].append(run_one(given, lag, seed))
             report["summary"] = summary(report["runs"])
-            path.write_text(json.dumps(report, indent=1) + "\n")  # after each: one that fails costs nothing
+            write_results(path, report)  # after each: one that fails costs nothing
             draw(report, path.with_suffix(".png"))
     for row in report["summary"]:
         print(json.dumps(row))

@@ -7,10 +7,10 @@ Prints one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 
+from experiments.scripts import command_line
 from rayagi.config.convert import with_settings
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -45,9 +45,7 @@ def measured(spec: RunSpec, seconds: float) -> dict[str, object]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("task")
     parser.add_argument("algorithm", choices=["ppo", "appo"])
     parser.add_argument("--template", default="dp_only")

@@ -8,12 +8,10 @@ origin) and .md (medians, spread).
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import signal
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 
 import ray
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, spread, write_results
 from rayagi.config.convert import with_settings
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -137,10 +135,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     ]
     for who in dict.fromkeys(line["killed"] for line in lines):
         own = [line for line in lines if line["killed"] == who]
-        cells = []
-        for name in names:
-            values = [line[name] for line in own]
-            cells.append(f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})")
+        cells = [spread([line[name] for line in own]) for name in names]
         worst = max(max(line["whole_s"], line["pause_s"]) for line in own)
         rows.append(f"| {who} | {' | '.join(cells)} | {'yes' if worst < GOAL_S else 'no'} |")
     return "\n".join(rows)
@@ -148,18 +143,15 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("task", nargs="?", default="Ant-v5")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     given = parser.parse_args()
     found = {"origin": origin(), **measure(given.task, given.repeats, given.set)}
-    given.out.mkdir(parents=True, exist_ok=True)
     place = given.out / f"recovery_{given.task}"
-    place.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+    write_results(place.with_suffix(".json"), found)
     told = "\n".join(f"- {key}: {value}" for key, value in found["origin"].items())
     rows = ", ".join(f"{name} {count}" for name, count in found["experience"]["rows"].items())
     parts = [

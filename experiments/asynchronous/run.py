@@ -20,7 +20,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, spread, write_results
 from experiments.throughput.run import Case, run_case
 from rayagi.run.experience_record import facts, histogram, load
 
@@ -82,7 +82,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             continue
         speeds = [line["steps_per_s"] for line in own]
         ratios = [line["steps_per_s"] / base[line["repeat"]] for line in own if line["repeat"] in base]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f})" if ratios else ""
+        ratio = spread(ratios)
         samples = statistics.median(line["samples_per_s"] for line in own)
         rows.append(
             f"| {case} | {len(own)} | {statistics.median(speeds):.0f} | {min(speeds):.0f} - {max(speeds):.0f} | {ratio} | "
@@ -136,9 +136,8 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def write(report: dict[str, Any], out: Path) -> None:
     """All results as they stand."""
-    out.mkdir(parents=True, exist_ok=True)
     task = report["task"]
-    (out / f"{task}.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_results(out / f"{task}.json", report)
     told = "\n".join(f"- {key}: {value}" for key, value in report["origin"].items())
     parts = [f"# {task}: asynchronous and synchronous", told, table(report["lines"])]
     if report.get("curve"):
@@ -156,9 +155,7 @@ def write(report: dict[str, Any], out: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("task", nargs="?", default="Ant-v5")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of speed")

@@ -10,16 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from experiments.channels.batches import TASKS, make, nbytes
 from experiments.channels.case import COPIES, WAYS
-from experiments.origin import origin
+from experiments.scripts import origin, spread, write_results
 from experiments.throughput.run import wait_until_quiet
 from experiments.throughput.watch import run_watched
 
@@ -44,11 +42,6 @@ def measure(way: str, seconds: float) -> dict[str, Any]:
     return {**json.loads(lines[-1]), "other_cores": watched.other_cores}
 
 
-def spread(values: Sequence[float], digits: int = 0) -> str:
-    """Median (lowest - highest)."""
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} - {max(values):,.{digits}f})"
-
-
 def report(found: dict[str, list[dict[str, Any]]]) -> str:
     """The tables of the README."""
     lines = []
@@ -60,21 +53,23 @@ def report(found: dict[str, list[dict[str, Any]]]) -> str:
             "|---|---|---|---|---|",
         ]
         for way in found:
-            cost = "" if way == "ray" else spread([one[task]["mb_per_cpu_s"] for one in found[way]])
-            cells = [way, spread(rates[way]), cost]
+            cost = "" if way == "ray" else spread([one[task]["mb_per_cpu_s"] for one in found[way]], ",.0f")
+            cells = [way, spread(rates[way], ",.0f"), cost]
             for ours in ("channel-put", "channel-in-place"):
                 ratios = [mine / theirs for mine, theirs in zip(rates[ours], rates[way], strict=True)]
                 goal = f" ({GOALS[way]:g})" if way in GOALS else ""
-                cells.append(f"{spread(ratios, 2)}{goal}" if way in GOALS else "")
+                cells.append(spread(ratios, ",.2f") + goal if way in GOALS else "")
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
     lines += ["**Latency** of a small batch, microseconds\n", "| way | p50 | p99 |", "|---|---|---|"]
     for way, repeats in found.items():
         if "latency" in repeats[0]:
-            cells = [spread([one["latency"][name] for one in repeats]) for name in ("p50_us", "p99_us")]
+            cells = [
+                spread([one["latency"][name] for one in repeats], ",.0f") for name in ("p50_us", "p99_us")
+            ]
             lines.append(f"| {way} | {' | '.join(cells)} |")
     others = [one["other_cores"] for repeats in found.values() for one in repeats]
-    lines += ["", f"Cores that something else used meanwhile: {spread(others, 2)}, of {os.cpu_count()}.", ""]
+    lines += ["", f"Cores that something else used meanwhile: {spread(others)}, of {os.cpu_count()}.", ""]
     return "\n".join(lines)
 
 
@@ -91,7 +86,7 @@ def main() -> None:
             print(repeat, way, json.dumps(repeats[-1]), flush=True)
     text = report(found)
     place = HERE / "results" / f"channels_{datetime.now(UTC):%Y-%m-%d_%H%M}"
-    place.with_suffix(".json").write_text(json.dumps({"origin": origin(), "repeats": found}, indent=1) + "\n")
+    write_results(place.with_suffix(".json"), {"origin": origin(), "repeats": found})
     place.with_suffix(".md").write_text(text)
     print(text)
 

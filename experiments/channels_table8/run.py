@@ -7,7 +7,6 @@ Ways run one at a time, interleaved over the repeats. Writes results/<date>.json
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -19,7 +18,7 @@ from typing import Any
 from experiments.channels_table8.members import measure_compute, run_agent, run_trainer
 from experiments.channels_table8.shapes import TASKS, Size
 from experiments.channels_table8.ways import WAYS, grouped
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 
 HERE = Path(__file__).parent
 LIMIT_S = 120.0
@@ -128,9 +127,7 @@ def summarise(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -156,8 +153,7 @@ def main() -> None:
                 print(*row.values(), flush=True)
     header = origin()
     name = given.onto.stem if given.onto else datetime.now(UTC).strftime("table8_%Y-%m-%d_%H%M")
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+    write_results(given.out / f"{name}.json", {"origin": header, "rows": rows})
     told = "\n".join(f"- {key}: {value}" for key, value in header.items())
     plans = "\n\n".join(f"{name}:\n\n```\n{grouped(Size(task, *SMALL))}\n```" for name, task in TASKS.items())
     table = summarise(rows)

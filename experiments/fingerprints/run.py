@@ -10,7 +10,6 @@ Bits depend on the processor and on the versions of torch and MuJoCo: digests of
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ from typing import Any
 import torch
 
 from collectives.compiler import machine
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.run.checkpoints import CheckpointStore
 
 HERE = Path(__file__).parent
@@ -190,9 +189,7 @@ def _where() -> dict[str, object]:
 
 def main() -> int:
     """Record or compare."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--record", action="store_true", help="write what is found instead of comparing")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--file", type=Path, help="the record (default: results/PROCESSOR.json)")
@@ -218,7 +215,7 @@ def main() -> int:
         found[case.name] = now
         if given.record:
             record = {"origin": origin(), "where": _where(), "fingerprints": found}
-            given.file.write_text(json.dumps(record, indent=1) + "\n")
+            write_results(given.file, record)
     return 1 if changed and not given.record else 0
 
 

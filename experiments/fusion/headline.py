@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from experiments.fusion.figure import Case, Size
 from experiments.fusion.fusion import simulation
 from experiments.fusion.records import Records
 from experiments.fusion.variants.variant import BenchmarkConfig
+from experiments.scripts import spread
 from rayagi.envs.fused.simulators import CartPole
 
 GOAL = 1000.0
@@ -44,15 +44,9 @@ def findings(records: Records) -> str:
     ]
     base = found.get(BASELINE, [])
     for name, values in found.items():
-        cells = [_spread([one[rate] / 1e6 for one in values], ".3g") for rate in RATES]
+        cells = [spread([one[rate] / 1e6 for one in values], ".3g") for rate in RATES]
         for rate in RATES:
             pairs = zip(values, base, strict=False)
-            cells.append(_spread([one[rate] / other[rate] for one, other in pairs], ",.0f"))
+            cells.append(spread([one[rate] / other[rate] for one, other in pairs], ",.0f"))
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    if not values:
-        return ""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} - {max(values):{form}})"

@@ -9,7 +9,6 @@ results/pipeline.json (every repeat, and origin) and results/pipeline.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 
 from experiments.fusion.run import header
 from experiments.fusion.settings import Settings
+from experiments.scripts import command_line, spread, write_results
 from experiments.throughput.run import wait_until_quiet
 from experiments.throughput.watch import run_watched
 from rayagi.run.versions import usable_cores
@@ -36,8 +36,7 @@ def rayagi_loop(settings: Settings, threads: int, engine: str) -> tuple[Callable
     """rayagi's own program of one GMI in this process: what each GMI runs."""
     import torch
 
-    from actors.gmi import GmiContext, GmiIdentity
-    from collectives.solo import SoloCommunicator
+    from actors.gmi import GmiContext
     from placement.types import Slice
     from rayagi.algorithms.ppo import PPOSpec
     from rayagi.algorithms.program import DpOnlyProgram
@@ -58,14 +57,9 @@ def rayagi_loop(settings: Settings, threads: int, engine: str) -> tuple[Callable
         learning=PPOSpec(**same, normalize_obs=False, normalize_rewards=False),
         seed=settings.seed,
     )
-    identity = GmiIdentity(
-        index=0,
-        num_gmis=1,
-        slice=Slice(node="here", backend="cpu", cores=tuple(range(threads))),
-        roles=("simulator", "agent", "trainer"),
-        task=env_id,
+    context = GmiContext.local(
+        env_id, gmi_slice=Slice(node="here", backend="cpu", cores=tuple(range(threads)))
     )
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
     program = DpOnlyProgram(spec, make_env_factory(env_id, engine=engine), context)
 
     def iterate() -> float:
@@ -149,7 +143,7 @@ def table(rows: list[dict[str, Any]]) -> str:
                 for one in (name, "rayagi-fused")
             )
             ratios = [ours[repeat] / value for repeat, value in found.items() if repeat in ours]
-            cells += [_spread(list(found.values()), ",.0f"), _spread(ratios, ".2f")]
+            cells += [spread(list(found.values()), ",.0f"), spread(ratios, ".2f")]
         lines.append(f"| {' | '.join(cells)} |")
     failed = [
         f"- {row['loop']}, N = {row['num_envs']}, failed: {row['failed']}" for row in rows if "failed" in row
@@ -157,17 +151,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", "Medians (lowest - highest).", *failed])
 
 
-def _spread(values: list[float], form: str) -> str:
-    if not values:
-        return ""
-    return f"{statistics.median(values):{form}} ({min(values):{form}} - {max(values):{form}})"
-
-
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--one", choices=LOOPS, help="measure this loop in this process and print a line")
     parser.add_argument("--loops", nargs="+", default=list(LOOPS), choices=LOOPS)
     parser.add_argument("--num-envs", type=int, nargs="+", default=[256, 1024, 4096])
@@ -191,7 +177,7 @@ def main() -> None:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
         content = {"origin": header(), "settings": str(Settings()), "rows": rows}
-        (HERE / "results" / "pipeline.json").write_text(json.dumps(content, indent=1) + "\n")
+        write_results(HERE / "results" / "pipeline.json", content)
     told = "\n".join(f"- {key}: {value}" for key, value in header().items())
     (HERE / "results" / "pipeline.md").write_text(f"# Rollout and update\n\n{told}\n\n{table(rows)}\n")
     print(table(rows))

@@ -8,7 +8,6 @@ results/figure_<n>.png and results/findings.md are drawn from what is there. --f
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -28,7 +27,7 @@ from experiments.fusion import (
 )
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records
-from experiments.origin import origin
+from experiments.scripts import command_line, origin
 from rayagi.run.versions import usable_cores
 
 HERE = Path(__file__).parent
@@ -93,9 +92,7 @@ def report(records: Records) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--figure", choices=[*FIGURES, "all"], default="all")
     parser.add_argument(
         "--quick", action="store_true", help="few points, short measurements: some two minutes in all"

@@ -9,7 +9,6 @@ all pieces. Writes ``results/cores.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 
 RESULTS = Path(__file__).parent / "results" / "cores.json"
 ROUNDS_S = (0.1, 0.3, 1.0, 3.0)
@@ -97,9 +96,7 @@ def measured(seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each repeat (%(default)s)")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -108,7 +105,7 @@ def main() -> None:
     for _ in range(given.repeats):
         report["rows"].append(measured(given.seconds))
         print(json.dumps(report["rows"][-1]), flush=True)
-        given.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(given.out, report)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ Each case is profiled first, which gives the model's ratio; then both layouts ar
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,7 +22,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.origin import origin
+from experiments.cores import process_cpu_s
+from experiments.scripts import command_line, origin, write_results
 from placement.inventory import local_machine
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -118,11 +118,7 @@ def steps_per_s(case: Case, layout: str, seconds: float) -> tuple[float, float]:
 
 
 def _cpu_s(pids: list[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return sum(process_cpu_s(pid) or 0.0 for pid in pids)
 
 
 def measured(case: Case, repeat: int, seconds: float) -> dict[str, Any]:
@@ -182,9 +178,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--cases", nargs="+", help="only these, by name", choices=[case.name for case in CASES]
     )
@@ -203,7 +197,7 @@ def main() -> None:
             for case in cases:
                 report["rows"].append(measured(case, repeat, given.seconds))
                 print(json.dumps(report["rows"][-1]), flush=True)
-                (given.out / "gains.json").write_text(json.dumps(report, indent=1) + "\n")
+                write_results(given.out / "gains.json", report)
                 draw(report, given.out / "gains.png")
     print(headline(report))
 

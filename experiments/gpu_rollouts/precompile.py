@@ -9,7 +9,6 @@ elliptic cones, is still compiled there. Versions of Warp and MuJoCo Warp have t
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections import defaultdict
@@ -20,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from experiments.scripts import command_line
 from rayagi.envs import make_env_factory
 from rayagi.envs.tasks.provider import TASKS
 
@@ -91,9 +91,7 @@ def compiled(module: Any, block_size: int, arch: int) -> str:
 
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("cache", type=Path, help="folder, for WARP_CACHE_PATH")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--arch", type=int, default=90, help="compute capability: 80, 90, 100 (default 90)")

@@ -8,7 +8,6 @@ extra ``gpu``, and says so where they are missing. Writes a JSON file and a tabl
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 from experiments.gpu_rollouts.cases import MODES, Case, measure, ratios
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.envs.tasks.provider import TASKS
 
 NUM_ENVS, NUM_STEPS = (256, 1024, 4096, 16384), 32
@@ -74,9 +73,7 @@ def table(runs: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--num-envs", nargs="+", type=int, default=list(NUM_ENVS))
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run")
@@ -106,9 +103,7 @@ def main() -> int:
             run["against_host"] = against.get(run["mode"])
             print(json.dumps(run), flush=True)
         runs += found
-        (arguments.out / f"{stem}.json").write_text(
-            json.dumps({"origin": head, "runs": runs}, indent=1) + "\n"
-        )
+        write_results(arguments.out / f"{stem}.json", {"origin": head, "runs": runs})
     (arguments.out / f"{stem}.md").write_text(f"{gpu}\n\n{table(runs)}")
     print(table(runs))
     return 1 if failed or not runs else 0

@@ -9,7 +9,6 @@ nvidia-cuda-mps-control, and says so where they are missing. Writes a JSON file 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from placement.inventory import local_machine
 from placement.types import Node
 from rayagi.algorithms.ppo import PPOSpec
@@ -170,9 +169,7 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TOTAL_ENVS), choices=list(TOTAL_ENVS))
     parser.add_argument("--shares", nargs="+", type=int, default=list(SHARES), help="of the GPU")
     parser.add_argument("--seconds", type=float, default=20.0, help="of training in each run")
@@ -201,9 +198,7 @@ def main() -> int:
         except Exception as error:  # of one case: the others are compared all the same
             runs.append({"task": task, "case": case.name, "failed": f"{type(error).__name__}: {error}"})
         print(json.dumps(runs[-1]), flush=True)
-        (arguments.out / f"{stem}.json").write_text(
-            json.dumps({"origin": head, "runs": runs}, indent=1) + "\n"
-        )
+        write_results(arguments.out / f"{stem}.json", {"origin": head, "runs": runs})
     done = [run for run in runs if "failed" not in run]
     (arguments.out / f"{stem}.md").write_text(f"{gpu.name}, driver {node.driver_version}\n\n{table(done)}")
     print(table(done))

@@ -26,7 +26,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve, train
-from experiments.origin import origin
+from experiments.scripts import command_line, origin
 from rayagi.config.presets import preset
 
 HERE = Path(__file__).parent
@@ -151,9 +151,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("tasks", nargs="+")
     parser.add_argument("--variants", nargs="+", default=["ppo", f"ppo{ONE_PROCESS}", *PEERS[:2]])
     parser.add_argument(

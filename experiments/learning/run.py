@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.presets import preset
 
@@ -105,9 +104,7 @@ def summary(seed: int, folder: Path, goal: float) -> dict[str, object]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("task")
     parser.add_argument("--algorithm", default="ppo", choices=tuple(DEFINITIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -144,7 +141,7 @@ def main() -> None:
         report["plan"] = (folder / "plan.txt").read_text()
         report["seeds"].append(summary(seed, folder, given.goal))
         # After each seed, so that a later one that fails costs nothing.
-        (results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_results(results / f"{name}.json", report)
         print({name: value for name, value in report["seeds"][-1].items() if name != "curve"}, flush=True)
         draw(report, results / f"{name}.png")
 

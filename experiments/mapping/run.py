@@ -8,8 +8,6 @@ Writes results/<date>.json (raw lines, unit costs and origin), .md (table and va
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,7 +18,7 @@ from experiments.mapping.cases import KINDS, Case, cases, spec_of
 from experiments.mapping.measure import measured
 from experiments.mapping.plots import draw
 from experiments.mapping.summary import Line, table, validation_of
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from experiments.throughput.run import QUIET_SHARE, busy_share
 from placement.inventory import local_machine
 from rayagi.coordinator.cluster import connected
@@ -71,13 +69,12 @@ def line_of(case: Case, repeat: int, costs: UnitCosts, seconds: float) -> Line:
 
 def write(stem: Path, header: dict[str, object], costs: dict[str, UnitCosts], lines: Sequence[Line]) -> None:
     """The three result files, of what there is so far."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "origin": header,
         "costs": {group: asdict(each) for group, each in costs.items()},
         "rows": [asdict(line) for line in lines],
     }
-    stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    write_results(stem.with_suffix(".json"), content)
     about = "\n".join(f"- {key}: {value}" for key, value in header.items())
     text = validation_of(lines, header).text()
     stem.with_suffix(".md").write_text(f"# Templates\n\n{about}\n\n{text}\n\n{table(lines)}\n")
@@ -86,9 +83,7 @@ def write(stem: Path, header: dict[str, object], costs: dict[str, UnitCosts], li
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5"])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--num-envs", nargs="+", type=int, default=[16, 64])
@@ -114,7 +109,7 @@ def main() -> None:
     validation = validation_of(lines, header)
     print(f"{table(lines)}\n\n{validation.text()}")
     if given.record:
-        RECORD.write_text(json.dumps(asdict(validation), indent=1) + "\n")
+        write_results(RECORD, asdict(validation))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from collectives.rendezvous import Member, poll
 from collectives.transports.base import TransportGroup
 from collectives.transports.registry import TRANSPORTS
 from experiments.nodes.hosts import Host, hosts, missing
-from experiments.origin import origin
+from experiments.scripts import command_line, origin
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -130,9 +130,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--bytes", type=int, nargs="+", default=[1_000, 367_924, 4_000_000])
     parser.add_argument("--by", nargs="+", default=["tcp", "gloo"], help="transports")

@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 
 from collectives.costs import all_reduce_s
 from experiments.nodes.hosts import Host, hosts, missing
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, spread
 from experiments.throughput.settings import ROLLOUT_LENGTH, run_spec
 from rayagi.coordinator.cluster_forecast import HOP_LATENCY_S
 
@@ -225,8 +225,8 @@ def table(rows: Sequence[Row]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for task, megabits, nodes, found in cases(rows):
         sync = 100 * statistics.median(found.sync)
-        cells = [task, f"{megabits:,g} Mbit/s", nodes, _spread(found.over_one), f"{found.modelled:.2f}"]
-        cells += [_spread(found.over_apart), f"{sync:.0f} %"]
+        cells = [task, f"{megabits:,g} Mbit/s", nodes, spread(found.over_one), f"{found.modelled:.2f}"]
+        cells += [spread(found.over_apart), f"{sync:.0f} %"]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -267,15 +267,9 @@ def headline(rows: Sequence[Row]) -> str:
     return f"{most} nodes over one: {'; '.join(parts)}"
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} - {max(values):.2f})"
-
-
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5", "Humanoid-v5"])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument(

@@ -17,9 +17,7 @@ from pathlib import Path
 
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
+from actors.gmi import GmiContext
 from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.program import DpOnlyProgram
 from rayagi.cli.settings import initial_state_from
@@ -70,15 +68,7 @@ def train(spec: RunSpec, seconds: float, evaluations: int, run: Path | None) -> 
 
 
 def _program(spec: RunSpec) -> DpOnlyProgram:
-    identity = GmiIdentity(
-        index=0,
-        num_gmis=1,
-        task=spec.env.id,
-        slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"),
-    )
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    program = training_factory(spec)(context)
+    program = training_factory(spec)(GmiContext.local(spec.env.id))
     assert isinstance(program, DpOnlyProgram)
     return program
 

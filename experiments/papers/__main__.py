@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from experiments.origin import origin
 from experiments.papers.catalogue import EXHIBITS, PAPERS, Exhibit, Measuring
 from experiments.papers.page import text
 from experiments.papers.rows import load, newest
+from experiments.scripts import command_line, origin, write_results
 
 ROOT = Path(__file__).parents[2]
 PICTURES = Path(__file__).parent / "results"
@@ -54,8 +54,7 @@ class Runs:
     def add(self, command: str, seconds: float, load_before: float) -> None:
         """Keep it."""
         self._done[command] = {"seconds": round(seconds, 1), "load_average_before": load_before, **origin()}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self._done, indent=1) + "\n", encoding="utf-8")
+        write_results(self._path, self._done)
 
 
 def command_of(measuring: Measuring, given: argparse.Namespace) -> str:
@@ -163,11 +162,7 @@ def chosen(paper: str, figures: Sequence[str] | None) -> list[Exhibit]:
 
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.papers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command_line(__doc__, prog="python -m experiments.papers")
     parser.add_argument("paper", choices=(*PAPERS, "all"))
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--quick", action="store_true", help="few points and repeats")

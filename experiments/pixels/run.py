@@ -7,8 +7,6 @@ Writes results/reach.json (evaluations of every seed, baselines, settings, origi
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import time
@@ -23,8 +21,8 @@ from numpy.typing import NDArray
 
 from actors.roles import Agent
 from experiments.learning.run import summary
-from experiments.origin import origin
 from experiments.pixels.env import EPISODE_STEPS, TARGET_RADIUS_M, Reach
+from experiments.scripts import command_line, origin, write_results
 from rayagi.envs import make_env_factory
 from rayagi.envs.gymnasium_adapter import to_space
 from rayagi.serving.source import saved_policy
@@ -129,9 +127,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--time", default="11m", help="training time of one seed on images")
     parser.add_argument("--state-time", default="20s", help="training time of one seed on state vectors")
@@ -165,7 +161,7 @@ def main() -> None:
             report["tasks"][task].append(row)
             print(task, {name: value for name, value in row.items() if name != "curve"}, flush=True)
             # After each seed, so that a later one that fails costs nothing.
-            (results / "reach.json").write_text(json.dumps(report, indent=1) + "\n")
+            write_results(results / "reach.json", report)
             draw(report, results / "reach.png")
 
 

@@ -9,7 +9,6 @@ includes the policy's inference. Writes ``results/cores.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections import defaultdict
@@ -21,9 +20,8 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from experiments.origin import origin
+from actors.gmi import GmiContext
+from experiments.scripts import command_line, origin
 from placement.inventory import local_machine
 from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
@@ -85,11 +83,9 @@ def measure(task: str, iterations: int, cores: Sequence[int]) -> dict[str, Any]:
         learning=PPOSpec(rollout_length=NUM_STEPS, num_epochs=4, num_minibatches=4),
         seed=1,
     )
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=tuple(cores), num_threads=len(cores)),
-        roles=("simulator", "agent", "trainer"), task=task,
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    context = GmiContext.local(
+        task, gmi_slice=Slice(node="here", backend="cpu", cores=tuple(cores), num_threads=len(cores))
+    )
     program = TrainingFactory(spec, make_env_factory(task))(context)
     for _ in range(WARM_UP):
         program.iterate()
@@ -161,9 +157,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--iterations", type=int, default=10, help="epochs in the paper's words")
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -10,7 +10,6 @@ Writes ``results/events.json``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.profiler.layout import HEADER, MAGIC, NAMES, PROCESS, PROFILE, RECORD, VERSION, Category
 from rayagi.profiler.overlap import breakdown
 from rayagi.profiler.trace import EVENT, read_profile
@@ -113,9 +112,7 @@ def _peak_bytes() -> int:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS / "events.json")
@@ -130,7 +127,7 @@ def main() -> None:
                     row = {"events": count, "loops": loops} | pool.apply(evaluate, (folder,))
                 print(" ".join(f"{name} {value:,.2f}" for name, value in row.items()), flush=True)
                 rows.append(row)
-    args.out.write_text(json.dumps({"origin": origin(), "rows": rows}, indent=1) + "\n")
+    write_results(args.out, {"origin": origin(), "rows": rows})
 
 
 if __name__ == "__main__":

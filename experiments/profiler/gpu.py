@@ -9,7 +9,6 @@ Needs a GPU, and says so where there is none. Writes ``results/gpu_NAME.json`` a
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -27,9 +26,8 @@ from typing import IO, Any
 import torch
 from matplotlib.figure import Figure
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from experiments.origin import origin
+from actors.gmi import GmiContext
+from experiments.scripts import command_line, origin, write_results
 from placement.types import Slice
 from rayagi import profiler
 from rayagi.algorithms.factory import TrainingFactory
@@ -75,11 +73,11 @@ def program_of(task: str, num_envs: int, num_threads: int) -> Any:
     """A GMI's program, in this process, on the first GPU."""
     spec = spec_of(task, num_envs)
     cores = tuple(range(num_threads))
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="direct", cores=cores, num_threads=num_threads),
-        roles=("simulator", "agent", "trainer"), task=task,
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cuda", 0))
+    context = GmiContext.local(
+        task,
+        gmi_slice=Slice(node="here", backend="direct", cores=cores, num_threads=num_threads),
+        device="cuda:0",
+    )
     return TrainingFactory(spec, make_env_factory(task, engine=spec.env.engine))(context)
 
 
@@ -270,9 +268,7 @@ def draw_calls(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("what", choices=("phases", "workers", "calls", "worker"))
     parser.add_argument("--tasks", nargs="+", default=[task for task, _ in PHASE_CASES], help="of phases")
     parser.add_argument("--workers", nargs="+", type=int, default=list(WORKERS), help="processes, of workers")
@@ -295,7 +291,7 @@ def main() -> int:
     for found in measured:
         rows += found
         print(json.dumps(found), flush=True)
-        path.write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write_results(path, {"origin": head, "rows": rows})
     return 0
 
 

@@ -9,9 +9,7 @@ Loops of one hook, without a profile and within one; a repeat is the fastest of 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import tempfile
 import time
 import zlib
@@ -21,7 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from collectives.compiler import load
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi import profiler
 from rayagi.profiler.layout import Category
 
@@ -103,9 +101,7 @@ def measure() -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS / "record.json")
     args = parser.parse_args()
@@ -116,7 +112,7 @@ def main() -> None:
             f"{key} {median(each):.0f} [{min(each):.0f}-{max(each):.0f}]" for key, each in cells.items()
         )
         print(f"{name}: {line}", flush=True)
-    args.out.write_text(json.dumps({"origin": origin(), "rows": rows}, indent=1) + "\n")
+    write_results(args.out, {"origin": origin(), "rows": rows})
 
 
 if __name__ == "__main__":

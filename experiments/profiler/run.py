@@ -8,7 +8,6 @@ calibration, and the origin. A program that fails is written as such. PEERS: the
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.files import cache_folder
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -85,9 +84,7 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     names = [*RAYAGI, *PEERS]
     parser.add_argument("--peers", type=Path, required=True)
     parser.add_argument("--programs", nargs="+", choices=names, default=names)
@@ -101,7 +98,7 @@ def main() -> None:
             load = os.getloadavg()[0]
             row = measure(name, command(name, given.peers.absolute(), Path(runs)), given.repetitions)
             report["programs"].append({**row, "load_average_before": load})
-            given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            write_results(given.out, report)
             print(line(row), flush=True)
 
 

@@ -8,8 +8,6 @@ the stage whose function is in its stack; samples outside of ``learn`` are left 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import subprocess
 import sys
@@ -17,9 +15,9 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from experiments.origin import origin
 from experiments.profiler.stages import INFER, LEARN, SIMULATE
 from experiments.profiler.survey import RESULTS, ROOT, WALKER
+from experiments.scripts import command_line, origin, write_results
 from rayagi.profiler.overlap import NO_ITERATION, breakdown
 from rayagi.profiler.trace import read_profile
 
@@ -81,9 +79,7 @@ def measure(algorithm: str, peers: Path) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, required=True, help="folder of experiments/peers/setup.sh")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "sampling.json")
@@ -99,7 +95,7 @@ def main() -> None:
                 )
                 print(f"{algorithm} {tool:8} {shares}", flush=True)
             rows.append(row)
-    given.out.write_text(json.dumps({"origin": origin(), "rows": rows}, indent=1) + "\n")
+    write_results(given.out, {"origin": origin(), "rows": rows})
 
 
 if __name__ == "__main__":

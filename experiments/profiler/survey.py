@@ -10,7 +10,6 @@ again, it measures what is missing. PEERS: the folder of experiments/peers/setup
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,8 +23,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.origin import origin
 from experiments.profiler.stages import SKRL_STEPS, STEPS
+from experiments.scripts import command_line, origin
 from rayagi.profiler.overlap import NO_ITERATION, Breakdown, breakdown
 from rayagi.profiler.summary import num_iterations
 from rayagi.profiler.trace import read_profile
@@ -263,9 +262,7 @@ def table(rows: Sequence[Mapping[str, Any]], figure: int) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, default=Path("PEERS"))
     parser.add_argument("--figures", type=int, nargs="+", choices=(4, 5, 7), default=[4, 5, 7])
     parser.add_argument("--draw", action="store_true", help="measure nothing: draw from the rows")

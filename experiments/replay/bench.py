@@ -23,8 +23,8 @@ import numpy as np
 from scipy.stats import chisquare
 
 from experiments.cores import not_idle_seconds
-from experiments.origin import origin
 from experiments.replay.workloads import Case, Consumer, WeightTree, cases
+from experiments.scripts import origin, spread, write_results
 
 
 class Rate(NamedTuple):
@@ -132,9 +132,9 @@ def line(found: dict[str, object]) -> str:
         *(str(found[name]) for name in ("case", "batch", "consumers")),
         f"{statistics.median(replay):,.0f}",
         f"{statistics.median(loop):,.0f}" if loop else "",
-        f"{statistics.median(to_loop):.2f} ({min(to_loop):.2f} - {max(to_loop):.2f})" if loop else "",
+        spread(to_loop),
         f"{statistics.median(to_memcpy):.2f}",
-        f"{statistics.median(to_peer):.2f} ({min(to_peer):.2f} - {max(to_peer):.2f})" if to_peer else "",
+        spread(to_peer),
         f"{found['cores_in_use']:.2f}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -206,8 +206,7 @@ def main() -> None:
         )
     if given.write:
         path = Path(__file__).parent / "results" / f"replay_{datetime.now(UTC):%Y-%m-%d_%H%M}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")
+        write_results(path, results)
 
 
 if __name__ == "__main__":

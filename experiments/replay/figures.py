@@ -45,7 +45,7 @@ from actors.replay import (
     select,
     select_centralised,
 )
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 
 HERE = Path(__file__).parent
 STEPS, WIDTH = 64, 115
@@ -297,9 +297,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("figure", choices=tuple(MEASURES))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
@@ -314,9 +312,8 @@ def main() -> None:
     report = {"origin": origin(), **MEASURES[given.figure](given)}
     print(table(report))
     if given.write:
-        given.out.mkdir(parents=True, exist_ok=True)
         path = given.out / f"figure_{given.figure}_{datetime.now(UTC):%Y-%m-%d_%H%M}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        write_results(path, report)
         draw(report, path.with_suffix(".png"))
 
 

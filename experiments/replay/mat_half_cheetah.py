@@ -30,8 +30,8 @@ from actors.roles import evaluate
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from collectives.solo import SoloCommunicator
-from experiments.origin import origin
 from experiments.replay.multi_agent_learning import HALF_CHEETAH, METRICS, TeamSettings, TeamTrainer
+from experiments.scripts import command_line, origin
 from rayagi.envs import make_env_factory
 from rayagi.programs import GmiConfig, GmiManager, GmiProgram
 
@@ -208,9 +208,7 @@ def _positive(text: str) -> int:
 
 def main() -> None:
     """Run all layouts of all seeds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--updates", type=_positive, default=80, help="rollouts, each followed by an update")
     parser.add_argument(
         "--evaluate-every", type=_positive, default=20, help="updates between greedy evaluations"

@@ -9,8 +9,6 @@ layouts.
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,9 +22,9 @@ import torch
 from actors.gmi import GmiContext
 from collectives.communicator import Communicator
 from collectives.solo import SoloCommunicator
-from experiments.origin import origin
 from experiments.replay.decision_transformer import TransformerSizes
 from experiments.replay.sequence_learning import LearningSettings, SequenceTrainer
+from experiments.scripts import command_line, origin, write_results
 from rayagi.envs import env_info, make_env_factory
 from rayagi.programs import GmiConfig, GmiManager, GmiProgram
 from rayagi.serving.manifest import DatasetFolder
@@ -128,9 +126,7 @@ def largest_difference(found: dict[str, Curve], num_steps: int) -> float:
 
 def main() -> None:
     """Run all layouts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--data", nargs="+", required=True, metavar="DIR")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--evaluate-every", type=int, default=250)
@@ -163,8 +159,7 @@ def main() -> None:
             "layouts": thinned, "largest_relative_difference": differences,
         }  # fmt: skip
         path = given.out / f"{datetime.now(UTC):%Y%m%d}-multi-task-dt.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        write_results(path, result)
         print(path)
 
 

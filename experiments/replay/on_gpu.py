@@ -8,7 +8,6 @@ Needs a GPU, and says so where there is none. Writes ``on_gpu.json`` after each 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -21,8 +20,8 @@ from typing import Any
 import torch
 
 from actors.replay import Gatherer, ReplayStore, Subscription, Uniform, select
-from experiments.origin import origin
 from experiments.replay.workloads import ANT, LONG, TRANSITION, filled, random_rows
+from experiments.scripts import command_line, origin, write_results
 from rayagi.device_replay.buffers import UnavailableError
 from rayagi.device_replay.choice import WAYS
 
@@ -113,9 +112,7 @@ def measure(work: Work, store: ReplayStore, batch: int, seconds: float, repeats:
 
 def main() -> int:
     """Command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="of the stores")
@@ -133,7 +130,7 @@ def main() -> int:
             found = measure(work, store, batch, arguments.seconds, arguments.repeats)
             print(json.dumps(found), flush=True)
             rows += found
-            path.write_text(json.dumps({"origin": head, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+            write_results(path, {"origin": head, "rows": rows})
         del store
     return 0
 

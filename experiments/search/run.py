@@ -11,7 +11,6 @@ each of these stages.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin
 from experiments.throughput.run import wait_until_quiet
 from placement.inventory import local_machine
 from placement.search import TrialMeasurement, core_counts
@@ -283,9 +282,7 @@ def write(journal: Journal, tasks: list[str], path: Path) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--name", required=True, help="names the results; the same name goes on")
     parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5", "Humanoid-v5"])
     parser.add_argument("--repeats", type=int, default=14, help="of what came near the best (default: 14)")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.origin import origin
+from experiments.scripts import origin
 from rayagi.run.atomic import replace_json
 from rayagi.serving.client import PolicyClient
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from experiments.origin import origin
+from experiments.scripts import origin
 from experiments.serving.answers import measure, serving
 from rayagi.run.atomic import replace_json
 from rayagi.serving.client import PolicyClient

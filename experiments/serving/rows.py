@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from experiments.origin import origin
+from experiments.scripts import origin
 from experiments.throughput.watch import run_watched
 from rayagi.run.atomic import replace_json
 

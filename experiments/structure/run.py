@@ -138,23 +138,11 @@ class IterationTrace:
 
 def path_of_an_iteration(task: str) -> IterationTrace:
     """One iteration of one GMI with the defaults, after two to warm up."""
-    import torch
-
-    from actors.gmi import GmiContext, GmiIdentity
-    from collectives.solo import SoloCommunicator
-    from placement.types import Slice
+    from actors.gmi import GmiContext
     from rayagi.algorithms.factory import training_factory
     from rayagi.config.spec import EnvSpec, RunSpec
 
-    identity = GmiIdentity(
-        index=0,
-        num_gmis=1,
-        task=task,
-        slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"),
-    )
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    program = training_factory(RunSpec(env=EnvSpec(id=task)))(context)
+    program = training_factory(RunSpec(env=EnvSpec(id=task)))(GmiContext.local(task))
     for _ in range(2):
         program.iterate()
     path = IterationTrace()

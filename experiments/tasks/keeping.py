@@ -7,7 +7,6 @@ Writes results/BallBalance-v0_kept.json.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import torch
 
 from actors.roles import Agent
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from experiments.tasks.run import HERE
 from rayagi.envs import make_env_factory
 from rayagi.serving.source import SavedPolicy, saved_policy
@@ -45,9 +44,7 @@ def play(saved: SavedPolicy, num_balls: int) -> tuple[torch.Tensor, torch.Tensor
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--balls", type=int, default=512)
     parser.add_argument("--which", default="best", help="checkpoint")
@@ -69,9 +66,7 @@ def main() -> None:
         "kept_balls_end_from_the_axis_m": float(places[kept, :2].norm(dim=1).mean()),
         "kept_balls_end_at_height_m": float(places[kept, 2].mean()),
     }
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    (results / "BallBalance-v0_kept.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_results(HERE / "results" / "BallBalance-v0_kept.json", report)
     print(json.dumps({name: value for name, value in report.items() if name != "origin"}))
 
 

@@ -9,7 +9,6 @@ the hand stays half closed. ShadowHand plays with each of three tolerances of th
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.roles import Agent
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from experiments.tasks.run import HERE
 from rayagi.envs import make_env_factory
 from rayagi.run.versions import usable_cores
@@ -113,9 +112,7 @@ def achieved(saved: SavedPolicy, num_worlds: int, act: Callable[[Tensor], Tensor
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="run folders, one per seed")
     parser.add_argument("--worlds", type=int, default=256)
     parser.add_argument("--which", default="best", help="checkpoint")
@@ -135,10 +132,7 @@ def main() -> None:
         print(json.dumps(row), flush=True)
     report["action 0"] = achieved(policies[0], given.worlds, lambda _: torch.zeros((given.worlds, dim)))
     print(json.dumps({"action 0": report["action 0"]}), flush=True)
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    file = results / f"{task.rsplit('/', 1)[-1]}_episodes.json"
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    write_results(HERE / "results" / f"{task.rsplit('/', 1)[-1]}_episodes.json", report)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Random actions, or with ``--runs`` the modes of trained policies: an arm that pl
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ import mujoco
 import torch
 
 from actors.roles import Agent
-from experiments.origin import origin
+from experiments.scripts import origin, write_results
 from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.envs.tasks.provider import TASKS, make_batched_sim, make_task
@@ -187,9 +186,7 @@ def main() -> None:
                 flush=True,
             )
     if options.output:
-        options.output.write_text(
-            json.dumps({"origin": origin(), "rows": rows}, indent=1) + "\n", encoding="utf-8"
-        )
+        write_results(options.output, {"origin": origin(), "rows": rows})
 
 
 if __name__ == "__main__":

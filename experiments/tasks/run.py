@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from actors.roles import Agent, evaluate
 from experiments.learning.run import read_curve
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.envs import RenderingError, render_env
 from rayagi.run.versions import usable_cores
 from rayagi.serving.source import SavedPolicy, saved_policy
@@ -179,16 +179,14 @@ def report_on(task: str, folders: list[Path], given: argparse.Namespace) -> None
         report["strip"] = {"seed": best["seed"], **strip}
     except RenderingError as error:
         print(error)
-    (results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_results(results / f"{name}.json", report)
     for row in seeds:
         print(json.dumps({"task": task, "seed": row["seed"], **row["evaluation"]}), flush=True)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_line(__doc__, allow_abbrev=False)
     parser.add_argument("task")
     parser.add_argument("--time", default="20m", help="training time of one seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -9,8 +9,6 @@ and begin anew more often than under a policy. Writes results/speed.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Mapping
@@ -22,7 +20,7 @@ import torch
 from mujoco.batch import Batch
 from torch import Tensor
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from rayagi.envs.mujoco_cpu.physics import STATE_FIELDS
 from rayagi.envs.providers import VecEnvArgs
 from rayagi.envs.tasks.provider import TASKS, OwnTaskProvider, make_task
@@ -117,9 +115,7 @@ def measure(env_id: str, num_envs: int, num_threads: int, num_steps: int, repeat
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
@@ -141,7 +137,7 @@ def main() -> None:
                     f"{row['episodes_ended_per_step']:.1f} episodes end per step",
                     flush=True,
                 )
-                given.out.write_text(json.dumps(report, indent=1) + "\n")
+                write_results(given.out, report)
 
 
 if __name__ == "__main__":

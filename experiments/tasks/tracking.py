@@ -8,7 +8,6 @@ velocity is averaged over eight. Writes results/Anymal-v0_tracking.json and .png
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from actors.roles import Agent
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from experiments.tasks.run import HERE
 from rayagi.envs import make_env_factory
 from rayagi.serving.source import SavedPolicy, saved_policy
@@ -99,9 +98,7 @@ def draw(tracked: Tracked, path: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--robots", type=int, default=256)
     parser.add_argument("--which", default="best", help="checkpoint")
@@ -122,9 +119,8 @@ def main() -> None:
         "error_of_not_turning_rad_s": np.abs(tracked.commands[:, 2]).mean(),
     }
     results = HERE / "results"
-    results.mkdir(exist_ok=True)
+    write_results(results / "Anymal-v0_tracking.json", report)
     draw(tracked, results / "Anymal-v0_tracking.png")
-    (results / "Anymal-v0_tracking.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({name: value for name, value in report.items() if name != "origin"}))
 
 

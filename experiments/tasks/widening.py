@@ -9,13 +9,14 @@ on. At the end the file has the task's own options again, for experiments.tasks.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
+
+from experiments.scripts import command_line
 
 _TASK = "rayagi/Anymal-v0"
 
@@ -64,9 +65,7 @@ def train(folder: Path, stage: Stage, seed: int) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/tasks"))
     parser.add_argument("--name", default="Anymal-v0-seed0")
     parser.add_argument("--seed", type=int, default=0)

@@ -15,7 +15,6 @@ how much less the machine itself gives when all its cores are busy (shared cache
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -26,11 +25,10 @@ from multiprocessing import get_context
 
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from actors.rollout import minibatch_orders
-from collectives.solo import SoloCommunicator
+from experiments.scripts import command_line
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
-from placement.types import Slice
 from rayagi.algorithms.factory import training_factory
 
 
@@ -55,14 +53,7 @@ class Alone:
         os.sched_setaffinity(0, {core})
         torch.set_num_threads(1)
         torch.manual_seed(0)
-        identity = GmiIdentity(
-            index=0,
-            num_gmis=1,
-            slice=Slice(node="here", backend="cpu", cores=(0,)),
-            roles=("simulator", "agent", "trainer"),
-            task="Ant-v5",
-        )
-        context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+        context = GmiContext.local("Ant-v5")
         self._program = training_factory(run_spec(num_gmis=1, threads_per_gmi=1))(context)
         self._program.iterate()
         self._numbers = count(1)
@@ -131,9 +122,7 @@ def measure_on(core: int, seconds: float) -> dict[str, float]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--seconds", type=float, default=5.0, help="CPU time to spend on rollouts; half on each other"
     )

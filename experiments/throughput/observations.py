@@ -9,7 +9,6 @@ The sizes are those of Humanoid-v5 with the peers' networks and minibatches. Eac
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from actors.protocols import ActionSpec, EnvInfo
 from actors.roles import ActingByOperations, Agent
 from actors.rollout import Rollout
 from collectives.solo import SoloCommunicator
+from experiments.scripts import command_line
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
 from rayagi.algorithms.ppo.learner import PPOUpdater
 from rayagi.algorithms.rollout_learner import OnPolicyBatch
@@ -133,9 +133,7 @@ def measure(activation: str, rounds: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--activations", nargs="+", default=["elu", "relu", "tanh", "silu"])
     given = parser.parse_args()

@@ -7,12 +7,12 @@ Prints one JSON line.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import replace
 
 from experiments.cores import process_cpu_s, stolen_seconds
+from experiments.scripts import command_line
 from experiments.throughput.settings import run_spec
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.session import Session
@@ -77,9 +77,7 @@ def measure(spec: RunSpec, seconds: float, started: float) -> dict[str, object]:
 def main() -> None:
     """Command line."""
     started = time.time()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--task", default="Ant-v5")
     parser.add_argument("--gmis", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1, help="cores and threads of one GMI")

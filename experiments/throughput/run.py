@@ -13,7 +13,6 @@ results/<date>.md (medians and spread).
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,8 +23,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.cores import all_seconds, not_idle_seconds
-from experiments.origin import origin
 from experiments.peers import TASKS
+from experiments.scripts import command_line, origin, spread, write_results
 from experiments.throughput.watch import run_watched
 
 HERE = Path(__file__).parent
@@ -197,14 +196,6 @@ def _median_of(rows: list[dict[str, object]], case: str, key: str, form: str) ->
     return format(statistics.median(found), form) if found else "-"
 
 
-def spread(values: list[float], form: str) -> str:
-    """Median, lowest and highest."""
-    if not values:
-        return ""
-    median, low, high = (format(each, form) for each in (statistics.median(values), min(values), max(values)))
-    return f"{median} ({low} - {high})"
-
-
 def of_what_was_left(
     rows: list[dict[str, object]], name: str, ours: dict[object, float], limits: dict[object, float]
 ) -> str:
@@ -258,9 +249,7 @@ def _of_fastest_peer(rates: dict[str, dict[object, float]], ours: str, peers: Se
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, help="folder with the peers' virtual environments")
     parser.add_argument("--tasks", nargs="+", default=["Ant-v5"], choices=[*TASKS, "all"])
     parser.add_argument("--cases", nargs="+", help="only these of what is measured, by name")
@@ -314,8 +303,7 @@ def report(rows: list[dict[str, object]]) -> str:
 
 def write(folder: Path, name: str, header: dict[str, object], rows: list[dict[str, object]]) -> None:
     """The result files, of what there is so far."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({"origin": header, "rows": rows}, indent=1) + "\n")
+    write_results(folder / f"{name}.json", {"origin": header, "rows": rows})
     told = "\n".join(f"- {key}: {value}" for key, value in header.items())
     title = ", ".join(dict.fromkeys(str(row["task"]) for row in rows))
     (folder / f"{name}.md").write_text(f"# {title}, peers' settings\n\n{told}\n\n{report(rows)}\n")

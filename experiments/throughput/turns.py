@@ -10,8 +10,6 @@ is compared with the mean of both. Who does not have its turn sleeps.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import statistics
@@ -26,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from experiments.cores import stolen_seconds
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, write_results
 from experiments.throughput.limits import Alone
 from experiments.throughput.run import CORES, HERE, wait_until_quiet
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
@@ -174,9 +172,7 @@ def summarise(turns: Sequence[Turn]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--layouts", nargs="+", default=["2x1", "1x2"], choices=["2x1", "1x2"], help="GMIs x threads"
     )
@@ -190,11 +186,8 @@ def main() -> None:
     name = datetime.now(UTC).strftime("turns_%Y-%m-%d_%H%M")
     for layout in given.layouts:
         turns += take_turns(layout, given.rounds, given.seconds)
-        given.out.mkdir(parents=True, exist_ok=True)
         rows = [asdict(turn) | {"share": turn.share} for turn in turns]
-        (given.out / f"{name}.json").write_text(
-            json.dumps({"origin": header, "turns": rows}, indent=1) + "\n"
-        )
+        write_results(given.out / f"{name}.json", {"origin": header, "turns": rows})
         told = "\n".join(f"- {key}: {value}" for key, value in header.items())
         (given.out / f"{name}.md").write_text(
             f"# Ant-v5, peers' settings: the limit by turns of {given.seconds:g} s\n\n{told}\n\n{summarise(turns)}\n"
