@@ -21,3 +21,14 @@ def default_signals():
     """Ctrl-C and a hangup reach this test and what it starts, though the tests run in the background or under nohup."""
     with default_signals_block():
         yield
+
+
+@pytest.fixture
+def one_torch_thread():
+    """As a GMI of one core has it; networks of tests are so small that more threads only wait for each other."""
+    import torch  # which some tests must not import
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import threading
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from collectives.transports.shm.memory import MEMORY_LIMIT, Segment
 from placement.errors import SliceError
 from placement.types import Slice
 from rayagi.cli.failures import explain
+from tests.threads import in_threads
 
 
 class Counting:
@@ -60,27 +60,10 @@ def gmi(index=0, num_gmis=1):
     return Gmi(identity, "cpu")
 
 
-def in_threads(*calls):
-    found = [None] * len(calls)
-
-    def run(index, call):
-        try:
-            found[index] = call()
-        except Exception as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=run, args=(index, call)) for index, call in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
-
-
 def joined_pair(factory, other_factory=None):
     pair = [gmi(0, 2), gmi(1, 2)]
     meeting = RendezvousActor(2)
-    in_threads(*(lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair))
+    in_threads([lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair])
     pair[0].build(factory)
     pair[1].build(other_factory or factory)
     return pair
@@ -178,7 +161,7 @@ def test_gmis_that_join_on_a_missing_gpu_fail_with_the_same_message():
         Gmi(GmiIdentity(index=index, num_gmis=2, slice=gmi_slice, roles=("trainer",), task="Ant-v5"), "mps")
         for index in range(2)
     ]
-    errors = in_threads(*(lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair))
+    errors = in_threads([lambda member=member: member.join(meeting, timeout_s=20.0) for member in pair])
     for error in errors:
         assert isinstance(error, SliceError), error
         assert "Wanted 0.5 of a GPU; there is no CUDA device in process" in str(error)
@@ -197,13 +180,13 @@ def test_a_gmi_alone_iterates_evaluates_and_keeps_its_state():
 
 def test_two_gmis_reduce_with_each_other():
     pair = joined_pair(Counting)
-    answers = in_threads(*(lambda member=member: member.iterate(2) for member in pair))
+    answers = in_threads([lambda member=member: member.iterate(2) for member in pair])
     assert [[result.metrics["env_steps"] for result in results] for results in answers] == [[1.0, 1.0]] * 2
 
 
 def test_when_one_program_raises_the_other_gmi_does_not_wait_for_the_limit():
     pair = joined_pair(Counting, lambda context: Counting(context, fail_at=2))
-    answers = in_threads(*(lambda member=member: member.iterate(3) for member in pair))
+    answers = in_threads([lambda member=member: member.iterate(3) for member in pair])
     assert isinstance(answers[1], FloatingPointError)
     assert isinstance(answers[0], CommunicatorError)
     assert answers[0].waited_s < 15

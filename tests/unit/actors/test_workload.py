@@ -1,45 +1,26 @@
 """User-defined workloads with GMIs as threads: the non-RL example, groups and messages."""
 
-import threading
+from functools import partial
 
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from experiments.stencil.heat import HeatStrip, cold_plate, rows_of, solve, step
-from placement.types import Slice
 from rayagi.programs import GmiProgram
+from tests.threads import in_threads, unfailed
 from tests.unit.collectives.thread_group import ThreadGroup
 
 
 def run_gmis(num_gmis, program, *args, run=()):
     """Build the program on every GMI and run it; their answers in order."""
     group = ThreadGroup.on_one_device(num_gmis, timeout_s=30.0)
-    answers, errors = [None] * num_gmis, []
 
     def member(rank):
-        identity = GmiIdentity(
-            index=rank,
-            num_gmis=num_gmis,
-            slice=Slice(node="here", backend="cpu"),
-            roles=("program",),
-            task="t",
-        )
-        try:
-            context = GmiContext(
-                identity=identity, communicator=group.communicator(rank), device=torch.device("cpu")
-            )
-            answers[rank] = program(context, *args).gmi_run(*run)
-        except Exception as error:
-            errors.append(error)
+        context = GmiContext.local("t", group.communicator(rank), roles=("program",))
+        return program(context, *args).gmi_run(*run)
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(num_gmis)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors, errors
-    return answers
+    return unfailed(in_threads([partial(member, rank) for rank in range(num_gmis)]))
 
 
 class Roles(GmiProgram):

@@ -9,8 +9,9 @@ from rayagi.config.rules import broken_rules
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec
 from rayagi.envs import make_env_factory
 from tests.fakes.echo import ACTIONS, OBSERVATIONS
+from tests.threads import unfailed
 from tests.unit.algorithms.test_program import build
-from tests.unit.algorithms.test_stepwise import AT, E, run_gmis, unfailed
+from tests.unit.algorithms.test_stepwise import AT, E, run_gmis
 
 ECHO, BARS = "tests.fakes.echo:Echo-v0", "tests.fakes.echo:Bars-v0"
 NETWORKS = ({}, {"shared": True}, {"core": "gru"}, {"core": "gru", "shared": True})

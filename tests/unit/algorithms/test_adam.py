@@ -1,7 +1,5 @@
 """The flat optimiser makes torch.optim.Adam's steps, to the last bit, and saves what that would."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from torch import nn
 
 from rayagi.algorithms.gradient_updater import FlatAdam
 from rayagi.models.networks import FlatParameters
+from tests.programs import run_python
 
 RATES = (2.0**-10, 2.0**-10, 2.0**-11, 0.0)  # as exact in float32 as in float64
 
@@ -103,5 +102,5 @@ program.iterate()
 print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
 """
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    done = run_python(code, cwd=root)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from test_program import build, run_gmis
+from test_program import assert_a_resumed_run_continues, build, run_gmis
 from test_vtrace import defined
 
 from actors.errors import NonFiniteError
@@ -16,15 +16,7 @@ from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
 
 ONE_PASS = {"rollout_length": 8, "num_minibatches": 2, "num_epochs": 1, "learning_rate": 1e-3}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads, and long where other work shares the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def spec(algorithm, **settings):
@@ -57,8 +49,10 @@ def test_one_pass_over_its_own_experience_is_ppos(vtrace, schedule):
 
 
 def test_training_does_not_depend_on_the_layout():
-    settings = spec("appo", **{**ONE_PASS, "num_epochs": 2})
+    assert_training_does_not_depend_on_the_layout(spec("appo", **{**ONE_PASS, "num_epochs": 2}))
 
+
+def assert_training_does_not_depend_on_the_layout(settings):
     def three_iterations(program):
         for _ in range(3):
             program.iterate()
@@ -72,12 +66,7 @@ def test_training_does_not_depend_on_the_layout():
 
 def test_a_resumed_run_continues_to_the_last_bit():
     settings = spec("appo", **{**ONE_PASS, "num_epochs": 2})
-    straight, resumed = build(settings), build(settings)
-    for _ in range(2):
-        straight.iterate()
-    resumed.load_state_dict(straight.state_dict())
-    assert resumed.iterate().episode_returns == straight.iterate().episode_returns
-    assert torch.equal(weights(straight), weights(resumed))
+    assert_a_resumed_run_continues(settings, weights)
 
 
 def elsewhere(program, log_probs=None):
@@ -138,15 +127,18 @@ PLAIN = {
 }  # fmt: skip
 
 
-def test_the_gradient_on_another_policys_experience_is_the_papers():
-    """Espeholt et al. 2018, §4.2: rho grad log pi (r + gamma v' - V), (v - V) grad V, grad entropy."""
-    program, _ = collected(spec("appo", **PLAIN))
-    training, own = program.learner, program.rollout
-    model, shape = training.policy.model, own.rewards.shape
-    noise = 0.5 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+def another_policys_experience(program):
+    """The program's rollout as another policy's, and what Espeholt et al. 2018, §4.2, make of it.
+
+    rho grad log pi (r + gamma v' - V), (v - V) grad V, grad entropy; lambda of remark 2.
+
+    Returns:
+        the rollout, the importance ratios (T, N), the policy's loss, and the gradient of the whole loss
+    """
+    own, model = program.rollout, program.learner.policy.model
+    noise = 0.5 * torch.randn(own.rewards.shape, generator=torch.Generator().manual_seed(1))
     mine = model.head.log_prob(own.outputs, own.actions).detach()
     sent = elsewhere(program, mine + noise)  # the behaviour's log probabilities: ratios of exp(-noise)
-
     values = model.values(own.raw_obs).double().detach()
     next_values = torch.cat([values[1:], model.values(own.last_obs).double().detach().unsqueeze(0)])
     for step, ids, obs in own.finals:
@@ -160,18 +152,22 @@ def test_the_gradient_on_another_policys_experience_is_the_papers():
             *(each[:, env].tolist() for each in (own.terminated, own.terminated | own.truncated)),
             gamma=0.95, lam=0.9, rho_bar=1.5, c_bar=1.1,
         )
-        for env in range(shape[1])
+        for env in range(own.num_envs)
     ]  # fmt: skip
     advantages, targets = (torch.tensor([each[i] for each in found], dtype=torch.float32).T for i in range(2))
     log_probs = model.head.log_prob(model.policy(own.raw_obs), own.actions)
-    rho = ratios.float().clamp(max=1.5)
-    loss = -(rho * log_probs * advantages).mean()
-    loss = loss + 0.3 * (model.values(own.raw_obs) - targets).square().mean()
+    policy_loss = -(ratios.float().clamp(max=1.5) * log_probs * advantages).mean()
+    loss = policy_loss + 0.3 * (model.values(own.raw_obs) - targets).square().mean()
     loss = loss - 0.01 * model.head.entropy(model.policy(own.raw_obs))
-    expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+    gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+    return sent, ratios, policy_loss.detach(), gradient
 
-    metrics = training.learn(sent)
-    gradients = training.updater.flat.gradients[: expected.numel()]
+
+def test_the_gradient_on_another_policys_experience_is_the_papers():
+    program, _ = collected(spec("appo", **PLAIN))
+    sent, ratios, _, expected = another_policys_experience(program)
+    metrics = program.learner.learn(sent)
+    gradients = program.learner.updater.flat.gradients[: expected.numel()]
     # At the parameters before the update nothing is clipped yet.
     assert torch.allclose(gradients, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
     assert metrics["importance_ratio"] == pytest.approx(float(ratios.mean()), rel=1e-4)

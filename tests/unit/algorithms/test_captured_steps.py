@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
+from actors.gmi import GmiContext
 from rayagi.algorithms import program as programs
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
@@ -36,11 +34,7 @@ TASKS = ("CartPole-v1", "Pendulum-v1")
 def program(task, monkeypatch=None):
     if monkeypatch is not None:
         monkeypatch.setattr(programs, "_captured", lambda *_: "steps")
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"), task=task,
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    context = GmiContext.local(task)
     return TrainingFactory(replace(SPEC, env=replace(SPEC.env, id=task)), make_env_factory(task))(context)
 
 

@@ -1,7 +1,7 @@
 """Separate collectors and learners: in lockstep their updates equal those of dp_only."""
 
-import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from rayagi.algorithms.impala import ImpalaSpec
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from tests.fakes.point import make_point
+from tests.threads import in_threads, unfailed
 from tests.unit.collectives.thread_group import ThreadGroup
 
 PPO = PPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3)
@@ -60,33 +61,22 @@ def run_gmis(spec, num_collectors, num_learners, work, device="cpu", make_env=ma
     members = identities(spec, num_collectors, num_learners)
     group = ThreadGroup.on_one_device(len(members[0].members), timeout_s=30.0)
     directory = RendezvousActor(len(members))
-    results, errors = [None] * len(members), []
 
     def member(identity):
+        rank = identity.members.index(identity.index) if identity.index in identity.members else None
+        communicator = (
+            ThreadGroup.on_one_device(1).communicator(0) if rank is None else group.communicator(rank)
+        )
+        context = GmiContext(
+            identity=identity, communicator=communicator, device=torch.device(device), directory=directory
+        )
+        program = TrainingFactory(spec, make_env)(context)
         try:
-            rank = identity.members.index(identity.index) if identity.index in identity.members else None
-            communicator = (
-                ThreadGroup.on_one_device(1).communicator(0) if rank is None else group.communicator(rank)
-            )
-            context = GmiContext(
-                identity=identity, communicator=communicator, device=torch.device(device), directory=directory
-            )
-            program = TrainingFactory(spec, make_env)(context)
-            try:
-                results[identity.index] = work(program)
-            finally:
-                program.close()
-        except Exception as error:
-            errors.append(error)
-            raise
+            return work(program)
+        finally:
+            program.close()
 
-    threads = [threading.Thread(target=member, args=(identity,)) for identity in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    assert not errors, errors
-    return results
+    return unfailed(in_threads([partial(member, identity) for identity in members]))
 
 
 def iterated(program, number):
@@ -110,15 +100,7 @@ def after(number):
 def dp_only(spec, number):
     """The same environments in one GMI."""
     whole = replace(spec, gmi=replace(spec.gmi, template="dp_only", num_envs=8))
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)), task="Point",
-        roles=("simulator", "agent", "trainer"),
-    )  # fmt: skip
-    context = GmiContext(
-        identity=identity,
-        communicator=ThreadGroup.on_one_device(1).communicator(0),
-        device=torch.device("cpu"),
-    )
+    context = GmiContext.local("Point", ThreadGroup.on_one_device(1).communicator(0))
     program = TrainingFactory(whole, make_point)(context)
     return after(number)(program)
 

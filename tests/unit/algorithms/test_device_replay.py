@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
+from actors.gmi import GmiContext
 from rayagi.algorithms import off_policy
 from rayagi.algorithms.dqn import DQNSpec
 from rayagi.algorithms.factory import TrainingFactory
@@ -21,7 +19,8 @@ from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.device_replay.choice import WAYS
 from rayagi.envs import make_env_factory
 from tests.fakes.point import make_point
-from tests.unit.algorithms.test_sac import one_thread  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 COMMON = {"batch_size": 32, "learning_starts": 16, "capacity": 64, "rollout_length": 8}
 """The third rollout of 32 transitions overwrites the first."""
@@ -45,11 +44,7 @@ def train(name, device="cpu", way=None, iterations=3):
     Returns:
         The metrics of every iteration, and the learner.
     """
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"), task="",
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device(device))
+    context = GmiContext.local("", device=device)
     spec = replace(SPEC, algorithm=name.split(",")[0], learning=SPECS[name])
     make_env = make_env_factory("CartPole-v1") if name.startswith("dqn") else make_point
     program = TrainingFactory(spec, make_env)(context)

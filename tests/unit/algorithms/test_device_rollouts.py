@@ -172,15 +172,10 @@ def test_what_is_captured_waits_for_nothing(warp_env):
 
 @pytest.mark.timeout(900)
 def test_a_program_trains_on_warp_through_the_ordinary_path(warp_env):
-    from actors.gmi import GmiContext, GmiIdentity
-    from placement.types import Slice
+    from actors.gmi import GmiContext
     from rayagi.algorithms.factory import TrainingFactory
 
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"), task=ANT,
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    context = GmiContext.local(ANT)
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_envs=ENVS))
     program = TrainingFactory(spec, lambda **place: warp_env())(context)
     result = program.iterate()

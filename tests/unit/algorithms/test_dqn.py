@@ -34,15 +34,7 @@ INFO = EnvInfo(
     max_episode_steps=None,
 )
 NETWORK = NetworkSpec(hidden=(32, 32), activation="relu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def updater(**settings):

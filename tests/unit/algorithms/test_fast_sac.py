@@ -24,15 +24,7 @@ BOX = ActionSpec(kind="continuous", dim=2, low=(-1.0, 0.0), high=(1.0, 4.0))
 INFO = EnvInfo(env_id="x", engine="x", obs_dim=3, action=BOX, max_episode_steps=None)
 NETWORK = NetworkSpec(hidden=(16, 8), activation="silu")
 THREE = {"num_atoms": 3, "v_min": -1.0, "v_max": 1.0}  # atoms -1, 0, 1
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def updater(network=NETWORK, **settings):

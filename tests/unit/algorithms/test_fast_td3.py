@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.protocols import ActionSpec, EnvInfo
+from actors.protocols import ActionSpec
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.fast_td3 import FAST_TD3, FastTD3Spec
 from rayagi.algorithms.fast_td3.learner import FastTD3Model, FastTD3Updater
@@ -16,20 +16,10 @@ from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import refuse_unfit_env
 from rayagi.config.spec import NetworkSpec
+from tests.unit.algorithms.test_fast_sac import BOX, INFO, THREE, constant, transitions
 
-BOX = ActionSpec(kind="continuous", dim=2, low=(-1.0, 0.0), high=(1.0, 4.0))
-INFO = EnvInfo(env_id="x", engine="x", obs_dim=3, action=BOX, max_episode_steps=None)
 NETWORK = NetworkSpec(hidden=(16, 8), activation="relu")
-THREE = {"num_atoms": 3, "v_min": -1.0, "v_max": 1.0}  # atoms -1, 0, 1
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def model(spec, info=INFO, seed=0, network=NETWORK):
@@ -41,19 +31,6 @@ def updater(network=NETWORK, **settings):
     made = FastTD3Updater(model(spec, network=network), spec, SoloCommunicator(), INFO, weight=1.0)
     made.begin(seed=0, learning_rate_factor=1.0)
     return made
-
-
-def constant(critics, *logits):
-    """Give each critic these logits, whatever it sees."""
-    with torch.no_grad():
-        critics.weights[-1].zero_()
-        critics.biases[-1].copy_(torch.tensor(logits).unsqueeze(1))
-
-
-def transitions(rewards, discounts):
-    generator = torch.Generator().manual_seed(0)
-    obs, actions = torch.randn(2, len(rewards), 3, generator=generator), torch.zeros(len(rewards), 2)
-    return Transitions(obs[0], obs[1], actions, torch.tensor(rewards), torch.tensor(discounts))
 
 
 def targets(**settings):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from collectives.solo import SoloCommunicator
-from placement.types import Slice
 from rayagi.algorithms.gradient_noise import (
     GROUPS,
     GradientNoiseUpdater,
@@ -90,16 +89,7 @@ def test_measuring_does_not_change_what_is_learnt(core):
         network=NetworkSpec(hidden=(8,), core=core, core_size=4),
         learning=PPOSpec(rollout_length=4, num_epochs=1, num_minibatches=4 if core == "gru" else 2),
     )
-    identity = GmiIdentity(index=0, num_gmis=1, slice=Slice(node="n", backend="cpu"), roles=(), task="Point")
-    programs = [
-        DpOnlyProgram(
-            spec,
-            make_point,
-            GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu")),
-        )
-        for _ in range(2)
-    ]
-    plain, metered = programs
+    plain, metered = (DpOnlyProgram(spec, make_point, GmiContext.local("Point")) for _ in range(2))
     learner = GradientNoiseUpdater(
         metered.learner.policy.model, spec.learning, SoloCommunicator(), GROUPS * 2
     )

@@ -4,16 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_appo import collected, elsewhere, one_thread, spec, weights
-from test_program import build, run_gmis
-from test_vtrace import defined
+from test_appo import (
+    another_policys_experience,
+    assert_training_does_not_depend_on_the_layout,
+    collected,
+    spec,
+    weights,
+)
+from test_program import assert_a_resumed_run_continues, build
 
 from rayagi.algorithms.one_pass import RMSProp
 from rayagi.config.presets import preset
-from rayagi.config.spec import GmiSpec
 from rayagi.envs import make_env_factory
 
-__all__ = ["one_thread"]  # a fixture
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 PLAIN = {
     "rollout_length": 8, "max_grad_norm": 0.0, "normalize_obs": False, "normalize_rewards": False,
@@ -53,67 +57,26 @@ def test_without_epsilon_rmsprop_is_torchs():
 
 
 def test_an_update_is_one_step_on_the_papers_loss():
-    """§4.2: rho_t grad log pi (r_t + gamma v_{t+1} - V), (v_t - V) grad V, entropy; lambda of remark 2."""
     program, _ = collected(spec("impala", **PLAIN))
-    training, own = program.learner, program.rollout
-    model, shape = training.policy.model, own.rewards.shape
-    noise = 0.5 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    mine = model.head.log_prob(own.outputs, own.actions).detach()
-    sent = elsewhere(program, mine + noise)  # the behaviour's log probabilities: ratios of exp(-noise)
-    values = model.values(own.raw_obs).double().detach()
-    next_values = torch.cat([values[1:], model.values(own.last_obs).double().detach().unsqueeze(0)])
-    for step, ids, obs in own.finals:
-        next_values[step, ids] = model.values(obs).double().detach()
-    ratios = (-noise).double().exp()
-    found = [
-        defined(
-            *(each[:, env].tolist() for each in (ratios, own.rewards.double(), values, next_values)),
-            *(each[:, env].tolist() for each in (own.terminated, own.terminated | own.truncated)),
-            gamma=0.95, lam=0.9, rho_bar=1.5, c_bar=1.1,
-        )
-        for env in range(shape[1])
-    ]  # fmt: skip
-    advantages, targets = (torch.tensor([each[i] for each in found], dtype=torch.float32).T for i in range(2))
-    log_probs = model.head.log_prob(model.policy(own.raw_obs), own.actions)
-    loss = -(ratios.float().clamp(max=1.5) * log_probs * advantages).mean()
-    loss = loss + 0.3 * (targets - model.values(own.raw_obs)).square().mean()
-    loss = loss - 0.01 * model.head.entropy(model.policy(own.raw_obs))
-    d = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
+    sent, ratios, policy_loss, d = another_policys_experience(program)
     before = weights(program)[: len(d)]
-    metrics = training.learn(sent)
+    metrics = program.learner.learn(sent)
     expected = before - 0.01 * d / (0.01 * d.square() + 0.1).sqrt()
     assert torch.allclose(weights(program)[: len(d)], expected, rtol=0, atol=1e-6)
     assert metrics["importance_ratio"] == pytest.approx(float(ratios.mean()), rel=1e-4)
     assert metrics["importance_truncated"] == pytest.approx(float((ratios > 1.5).float().mean()))
-    assert metrics["policy_loss"] == pytest.approx(
-        float(-(ratios.float().clamp(max=1.5) * log_probs * advantages).mean().detach()), rel=1e-4
-    )
+    assert metrics["policy_loss"] == pytest.approx(float(policy_loss), rel=1e-4)
 
 
 def test_training_does_not_depend_on_the_layout():
-    settings = spec("impala", rollout_length=8, learning_rate=1e-3)
-
-    def three_iterations(program):
-        for _ in range(3):
-            program.iterate()
-        return weights(program)
-
-    whole = three_iterations(build(replace(settings, gmi=GmiSpec(num_envs=8))))
-    halves = run_gmis(settings, 2, three_iterations)
-    assert torch.equal(halves[0], halves[1])
-    assert torch.allclose(whole, halves[0], rtol=0, atol=2e-4)
+    assert_training_does_not_depend_on_the_layout(spec("impala", rollout_length=8, learning_rate=1e-3))
 
 
 @pytest.mark.parametrize("core", ["none", "gru"])
 def test_a_resumed_run_continues_to_the_last_bit(core):
     settings = spec("impala", rollout_length=8, learning_rate=1e-3)
     settings = replace(settings, network=replace(settings.network, core=core, core_size=6))
-    straight, resumed = build(settings), build(settings)
-    for _ in range(2):
-        straight.iterate()
-    resumed.load_state_dict(straight.state_dict())
-    assert resumed.iterate().episode_returns == straight.iterate().episode_returns
-    assert torch.equal(weights(straight), weights(resumed))
+    assert_a_resumed_run_continues(settings, weights)
 
 
 @pytest.mark.parametrize("algorithm", ["impala", "a3c"])

@@ -2,7 +2,6 @@
 
 import copy
 import io
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +9,12 @@ import pytest
 import torch
 
 from actors.errors import NonFiniteError
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from actors.protocols import ActionSpec
 from actors.replay import Subscription
 from collectives.objects import all_gather_objects
 from collectives.solo import SoloCommunicator
 from placement.inventory import local_machine
-from placement.types import Slice
 from rayagi.algorithms.bc import BCSpec
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.iql import IQLSpec
@@ -36,7 +34,7 @@ from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import DatasetError
 from tests.fakes.point import make_point
 from tests.unit.algorithms.point_dataset import record_point, teacher
-from tests.unit.collectives.thread_group import ThreadGroup
+from tests.unit.algorithms.test_program import run_members
 
 INFO = make_point(num_envs=1, first_env_index=0, seed=0, num_threads=1).info
 ALL = (
@@ -46,15 +44,7 @@ ALL = (
     Subscription(column="obs", offset=1, name="next_obs"),
     Subscription(column="terminated"),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture(scope="module")
@@ -76,33 +66,8 @@ def spec_of(path, **learning):
 
 
 def build(spec, communicator=None, make_env=make_point):
-    communicator = communicator or SoloCommunicator()
-    identity = GmiIdentity(
-        index=communicator.rank, num_gmis=communicator.world_size, task="Point",
-        slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("replay", "agent", "trainer"),
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
+    context = GmiContext.local("Point", communicator, roles=("replay", "agent", "trainer"))
     return TrainingFactory(spec, make_env)(context)
-
-
-def on_gmis(num_gmis, work):
-    """Run ``work(communicator)`` in one thread per GMI. Returns the results in rank order."""
-    group = ThreadGroup.on_one_device(num_gmis, timeout_s=60.0)
-    results, errors = [None] * num_gmis, []
-
-    def member(rank):
-        try:
-            results[rank] = work(group.communicator(rank))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(num_gmis)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert not errors, errors
-    return results
 
 
 def parameters(program):
@@ -110,7 +75,7 @@ def parameters(program):
 
 
 def test_values_of_every_member_arrive_whatever_their_size():
-    found = on_gmis(
+    found = run_members(
         3, lambda c: all_gather_objects([None, {"a": np.arange(c.rank * 5)}, b"x" * 9][c.rank], c)
     )
     for each in found:
@@ -166,7 +131,7 @@ def test_all_gmis_draw_the_list_of_one_and_own_its_parts(dataset, num_gmis):
     )
     assert several.select(64, 9).keys.indices.tolist() == indices.tolist()
     assert sorted(several.batch(64, 9)["obs"].tolist()) == sorted(whole.tolist())
-    for rank, (theirs, their_steps, own, owners) in enumerate(on_gmis(num_gmis, lists)):
+    for rank, (theirs, their_steps, own, owners) in enumerate(run_members(num_gmis, lists)):
         assert theirs.tolist() == indices.tolist()
         assert their_steps.tolist() == steps.tolist()
         assert torch.equal(own, whole[torch.from_numpy(owners == rank)])
@@ -182,11 +147,11 @@ def test_several_gmis_learn_as_one(dataset, loss):
 
     whole, weights = curve(SoloCommunicator())
     for num_gmis in (2, 3):
-        for found, theirs in on_gmis(num_gmis, curve):
+        for found, theirs in run_members(num_gmis, curve):
             for name in ("policy_loss", "action_error", "grad_norm"):
                 assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-4)
             torch.testing.assert_close(theirs, weights, rtol=1e-3, atol=1e-5)
-    samples = [sum(rows[0]["train_samples"] for rows, _ in on_gmis(2, curve))]
+    samples = [sum(rows[0]["train_samples"] for rows, _ in run_members(2, curve))]
     assert samples == [32 * 20]
 
 
@@ -194,7 +159,7 @@ def test_more_gmis_than_timesteps_in_a_batch(dataset):
     """A GMI without a timestep of the batch has the gradient zero."""
     spec = spec_of(dataset, batch_size=1)
     whole = build(spec).iterate().metrics
-    for found in on_gmis(3, lambda c: build(spec, c).iterate().metrics):
+    for found in run_members(3, lambda c: build(spec, c).iterate().metrics):
         assert found["policy_loss"] == pytest.approx(whole["policy_loss"], rel=1e-4)
 
 
@@ -381,7 +346,7 @@ def test_a_dataset_without_steps_is_refused(tmp_path):
 def test_a_dataset_of_one_step_is_learned_from_by_several(tmp_path):
     path = record_point(tmp_path / "one", num_envs=1, num_steps=1)
     whole = build(spec_of(path)).iterate().metrics["policy_loss"]
-    for found in on_gmis(2, lambda c: build(spec_of(path), c).iterate().metrics["policy_loss"]):
+    for found in run_members(2, lambda c: build(spec_of(path), c).iterate().metrics["policy_loss"]):
         assert found == pytest.approx(whole, rel=1e-4)
 
 
@@ -487,27 +452,37 @@ def test_iql_steps_each_network_along_its_own_loss(dataset):
     assert not any(name.startswith("target") for name in updater.state_dict()["model"])
 
 
-def test_several_gmis_learn_iql_as_one(dataset):
+def assert_two_gmis_learn_as_one(spec, names):
     def curve(communicator):
-        program = build(iql(dataset), communicator)
+        program = build(spec, communicator)
         return [program.iterate().metrics for _ in range(2)], parameters(program)
 
     whole, weights = curve(SoloCommunicator())
-    for found, theirs in on_gmis(2, curve):
-        for name in ("policy_loss", "value_loss", "q_loss", "target_q", "grad_norm"):
+    for found, theirs in run_members(2, curve):
+        for name in names:
             assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-3)
         torch.testing.assert_close(theirs, weights, rtol=1e-2, atol=1e-4)
 
 
-def test_iql_is_better_than_what_it_was_shown(tmp_path):
-    """Half of the recorded actions push outwards. Cloning averages them; IQL prefers those that push inwards."""
+def test_several_gmis_learn_iql_as_one(dataset):
+    names = ("policy_loss", "value_loss", "q_loss", "target_q", "grad_norm")
+    assert_two_gmis_learn_as_one(iql(dataset), names)
+
+
+def recorded_both_ways(folder):
+    """Half of the actions push outwards."""
 
     def mixed(obs):
         side = torch.where(torch.rand(len(obs), 1, generator=noise) < 0.5, 1.0, -1.0)
         return side * teacher(obs)
 
     noise = torch.Generator().manual_seed(1)
-    path = record_point(tmp_path / "mixed", num_envs=16, num_steps=60, policy=mixed)
+    return record_point(folder / "mixed", num_envs=16, num_steps=60, policy=mixed)
+
+
+def test_iql_is_better_than_what_it_was_shown(tmp_path):
+    """Half of the recorded actions push outwards. Cloning averages them; IQL prefers those that push inwards."""
+    path = recorded_both_ways(tmp_path)
     settings = {"num_updates": 300, "batch_size": 64, "learning_rate": 3e-3, "gamma": 0.9}
     found = {}
     for spec in (
@@ -636,26 +611,14 @@ def test_td3_bc_by_hand(dataset):
 
 
 def test_several_gmis_learn_td3_bc_as_one(dataset):
-    def curve(communicator):
-        program = build(td3_bc(dataset), communicator)
-        return [program.iterate().metrics for _ in range(2)], parameters(program)
-
-    whole, weights = curve(SoloCommunicator())
-    for found, theirs in on_gmis(2, curve):
-        for name in ("policy_loss", "value_loss", "cloning_loss", "q_of_policy"):
-            assert [row[name] for row in found] == pytest.approx([row[name] for row in whole], rel=1e-3)
-        torch.testing.assert_close(theirs, weights, rtol=1e-2, atol=1e-4)
+    assert_two_gmis_learn_as_one(
+        td3_bc(dataset), ("policy_loss", "value_loss", "cloning_loss", "q_of_policy")
+    )
 
 
 def test_td3_bc_is_better_than_what_it_was_shown(tmp_path):
     """As of IQL: half of the recorded actions push outwards."""
-
-    def mixed(obs):
-        side = torch.where(torch.rand(len(obs), 1, generator=noise) < 0.5, 1.0, -1.0)
-        return side * teacher(obs)
-
-    noise = torch.Generator().manual_seed(1)
-    path = record_point(tmp_path / "mixed", num_envs=16, num_steps=60, policy=mixed)
+    path = recorded_both_ways(tmp_path)
     program = build(td3_bc(path, num_updates=300, batch_size=64, gamma=0.9, alpha=10.0, target_rate=0.05))
     for _ in range(3):
         program.iterate()

@@ -38,15 +38,7 @@ SQUASHED = replace(RELU, head="squashed_gaussian")
 TD3_SETTINGS = TD3Spec(
     rollout_length=8, learning_starts=200, batch_size=16, updates_per_step=0.25, normalize_obs=True
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,20 @@
 """The whole synchronous loop in one process and spread over GMIs (threads), on a small exact environment."""
 
-import threading
 from dataclasses import replace
 
 import pytest
 import torch
 
 from actors.errors import NonFiniteError
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from collectives.solo import SoloCommunicator
-from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.errors import ConfigError
 from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.policy import load_policy
 from tests.fakes.point import make_point, make_poisoned_point
+from tests.threads import in_threads, unfailed
 from tests.unit.collectives.thread_group import ThreadGroup
 
 SPEC = RunSpec(
@@ -27,16 +26,8 @@ SPEC = RunSpec(
 )
 
 
-def context(communicator):
-    identity = GmiIdentity(
-        index=communicator.rank, num_gmis=communicator.world_size, task="Point",
-        slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("simulator", "agent", "trainer"),
-    )  # fmt: skip
-    return GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
-
-
 def build(spec=SPEC, communicator=None, make_env=make_point):
-    return TrainingFactory(spec, make_env)(context(communicator or SoloCommunicator()))
+    return TrainingFactory(spec, make_env)(GmiContext.local("Point", communicator))
 
 
 def run_gmis(spec, num_gmis, work):
@@ -47,21 +38,8 @@ def run_gmis(spec, num_gmis, work):
 def run_members(num_gmis, work):
     """Run ``work(communicator)`` in one thread per member. Returns the results in rank order."""
     group = ThreadGroup.on_one_device(num_gmis, timeout_s=60.0)
-    results, errors = [None] * num_gmis, []
-
-    def member(rank):
-        try:
-            results[rank] = work(group.communicator(rank))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(num_gmis)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=120)
-    assert not errors, errors
-    return results
+    tasks = [lambda rank=rank: work(group.communicator(rank)) for rank in range(num_gmis)]
+    return unfailed(in_threads(tasks, limit_s=120.0))
 
 
 def losses_of_updates(program):
@@ -225,6 +203,16 @@ def test_training_does_not_depend_on_the_layout(slices):
     assert whole["env_steps"] == halves[1][0]["env_steps"] == 3 * 8 * 8
     assert torch.allclose(whole["obs_normaliser"]["mean"], halves[0][0]["obs_normaliser"]["mean"], atol=1e-4)
     assert sorted(whole_returns) == pytest.approx(sorted(halves[0][1] + halves[1][1]), abs=1e-3)
+
+
+def assert_a_resumed_run_continues(spec, weights_of):
+    """It makes the episodes and the weights of one that was not interrupted, to the last bit."""
+    straight, resumed = build(spec), build(spec)
+    for _ in range(2):
+        straight.iterate()
+    resumed.load_state_dict(straight.state_dict())
+    assert resumed.iterate().episode_returns == straight.iterate().episode_returns
+    assert torch.equal(weights_of(straight), weights_of(resumed))
 
 
 def test_a_resumed_run_continues_to_the_last_bit():

@@ -2,8 +2,6 @@
 
 import dataclasses
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +19,7 @@ from rayagi.config.offline import OfflineSpec
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
 from rayagi.config.spec import DataSpec, RunSpec
+from tests.programs import run_python
 
 EACH = pytest.mark.parametrize("definition", DEFINITIONS.values(), ids=DEFINITIONS)
 
@@ -84,7 +83,7 @@ def test_settings_of_another_algorithm_are_refused():
 
 def test_definitions_import_neither_torch_nor_ray():
     code = "import sys, rayagi.algorithms.registry; print(sorted({'ray', 'torch'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python(code)
     assert done.stdout.strip() == "[]"
 
 

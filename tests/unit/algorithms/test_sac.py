@@ -37,15 +37,7 @@ SETTINGS = SACSpec(
     updates_per_step=0.25,
 )
 SPEC = RunSpec(algorithm="sac", gmi=GmiSpec(num_envs=4), network=NETWORK, learning=SETTINGS, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks this small are slower with several, and wait for each other on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def updater(spec=SETTINGS):

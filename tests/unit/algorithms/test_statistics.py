@@ -1,4 +1,4 @@
-import threading
+from functools import partial
 
 import pytest
 import torch
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from collectives.solo import SoloCommunicator
 from rayagi.algorithms.normalisers import Moments, all_merge, merged
+from tests.threads import in_threads, unfailed
 from tests.unit.collectives.thread_group import ThreadGroup
 
 reals = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False, width=64)
@@ -71,17 +72,12 @@ def test_a_large_mean_does_not_swallow_a_small_variance():
 def test_all_members_get_bitwise_the_same_union():
     batch = torch.randn(30, 5, generator=torch.Generator().manual_seed(3))
     group = ThreadGroup.on_one_device(3)
-    results: dict[int, Moments] = {}
 
-    def member(rank: int) -> None:
+    def member(rank: int) -> Moments:
         with group.communicator(rank) as communicator:
-            results[rank] = all_merge(Moments.from_batch(batch[10 * rank : 10 * rank + 10]), communicator)
+            return all_merge(Moments.from_batch(batch[10 * rank : 10 * rank + 10]), communicator)
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    results = unfailed(in_threads([partial(member, rank) for rank in range(3)]))
     assert_close(results[0], Moments.from_batch(batch))
     for rank in (1, 2):
         assert torch.equal(results[rank].mean, results[0].mean)

@@ -1,8 +1,8 @@
 """e_at and dp_mp with their GMIs in threads: the algorithm of dp_only, to the last bit where one GMI acts and learns."""
 
-import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.policy import load_policy
 from rayagi.monitoring.catalogue import merge
 from tests.fakes.point import PointEnv, make_point
+from tests.threads import in_threads, unfailed
 from tests.unit.algorithms.test_program import build as build_dp_only
 from tests.unit.collectives.thread_group import ThreadGroup
 
@@ -32,7 +33,6 @@ SPEC = RunSpec(
 def run_gmis(kinds, work, spec=SPEC, make_env=make_point):
     """Run ``work(program, index)`` in a thread per GMI. Returns what each returned or raised, by GMI."""
     group, directory = ThreadGroup.on_one_device(len(kinds), timeout_s=30.0), RendezvousActor(len(kinds))
-    results = [None] * len(kinds)
 
     def member(index):
         identity = GmiIdentity(
@@ -40,30 +40,13 @@ def run_gmis(kinds, work, spec=SPEC, make_env=make_point):
             slice=Slice(node="here", backend="cpu", cores=(0,)),
         )  # fmt: skip
         context = GmiContext(identity, group.communicator(index), torch.device("cpu"), directory)
-        program = None
+        program = TrainingFactory(spec, make_env)(context)
         try:
-            program = TrainingFactory(spec, make_env)(context)
-            results[index] = work(program, index)
-        except Exception as error:
-            results[index] = error
+            return work(program, index)
         finally:
-            if program is not None:
-                program.close()
+            program.close()
 
-    threads = [threading.Thread(target=member, args=(index,)) for index in range(len(kinds))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive()
-    return results
-
-
-def unfailed(results):
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
+    return in_threads([partial(member, index) for index in range(len(kinds))])
 
 
 def three_iterations(program, index=0):

@@ -12,18 +12,18 @@ from rayagi.algorithms.transitions import Transitions
 from rayagi.config.rules import broken_rules
 from rayagi.config.spec import GmiSpec, RunSpec
 from tests.unit.algorithms.test_program import build, run_gmis
-from tests.unit.algorithms.test_sac import (  # noqa: F401 - a fixture
+from tests.unit.algorithms.test_sac import (
     INFO,
     NETWORK,
     assert_gradients,
     batch_of,
     gradients_of,
-    one_thread,
     perceptron,
     plain_networks,
     values,
 )
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SETTINGS = TD3Spec(
     batch_size=32,
     learning_starts=16,

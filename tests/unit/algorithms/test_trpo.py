@@ -14,7 +14,7 @@ from rayagi.config.rules import checked
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import make_env_factory
 from tests.fakes.point import make_point
-from tests.unit.algorithms.test_program import build, run_gmis
+from tests.unit.algorithms.test_program import assert_a_resumed_run_continues, build, run_gmis
 
 SPEC = RunSpec(
     algorithm="trpo",
@@ -23,15 +23,7 @@ SPEC = RunSpec(
     learning=TRPOSpec(rollout_length=8, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
     seed=3,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def policy_vector(model):
@@ -160,14 +152,7 @@ def test_choices_are_learned_within_the_bound_too():
 
 
 def test_a_resumed_run_continues_to_the_last_bit():
-    first = build()
-    for _ in range(2):
-        first.iterate()
-    second = build()
-    second.load_state_dict(first.state_dict())
-    first.iterate()
-    second.iterate()
-    assert torch.equal(policy_vector(first.learner.policy.model), policy_vector(second.learner.policy.model))
+    assert_a_resumed_run_continues(SPEC, lambda program: policy_vector(program.learner.policy.model))
 
 
 def test_training_improves_the_point():

@@ -20,15 +20,7 @@ from rayagi.coordinator.cluster_forecast import (
     table,
 )
 from rayagi.coordinator.throughput_model import RoleCost, UnitCosts
-
-
-def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
-    """Divided by cores: on two cores half of ``per_env_s``."""
-    return RoleCost(
-        device="cores", fixed_s=fixed_s, per_env_s=per_env_s,
-        wide_fixed_s=fixed_s, wide_per_env_s=per_env_s / 2, wide_cores=2,
-    )  # fmt: skip
-
+from tests.unit.coordinator.test_throughput_model import on_cores
 
 COSTS = UnitCosts(
     rollout=on_cores(0.0, 1.1e-3), simulate=on_cores(0.0, 1e-3), act=on_cores(0.01, 0.0), update=on_cores(0.3, 0.0),

@@ -9,11 +9,9 @@ from multiprocessing import get_context
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from actors.host_memory import peak_bytes, release_free_memory, reset_peak, resident_bytes
 from actors.rollout import Rollout
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
 from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
@@ -30,10 +28,7 @@ SPEC = RunSpec(
 
 
 def build(spec, parts):
-    identity = GmiIdentity(
-        index=0, num_gmis=1, task="Point", slice=Slice(node="here", backend="cpu", cores=(0,)), roles=("trainer",)
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    context = GmiContext.local("Point", roles=("trainer",))
     return ProbeProgram(spec, make_point, parts, context)
 
 

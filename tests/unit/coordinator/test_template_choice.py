@@ -18,8 +18,9 @@ from rayagi.coordinator import model_validation, profiling, search_store, templa
 from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.model_validation import ModelValidation
 from rayagi.coordinator.template_probe import BUDGET_S, Comparison, by_turns, steps_per_s_of
-from rayagi.coordinator.throughput_model import ModelledPlan, PlanThroughput, RoleCost, UnitCosts
+from rayagi.coordinator.throughput_model import ModelledPlan, PlanThroughput, UnitCosts
 from rayagi.planning import plan_of
+from tests.unit.coordinator.test_throughput_model import on_cores
 
 CPU2 = load_machine("tests/data/machines/cpu2.json")
 GOOD = ModelValidation(
@@ -37,14 +38,6 @@ GOOD = ModelValidation(
 
 COARSE = dataclasses.replace(GOOD, p90_error=1.0)
 """Its error rules out no prediction where it may not rank."""
-
-
-def on_cores(fixed_s: float, per_env_s: float) -> RoleCost:
-    """Divided by cores: on two cores half of ``per_env_s``."""
-    return RoleCost(
-        device="cores", fixed_s=fixed_s, per_env_s=per_env_s,
-        wide_fixed_s=fixed_s, wide_per_env_s=per_env_s / 2, wide_cores=2,
-    )  # fmt: skip
 
 
 COSTS = UnitCosts(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from rayagi.coordinator.unit_costs import (
 )
 from rayagi.profiler.trace import Category, read_profile
 from tests.fakes.point import ACTION_DIM, OBS_DIM, make_point
+from tests.threads import in_threads, unfailed
 from tests.unit.collectives.thread_group import ThreadGroup
 
 ONE_CORE = Worker(roles=(), cores=1)
@@ -137,7 +138,6 @@ def test_noise_gives_no_negative_costs():
 def profiled(spec, num_gmis):
     """The readings of GMI 0 of so many, after three iterations."""
     group, directory = ThreadGroup.on_one_device(num_gmis, timeout_s=30.0), RendezvousActor(num_gmis)
-    found = [None] * num_gmis
 
     def member(index):
         identity = GmiIdentity(
@@ -149,16 +149,11 @@ def profiled(spec, num_gmis):
         )
         for _ in range(3):
             program.iterate()
-        found[index] = program.state_dict()["shared"]["measured"]
+        measured = program.state_dict()["shared"]["measured"]
         program.close()
+        return measured
 
-    threads = [threading.Thread(target=member, args=(index,)) for index in range(num_gmis)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert None not in found
-    return found[0]
+    return unfailed(in_threads([partial(member, index) for index in range(num_gmis)]))[0]
 
 
 def spec_of(algorithm, network):

@@ -9,10 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from actors.protocols import ActionSpec
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.learning import LearningSpec
@@ -26,6 +24,7 @@ from rayagi.serving.dataset import spaces_of
 from tests.fakes.echo import ACTIONS, CHOICES, OBSERVATIONS
 
 ECHO = "tests.fakes.echo:Echo-v0"
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def program(obs="box", action="multi_discrete", *, algorithm="ppo", num_envs=16, **learning):
@@ -44,21 +43,7 @@ def program(obs="box", action="multi_discrete", *, algorithm="ppo", num_envs=16,
         learning=LearningSpec(**settings),
         seed=1,
     )
-    identity = GmiIdentity(
-        index=0, num_gmis=1, task=ECHO, slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"),
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    return TrainingFactory(spec, make_env_factory(ECHO, kwargs=dict(spec.env.kwargs)))(context)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    return TrainingFactory(spec, make_env_factory(ECHO, kwargs=dict(spec.env.kwargs)))(GmiContext.local(ECHO))
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
+from actors.gmi import GmiContext
 from experiments.ablation.mechanisms import CASES
 from experiments.ablation.run import Setting, joined, parsed, ratios, table
 from experiments.ablation.turns import NotOffError, Turns
-from placement.types import Slice
 
 ANT, CHEETAH = Setting("Ant-v5", "2x1", raw=False), Setting("HalfCheetah-v5", "1x2", raw=True)
 ALONE = ("compiler", "torch.compile")
@@ -83,14 +80,7 @@ def test_help(capsys):
 
 @pytest.fixture
 def context():
-    identity = GmiIdentity(
-        index=0,
-        num_gmis=1,
-        slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"),
-        task="Ant-v5",
-    )
-    return GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    return GmiContext.local("Ant-v5")
 
 
 def small(setting):

@@ -46,15 +46,7 @@ def test_the_plan_is_one_group_and_the_baseline_one_per_type():
     assert [len(group.fields) for group in one_per_type(SIZE).groups] == [1] * 6
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_an_update_moves_values_towards_returns(one_thread):
+def test_an_update_moves_values_towards_returns(one_torch_thread):
     torch.manual_seed(0)
     network = ActorCritic(SIZE.task.info(), NetworkSpec(hidden=(16,)))
     optimizer = torch.optim.RMSprop(network.parameters(), lr=2e-2)

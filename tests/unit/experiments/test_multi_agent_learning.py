@@ -12,7 +12,9 @@ from actors.roles import evaluate
 from collectives.solo import SoloCommunicator
 from experiments.replay.multi_agent_learning import HALF_CHEETAH, Team, TeamSettings, TeamTrainer, cut
 from tests.fakes.point import make_point, make_poisoned_point
-from tests.unit.algorithms.test_offline import on_gmis, one_thread  # noqa: F401
+from tests.unit.algorithms.test_program import run_members
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 TEAM = Team(obs=((0, 2), (1, 2)), actions=((0,), (1,)))
 """One agent pushes the point along x, the other along y; both see the time."""
@@ -112,7 +114,7 @@ def on_layout(layout, work):
     """Results of ``work(communicator, local_shards)``, of every trainer."""
     if layout == "two shards of one trainer":
         return [work(SoloCommunicator(), 2)]
-    return on_gmis(2 if layout == "two trainers" else 3, lambda communicator: work(communicator, 1))
+    return run_members(2 if layout == "two trainers" else 3, lambda communicator: work(communicator, 1))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

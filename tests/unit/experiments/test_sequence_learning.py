@@ -10,7 +10,9 @@ from experiments.replay.sequence_learning import LearningSettings, SequenceTrain
 from rayagi.serving.dataset import open_dataset
 from tests.fakes.point import make_point
 from tests.unit.algorithms.point_dataset import record_point, teacher
-from tests.unit.algorithms.test_offline import on_gmis, one_thread  # noqa: F401
+from tests.unit.algorithms.test_program import run_members
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 INFO = make_point(num_envs=1, first_env_index=0, seed=0, num_threads=1).info
 SETTINGS = LearningSettings(
@@ -70,7 +72,7 @@ def test_shards_and_trainers_learn_as_one(datasets, layout):
     if layout == "two shards of one trainer":
         found = [curve(SoloCommunicator(), 2)]
     else:
-        found = on_gmis(2 if layout == "two trainers" else 3, curve)
+        found = run_members(2 if layout == "two trainers" else 3, curve)
     for own_losses, own_weights in found:
         np.testing.assert_allclose(own_losses, losses, rtol=1e-4)
         torch.testing.assert_close(own_weights, weights, rtol=1e-2, atol=1e-4)

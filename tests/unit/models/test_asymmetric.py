@@ -34,15 +34,7 @@ IMAGE = replace(
     ),
     obs_members=(("force", 2), ("image", 1296), ("time", 1)),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.mark.parametrize(

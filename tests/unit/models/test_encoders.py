@@ -8,10 +8,8 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from actors.protocols import ActionSpec, EnvInfo, ObsPart
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.errors import ConfigError
@@ -31,13 +29,7 @@ def generator():
     return torch.Generator().manual_seed(0)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.mark.parametrize(
@@ -159,12 +151,7 @@ def program(kind, cnn, size):
         learning=PPOSpec(rollout_length=16, num_minibatches=2, num_epochs=2, learning_rate=1e-3),
         seed=2,
     )
-    identity = GmiIdentity(
-        index=0, num_gmis=1, task=BARS, slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"),
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
-    return TrainingFactory(spec, make_env_factory(BARS, kwargs={"kind": kind}))(context)
+    return TrainingFactory(spec, make_env_factory(BARS, kwargs={"kind": kind}))(GmiContext.local(BARS))
 
 
 @pytest.mark.parametrize(

@@ -36,15 +36,7 @@ from tests.unit.algorithms.test_program import build
 
 LOW, HIGH = (-1.0, -2.0, 0.5), (1.0, 4.0, 0.75)
 ECHO = "tests.fakes.echo:Echo-v0"
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def in_float64(head, outputs):

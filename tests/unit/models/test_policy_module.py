@@ -40,15 +40,7 @@ OTHERS = [
     (INFO, NetworkSpec(module="tests.fakes.networks:Fourier")),
     (INFO, NetworkSpec(module="tests.fakes.rl_modules:Trunk", module_kwargs={"width": 7})),
 ]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def run_of(network):

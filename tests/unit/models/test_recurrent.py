@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from actors.gmi import GmiContext
 from actors.protocols import ActionSpec, EnvInfo
 from actors.rollout import minibatch_orders
-from collectives.solo import SoloCommunicator
 from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.trpo import TRPOSpec
@@ -17,7 +17,7 @@ from rayagi.config.rules import checked
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.models.networks import ActorCritic
 from rayagi.models.recurrent import RecurrentNetwork, RolloutMemory, Sequences
-from tests.unit.algorithms.test_program import SPEC, build, context, gradients_of_an_update, run_gmis
+from tests.unit.algorithms.test_program import SPEC, build, gradients_of_an_update, run_gmis
 
 CORES = pytest.mark.parametrize("core", ["lstm", "gru"])
 INFO = EnvInfo(
@@ -28,15 +28,7 @@ INFO = EnvInfo(
     max_episode_steps=9,
 )
 LENGTH, COUNT = 7, 4
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Threads that spin at the barriers of a core's many small products take minutes on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def network_of(core, seed=0):
@@ -299,7 +291,7 @@ def test_sequences_that_cannot_be_shared_are_refused_with_what_to_do(changes, nu
 def test_unequal_gmis_whose_environments_form_no_whole_groups_are_refused():
     # 6 and 2 environments, each to be shared as whole sequences by 4 minibatches.
     spec = replace(spec_of("lstm", num_minibatches=4), gmi=GmiSpec(num_envs=4, slices=(3.0, 1.0)))
-    with pytest.raises(AssertionError, match=r"cannot share the sequences of a GMI.{1,2}s [62] environments"):
+    with pytest.raises(ConfigError, match=r"cannot share the sequences of a GMI's [62] environments"):
         run_gmis(spec, 2, lambda program: None)
 
 
@@ -321,7 +313,7 @@ def test_a_recurrent_policy_solves_a_maze_that_one_without_memory_cannot(core, s
         network=NetworkSpec(hidden=(32,), core=core, core_size=32),
         learning=PPOSpec(rollout_length=32, num_minibatches=4, learning_rate=1e-3, entropy_coef=0.01),
     )
-    program = training_factory(spec)(context(SoloCommunicator()))
+    program = training_factory(spec)(GmiContext.local("TMaze"))
     for _ in range(18):
         program.iterate()
     mean = program.evaluate(40, seed=5).mean_return()

@@ -20,15 +20,7 @@ from tests.unit.algorithms.test_program import SPEC, build
 MODULES, ECHO = "tests.fakes.rl_modules", "tests.fakes.echo:Echo-v0"
 BOX = ActionSpec(kind="continuous", dim=3, low=(-1.0,) * 3, high=(1.0,) * 3)
 INFO = EnvInfo(env_id="Some-v0", engine="x", obs_dim=5, action=BOX, max_episode_steps=None)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def named(name, **kwargs):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from actors.protocols import ActionSpec, EnvInfo
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.config.errors import ConfigError
@@ -20,20 +19,10 @@ from tests.unit.algorithms.test_program import (
     assert_one_gmi_of_2n_and_two_of_n_learn_alike,
     build,
 )
+from tests.unit.models.test_networks import INFO
 
-INFO = EnvInfo(
-    env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
-)
 CORES = pytest.mark.parametrize("core", ["none", "lstm", "gru"])
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def network(core="none"):

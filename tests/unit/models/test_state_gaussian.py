@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.protocols import ActionSpec, EnvInfo
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import checked
@@ -14,10 +13,8 @@ from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.models.heads import StateGaussianHead
 from rayagi.models.networks import make_model
 from tests.unit.algorithms.test_program import SPEC, assert_one_gmi_of_2n_and_two_of_n_learn_alike, build
+from tests.unit.models.test_networks import INFO
 
-INFO = EnvInfo(
-    env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
-)
 NETWORK = NetworkSpec(hidden=(16, 8), free_log_std=False, initial_log_std=-0.5)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.protocols import ActionSpec, EnvInfo
 from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.cli import main
 from rayagi.config.errors import ConfigError
@@ -24,22 +23,12 @@ from tests.unit.algorithms.test_program import (
     assert_one_gmi_of_2n_and_two_of_n_learn_alike,
     build,
 )
+from tests.unit.models.test_networks import INFO
 
 ECHO = "tests.fakes.echo:Echo-v0"
-INFO = EnvInfo(
-    env_id="x", engine="x", obs_dim=5, action=ActionSpec(kind="continuous", dim=3), max_episode_steps=None
-)
 NETWORKS = "tests.fakes.networks"
 BOTH = pytest.mark.parametrize("name", ["Plain", "Remembering"])
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks of this size only wait for their threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def named(name, **kwargs):

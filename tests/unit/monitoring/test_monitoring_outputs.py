@@ -1,6 +1,5 @@
 import io
 import os
-import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +16,7 @@ from rayagi.monitoring.ray_metrics import Exporter, RunExporter
 from rayagi.monitoring.report import mean_rate, summary, write_report
 from rayagi.run.folder import create_run, open_run
 from rayagi.run.limits import Limits, Position
+from tests.programs import run_python
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -277,9 +277,7 @@ exporter = Exporter(CATALOGUE, {"run": "r", "task": "Ant-v5", "gmi": "0", "slice
 exporter.export({"env_steps": 5.0, "value_loss": 1.0})
 print("ray" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert done.stdout == "False\n"
 
 

@@ -17,9 +17,9 @@ from rayagi.serving.deployment import export_policy
 from rayagi.serving.errors import ExportError
 from rayagi.serving.policy_server.served_policy import GreedyPolicy, policy_info
 from rayagi.serving.source import SavedPolicy
-from tests.unit.models.test_policy_module import CHOICE, INFO, NETWORK, OTHERS, one_thread, policy_of
+from tests.unit.models.test_policy_module import CHOICE, INFO, NETWORK, OTHERS, policy_of
 
-__all__ = ["one_thread"]
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 RAINBOW = RunSpec(
     algorithm="dqn",

@@ -25,6 +25,17 @@ from rayagi.serving.templates import DpOnlyServing
 TASK = "InvertedPendulum-v5"
 
 
+def recording_in(path):
+    return Recording(
+        folder=str(path),
+        format="parquet",
+        session=0,
+        first_episode=0,
+        rows_per_file=10**6,
+        bytes_per_file=10**9,
+    )
+
+
 def job(path=None, *, greedy, num_envs=4, core="none"):
     spec = RunSpec(
         env=EnvSpec(id=TASK),
@@ -42,14 +53,7 @@ def job(path=None, *, greedy, num_envs=4, core="none"):
         DatasetFolder.create(
             path, Description(task=TASK, format="parquet", layout=ColumnLayout.for_env(info))
         )
-        recording = Recording(
-            folder=str(path),
-            format="parquet",
-            session=0,
-            first_episode=0,
-            rows_per_file=10**6,
-            bytes_per_file=10**9,
-        )
+        recording = recording_in(path)
     return ServingJob(spec=spec, shared=shared, version=12, greedy=greedy, seed=3, recording=recording)
 
 

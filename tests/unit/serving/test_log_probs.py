@@ -12,17 +12,16 @@ from torch.distributions import (
     TransformedDistribution,
 )
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
+from actors.gmi import GmiContext
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info
 from rayagi.models.policy import load_policy, new_policy
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.manifest import DatasetFolder, Description
-from rayagi.serving.program import Recording, ServingJob
+from rayagi.serving.program import ServingJob
 from rayagi.serving.templates import DpOnlyServing
+from tests.unit.serving.test_dp_only import recording_in
 
 PENDULUM, ECHO = "InvertedPendulum-v5", "tests.fakes.echo:Echo-v0"
 STEPS, ENVS = 90, 4
@@ -89,20 +88,9 @@ def served(path, task, kwargs, network, *, greedy):
         "obs_normaliser": policy.normaliser.state_dict(),
     }
     DatasetFolder.create(path, Description(task=task, format="parquet", layout=ColumnLayout.for_env(info)))
-    recording = Recording(
-        folder=str(path),
-        format="parquet",
-        session=0,
-        first_episode=0,
-        rows_per_file=10**6,
-        bytes_per_file=10**9,
-    )
+    recording = recording_in(path)
     job = ServingJob(spec=spec, shared=shared, version=12, greedy=greedy, seed=3, recording=recording)
-    identity = GmiIdentity(
-        index=0, num_gmis=1, roles=("simulator", "agent"), task=task,
-        slice=Slice(node="here", backend="cpu", cores=(0,), num_threads=1),
-    )  # fmt: skip
-    program = DpOnlyServing(job, GmiContext(identity, SoloCommunicator(), torch.device("cpu")))
+    program = DpOnlyServing(job, GmiContext.local(task, roles=("simulator", "agent")))
     program.serve(STEPS)
     program.finish(60.0)
     program.close()

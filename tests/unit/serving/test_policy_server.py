@@ -37,6 +37,8 @@ from rayagi.serving.policy_server.requests import Expected, encoded
 from rayagi.serving.policy_server.served_policy import GreedyPolicy, ServedPolicy
 from rayagi.serving.policy_server.server import PolicyServer, ServerSettings, is_loopback
 from rayagi.serving.source import saved_policy
+from tests.programs import run_python
+from tests.waiting import until
 
 
 @contextmanager
@@ -738,9 +740,7 @@ def test_a_client_loads_neither_torch_nor_ray():
     code = (
         "import sys, rayagi.serving.client; print({'torch', 'ray', 'pyarrow', 'aiohttp'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert done.stdout == "set()\n"
 
 
@@ -829,15 +829,6 @@ def test_in_a_scripts_background_ctrl_c_is_not_for_the_server_and_sigterm_ends_i
     threads = torch.get_num_threads()
     asyncio.run(main())
     torch.set_num_threads(threads)
-
-
-def until(true, limit_s=60.0):
-    ended = threading.Event()
-    for _ in range(int(limit_s / 0.02)):
-        if true():
-            return
-        ended.wait(0.02)
-    raise AssertionError("it did not happen")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import numpy as np
 import pyarrow.compute
@@ -23,6 +22,7 @@ from rayagi.serving.manifest import DatasetFolder, Description
 from rayagi.serving.program import Recording
 from rayagi.serving.recording import ChannelSink
 from rayagi.serving.writer_process import WriterJob
+from tests.waiting import until
 
 LAYOUT = ColumnLayout(
     obs_dim=3, action=ActionSpec(kind="continuous", dim=2, low=(-1.0, -1.0), high=(1.0, 1.0))
@@ -101,7 +101,7 @@ def test_a_full_disk_stops_it_and_leaves_what_was_complete(tmp_path):
     folder = DatasetFolder.open(tmp_path / "d")
     # Six blocks of eight rows: the writer holds the last one back, so two files are complete, and eight rows are not.
     feed(own, range(6 * STEPS))
-    wait_until(lambda: len(folder.files()) == 2)
+    until(lambda: len(folder.files()) == 2)
     # From here on, no file of the writer can grow past a size that every file of sixteen rows has.
     resource.prlimit(own.writer_pid, resource.RLIMIT_FSIZE, (2000, 2000))
     with pytest.raises(
@@ -171,14 +171,7 @@ def test_batches_committed_by_a_killed_gmi_are_written(tmp_path):
     )
     assert done.returncode == -signal.SIGKILL
     folder = DatasetFolder.open(path)
-    wait_until(lambda: folder.files())
+    until(lambda: folder.files())
     episodes = list(open_dataset(path).episodes())
     assert [episode.rewards.tolist() for episode in episodes] == [list(range(3 * STEPS))] * ENVS
     assert np.all(episodes[0].obs[-1] == 3 * STEPS)
-
-
-def wait_until(true, limit_s=60.0):
-    until = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)

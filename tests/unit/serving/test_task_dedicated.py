@@ -1,6 +1,6 @@
 """Serving with simulators and agents in separate GMIs (threads here): the same rows as dp_only, per environment."""
 
-import threading
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from rayagi.serving import simulating
 from rayagi.serving.errors import WriterError
 from rayagi.serving.program import ServingJob, merged_results
 from rayagi.serving.templates import serving_factory
+from tests.threads import in_threads
 
 TASK = "InvertedPendulum-v5"
 E, A, EA = ("simulator",), ("agent",), ("simulator", "agent")
@@ -74,33 +75,23 @@ def sinks(monkeypatch):
 def serve(kinds, template, requests, job):
     """Every GMI's results of such requests, or its exception."""
     directory = RendezvousActor(len(kinds))
-    answers = [None] * len(kinds)
 
     def member(index):
         identity = GmiIdentity(
             index=index, num_gmis=len(kinds), task=TASK, roles=kinds[index], kinds=kinds,
             slice=Slice(node="here", backend="cpu", cores=(0,)),
         )  # fmt: skip
-        program = None
+        program = serving_factory(job, template)(
+            GmiContext(identity, SoloCommunicator(), torch.device("cpu"), directory)
+        )
         try:
-            program = serving_factory(job, template)(
-                GmiContext(identity, SoloCommunicator(), torch.device("cpu"), directory)
-            )
-            answers[index] = [program.gmi_run("serve", steps) for steps in requests]
+            answers = [program.gmi_run("serve", steps) for steps in requests]
             program.gmi_run("finish", 10.0)
-        except Exception as error:
-            answers[index] = error
+            return answers
         finally:
-            if program is not None:
-                program.close()
+            program.close()
 
-    threads = [threading.Thread(target=member, args=(index,)) for index in range(len(kinds))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    return answers
+    return in_threads([partial(member, index) for index in range(len(kinds))])
 
 
 def side_by_side(sinks, gmis):
