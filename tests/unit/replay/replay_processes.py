@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import struct
-import time
 
 import pytest
 
@@ -77,12 +76,3 @@ def stepped(act, condition):
 def killed_when(act, condition):
     """Kill a child that does ``act`` after the first instruction after which a condition of shared memory is true."""
     assert stepped(act, condition), "the condition has never been true"
-
-
-def until(condition):
-    """Wait for a condition that other processes bring about."""
-    end = time.monotonic() + LIMIT_S
-    while not (found := condition()):
-        assert time.monotonic() < end
-        os.sched_yield()
-    return found

@@ -13,6 +13,7 @@ from actors.replay import (
     ReplayError,
     ReplaySchema,
     ReplayStore,
+    Selection,
     SubSequences,
     TopK,
     Uniform,
@@ -77,3 +78,15 @@ def spilling(folder, capacity, slots, selectors=SELECTORS, **rules):
     )
     assert store.slots == slots
     return store
+
+
+def columns(selection):
+    """All that a selection holds."""
+    chosen = (selection.steps, selection.probabilities, selection.weights, selection.lengths)
+    return (*selection.keys, *chosen)
+
+
+def selection_of(keys, steps):
+    """These timesteps, of the same weight."""
+    steps, ones = np.asarray(steps, np.int64), np.ones(len(steps))
+    return Selection(keys, steps, ones, ones.astype(np.float32))

@@ -20,7 +20,6 @@ from actors.replay import (
     ReplayError,
     ReplaySchema,
     ReplayStore,
-    Selection,
     Subscription,
     SubSequences,
     gather,
@@ -29,7 +28,7 @@ from actors.replay import (
 from rayagi.device_replay import choice, mirror, zero_copy
 from rayagi.device_replay.buffers import UnavailableError
 from rayagi.device_replay.choice import WAYS, DeviceGatherer
-from tests.unit.replay.replay_tables import SCHEMA, content, shards_of, spilling
+from tests.unit.replay.replay_tables import SCHEMA, content, selection_of, shards_of, spilling
 
 CPU = torch.device("cpu")
 TYPES = (
@@ -47,11 +46,6 @@ TYPES = (
     "float64",
 )
 LONGEST = 7
-
-
-def selection_of(keys, steps):
-    steps, ones = np.asarray(steps, np.int64), np.ones(len(steps))
-    return Selection(keys, steps, ones, ones.astype(np.float32))
 
 
 def assert_same(found, expected):

@@ -10,7 +10,7 @@ import threading
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_processes import LIMIT_S, forked, kill, until
+from replay_processes import LIMIT_S, forked, kill
 from replay_tables import SCHEMA, content
 
 from actors.replay import (
@@ -31,6 +31,7 @@ from actors.replay import (
 from actors.replay.kernel import COMMITTED, INSERT, SAMPLE
 from actors.replay.limiter import WaitingRequest
 from placement.errors import counted
+from tests.waiting import until
 
 AT_ONCE_S = 1e-9
 """Timeout of requests that must not wait."""

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from replay_tables import SELECTORS, shards_of
+from replay_tables import SELECTORS, columns, shards_of
 
 from actors.replay import Prioritized, select, select_centralised
 from actors.replay_ranks import broadcast_selection, exchange_over
@@ -24,16 +24,6 @@ def on_ranks(world_size, work):
 
     with ThreadPoolExecutor(world_size) as pool:
         return list(pool.map(member, range(world_size)))
-
-
-def columns(selection):
-    return (
-        *selection.keys,
-        selection.steps,
-        selection.probabilities,
-        selection.weights,
-        selection.lengths,
-    )
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5])

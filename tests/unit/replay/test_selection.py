@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_tables import SCHEMA, SELECTORS, content, shards_of
+from replay_tables import SCHEMA, SELECTORS, columns, content, shards_of
 from scipy.stats import chisquare
 
 from actors.replay import (
@@ -41,16 +41,6 @@ TIMESTAMPS = RNG.integers(0, 20, ROWS)
 
 def table(num_shards, selectors=SELECTORS):
     return shards_of(ROWS, num_shards, selectors, LENGTHS, PRIORITIES, TIMESTAMPS)
-
-
-def columns(selection):
-    return (
-        *selection.keys,
-        selection.steps,
-        selection.probabilities,
-        selection.weights,
-        selection.lengths,
-    )
 
 
 @pytest.mark.parametrize("selector", SELECTORS, ids=str)

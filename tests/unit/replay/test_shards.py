@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from replay_tables import LENGTH, SCHEMA, SELECTORS, content, shards_of
+from replay_tables import LENGTH, SCHEMA, SELECTORS, columns, content, shards_of
 from shard_processes import ShardProcess
 
 from actors.replay import (
@@ -71,16 +71,6 @@ def processes(stack, hosts, **options):
     for process in made:
         stack.callback(process.kill)
     return made
-
-
-def columns(selection):
-    return (
-        *selection.keys,
-        selection.steps,
-        selection.probabilities,
-        selection.weights,
-        selection.lengths,
-    )
 
 
 HOSTS = [

@@ -6,10 +6,10 @@ import threading
 import numpy as np
 import pytest
 import torch
-from replay_processes import until
 from replay_tables import SCHEMA, content
 
 from actors.replay import BatchStream, ReplayError, ReplayStore, Subscription, SubSequences, gather, select
+from tests.waiting import until
 
 WANTED = [Subscription(column="obs", length=3)]
 

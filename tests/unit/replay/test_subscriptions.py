@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_tables import LENGTH, SCHEMA, content
+from replay_tables import LENGTH, SCHEMA, content, selection_of
 
 from actors.replay import (
     Column,
@@ -14,7 +14,6 @@ from actors.replay import (
     ReplayError,
     ReplaySchema,
     ReplayStore,
-    Selection,
     Subscription,
     SubSequences,
     gather,
@@ -22,11 +21,6 @@ from actors.replay import (
 )
 from actors.replay.kernel import OUTSIDE, STALE, VALID
 from actors.replay.subscriptions import worthwhile_threads
-
-
-def selection_of(keys, steps):
-    steps = np.asarray(steps, np.int64)
-    return Selection(keys, steps, np.ones(len(steps)), np.ones(len(steps), np.float32))
 
 
 def expected_window(number, length, extra, t, offset, size, padding):
