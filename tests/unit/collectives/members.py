@@ -34,6 +34,14 @@ class Failed:
     error: Exception
 
 
+def succeeded(answers: list[Any]) -> list[Any]:
+    """The answers; raises what one of the members raised."""
+    for answer in answers:
+        if isinstance(answer, Failed):
+            raise answer.error
+    return answers
+
+
 class _RendezvousManager(BaseManager):
     """Hosts the rendezvous in a separate process."""
 

@@ -1,7 +1,7 @@
 """Choice of the schedule among several: members that claim to have devices, on this host's CPUs."""
 
-import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from collectives.profile import CostProfile, ProfilePoint, StepShape, steps_to_m
 from collectives.profile_cache import load_or_measure_profile
 from collectives.rendezvous import gather_members, this_member
 from collectives.transport_factory import GroupContext, GroupTransportFactory
+from tests.threads import in_threads, unfailed
 
 CPU = torch.device("cpu")
 
@@ -24,7 +25,6 @@ def on_all_members(layout, task):
     """What ``task(transport_factory, rank, control)`` returned on each, in threads."""
     world_size = layout.world_size
     collective = RendezvousActor(world_size)
-    found = [None] * world_size
 
     def member(rank):
         _, device = layout.places()[rank]
@@ -43,16 +43,12 @@ def on_all_members(layout, task):
             )
             transport_factory = GroupTransportFactory(context, members, rank, "")
             control = transport_factory.scoped("control").transport("ip", tuple(range(world_size)))
-            found[rank] = task(transport_factory, rank, control)
+            found = task(transport_factory, rank, control)
             control.barrier()
             control.close()
+            return found
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return found
+    return unfailed(in_threads([partial(member, rank) for rank in range(world_size)]))
 
 
 LAYOUT = Layout.parse("2x2")

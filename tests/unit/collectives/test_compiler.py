@@ -3,8 +3,6 @@
 import os
 import re
 import stat
-import subprocess
-import sys
 import tempfile
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from collectives import compiler
 from collectives.compiler import CompilerError
 from collectives.private_folder import is_private_file, private_folder
+from tests.programs import run_python
 
 ONE = "int f(void) { return 1; }"
 OTHER_UID = 65534
@@ -216,7 +215,7 @@ def test_a_library_that_another_user_left_is_not_loaded(monkeypatch, tmp_path, m
     own.chmod(mode)
     # Another process: this one has the right library by that name already.
     call = f"from collectives.compiler import load; print(load({ONE!r}).f())"
-    done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True)
+    done = run_python(call)
     assert done.stdout == "1\n"
     assert not (tmp_path / "ran").exists()
     assert own.stat().st_uid == os.geteuid()

@@ -1,13 +1,13 @@
 """The composed communicator over the reference transport: every composition, any layout, members in threads."""
 
 import threading
-from functools import reduce
+from functools import partial, reduce
 
 import pytest
 import torch
+from device_cases import values
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import Failed
 
 from collectives.buckets import adjacent, views
 from collectives.compositions import compose, composition_names
@@ -15,6 +15,7 @@ from collectives.errors import CommunicatorError, CompositionError
 from collectives.layout import Layout
 from collectives.queue import OperationQueue
 from collectives.rendezvous import poll
+from tests.threads import in_threads, unfailed
 from tests.unit.collectives.schedule_reference import execute
 from tests.unit.collectives.thread_group import ThreadGroup
 
@@ -22,33 +23,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 ACCURACY = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float64: 1e-14}
 
 
-def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(7919 * rank + size)
-    if dtype == torch.int64:
-        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
-
-
 def run_threads(group: ThreadGroup, task) -> list:
     """What each rank's task returned; raises what one of them raised."""
-    answers = [None] * group.layout.world_size
 
-    def member(rank: int) -> None:
-        try:
-            with group.communicator(rank) as communicator:
-                answers[rank] = task(communicator)
-        except Exception as error:
-            answers[rank] = Failed(error)
+    def member(rank: int):
+        with group.communicator(rank) as communicator:
+            return task(communicator)
 
-    threads = [threading.Thread(target=member, args=(rank,)) for rank in range(len(answers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-    return answers
+    return unfailed(in_threads([partial(member, rank) for rank in range(group.layout.world_size)]))
 
 
 def applicable(layout: Layout) -> list[str]:

@@ -2,8 +2,6 @@ import gc
 import os
 import pickle
 import re
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -31,6 +29,8 @@ from collectives.transports.gloo import GlooStore
 from collectives.transports.registry import TRANSPORTS, TransportDefinition, candidates, transport_names
 from collectives.transports.shm import Segment
 from collectives.transports.shm.transport import map_first_members_segment
+from tests.programs import run_python
+from tests.threads import in_threads
 
 
 def connect_all(members, transport, timeout_s=10.0, composition="auto"):
@@ -47,31 +47,13 @@ def connect_all(members, transport, timeout_s=10.0, composition="auto"):
             composition=composition,
         )
 
-    return in_threads(*(lambda me=me: connected(me) for me in members))
-
-
-def in_threads(*tasks):
-    """What each task returned or raised."""
-    found = [None] * len(tasks)
-
-    def run(index):
-        try:
-            found[index] = tasks[index]()
-        except Exception as error:
-            found[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return found
+    return in_threads([lambda me=me: connected(me) for me in members])
 
 
 def sum_of_ranks(communicators):
     tensors = [torch.tensor([float(communicator.rank)]) for communicator in communicators]
     pairs = zip(communicators, tensors, strict=True)
-    assert in_threads(*(lambda c=c, t=t: c.all_reduce(t) for c, t in pairs)) == [None] * len(communicators)
+    assert in_threads([lambda c=c, t=t: c.all_reduce(t) for c, t in pairs]) == [None] * len(communicators)
     return [tensor.item() for tensor in tensors]
 
 
@@ -176,7 +158,7 @@ def test_a_composition_that_does_not_apply_is_refused_with_the_layout():
 
 def test_groups_of_a_new_rendezvous_have_separate_names():
     found = connect_all([this_member(rank) for rank in range(3)], "auto")
-    groups = in_threads(*(lambda c=c: (c.group([0, 2]), c.group([2, 1])) for c in found))
+    groups = in_threads([lambda c=c: (c.group([0, 2]), c.group([2, 1])) for c in found])
     assert [[group is not None for group in pair] for pair in groups] == [
         [True, False],
         [False, True],
@@ -347,13 +329,9 @@ def test_members_are_listed_by_rank():
 
 
 def test_processes_of_one_host_agree_on_its_identity():
-    other = subprocess.run(
-        [sys.executable, "-c", "from collectives.rendezvous import host_identity; print(host_identity())"],
+    other = run_python(
+        "from collectives.rendezvous import host_identity; print(host_identity())",
         cwd=Path(__file__).resolve().parents[3],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
     )
     assert other.stdout.strip() == host_identity()
     assert host_identity().count("/") >= 3
@@ -399,7 +377,7 @@ def test_of_the_members_that_a_transport_waits_for_only_the_missing_one_is_named
     def reduce(communicator):
         communicator.all_reduce(torch.ones(100))
 
-    errors = in_threads(*(lambda c=c: reduce(c) for c in (communicators[rank] for rank in (0, 1, 3))))
+    errors = in_threads([lambda c=c: reduce(c) for c in (communicators[rank] for rank in (0, 1, 3))])
     for error in errors:
         assert error.waiting_for == str(communicators[2]._transport_factory._members[2])
         # Over TCP a member knows by itself whose data has not come.
@@ -413,7 +391,7 @@ def test_a_group_that_failed_does_not_end_the_waits_of_the_whole(monkeypatch):
     monkeypatch.setattr(transport_factory, "_GAVE_UP_POLL_S", 0.06)
     monkeypatch.setattr(transport_factory, "_LOSS_NOTICE_WAIT_S", 0.0)
     communicators = connect_all([this_member(rank) for rank in range(3)], "tcp")
-    groups = in_threads(*(lambda c=c: c.group((0, 1)) for c in communicators))
+    groups = in_threads([lambda c=c: c.group((0, 1)) for c in communicators])
     groups[0]._group_transport._timeout_s = 0.1
     with pytest.raises(CommunicatorError):
         groups[0].all_reduce(torch.ones(3))
@@ -432,9 +410,11 @@ def test_a_group_that_failed_does_not_end_the_waits_of_the_whole(monkeypatch):
         communicators[2].all_reduce(tensors[2])
 
     found = in_threads(
-        lambda: communicators[0].all_reduce(tensors[0]),
-        lambda: communicators[1].all_reduce(tensors[1]),
-        come_late,
+        [
+            lambda: communicators[0].all_reduce(tensors[0]),
+            lambda: communicators[1].all_reduce(tensors[1]),
+            come_late,
+        ]
     )
     assert found == [None] * 3
     assert [tensor.tolist() for tensor in tensors] == [[3.0] * 3] * 3
@@ -491,7 +471,7 @@ def test_a_failed_connect_leaves_no_memory_open(rank, maps):
                 segment.close()
             assert given_up.wait(20)
 
-    raised, stopped = in_threads(goes_on, stops)
+    raised, stopped = in_threads([goes_on, stops])
     assert isinstance(raised, CommunicatorError | RendezvousError)
     assert stopped is None
     del raised

@@ -4,8 +4,6 @@ import ctypes
 import mmap
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,20 +21,17 @@ from device_cases import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from members import Failed, run_group
+from members import run_group, succeeded
 
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
 from collectives.transports.device import DeviceTransport
+from tests.programs import run_python
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["two processes", "three processes"])
 def results(request):
-    answers = run_group("shm", request.param, EveryOperation("cpu"))
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-    return answers
+    return succeeded(run_group("shm", request.param, EveryOperation("cpu")))
 
 
 @pytest.mark.parametrize(("where", "size", "dtype"), CASES)
@@ -221,9 +216,7 @@ def test_files_that_a_killed_member_left_are_removed_and_those_of_others_stay():
     """torch counts a shared buffer's users in a file, which a killed process does not remove."""
     name = "/dev/shm/torch_{pid}_7_7"
     code = f"import os; open('{name}'.format(pid=os.getpid()), 'w').close(); print(os.getpid())"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    ended = run_python(code)
     left, mine = Path(name.format(pid=ended.stdout.strip())), Path(name.format(pid=os.getpid()))
     mine.touch()
     try:

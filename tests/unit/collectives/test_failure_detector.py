@@ -284,51 +284,48 @@ def test_a_child_forked_while_a_connection_is_accepted_does_not_keep_it():
             os.kill(child, signal.SIGKILL)
 
 
-def test_the_first_member_of_another_host_sends_death_notices():
+@pytest.fixture
+def another_host():
+    """Its two members, a failure detector here, and what that reports."""
     losses = Losses()
     with (
         Other(1, "another") as first,
         Other(2, "another") as second,
         Watching(member(0), losses) as failure_detector,
     ):
-        everyone = [failure_detector.me, first.member, second.member]
-        first.ask(everyone)
-        failure_detector.watch(everyone)
-        second.kill()
-        losses.wait()
-        assert losses.reported == [second.member]
-        assert first.ask("who?") == (second.member,)
+        yield first, second, failure_detector, losses
 
 
-def test_a_new_subscriber_gets_earlier_death_notices():
-    losses = Losses()
-    with (
-        Other(1, "another") as first,
-        Other(2, "another") as second,
-        Watching(member(0), losses) as failure_detector,
-    ):
-        second.kill()
-        first.ask([first.member, second.member])
-        failure_detector.watch([first.member, second.member])
-        losses.wait()
-        assert losses.reported == [second.member]
+def test_the_first_member_of_another_host_sends_death_notices(another_host):
+    first, second, failure_detector, losses = another_host
+    everyone = [failure_detector.me, first.member, second.member]
+    first.ask(everyone)
+    failure_detector.watch(everyone)
+    second.kill()
+    losses.wait()
+    assert losses.reported == [second.member]
+    assert first.ask("who?") == (second.member,)
 
 
-def test_a_new_subscriber_gets_death_notices_of_a_member_that_has_left():
+def test_a_new_subscriber_gets_earlier_death_notices(another_host):
+    first, second, failure_detector, losses = another_host
+    second.kill()
+    first.ask([first.member, second.member])
+    failure_detector.watch([first.member, second.member])
+    losses.wait()
+    assert losses.reported == [second.member]
+
+
+def test_a_new_subscriber_gets_death_notices_of_a_member_that_has_left(another_host):
     """A member may leave a generation while others of it are still connecting to its server."""
-    losses = Losses()
-    with (
-        Other(1, "another") as first,
-        Other(2, "another") as second,
-        Watching(member(0), losses) as failure_detector,
-    ):
-        second.kill()
-        first.ask([first.member, second.member])
-        assert first.ask("who?") == (second.member,)
-        assert first.ask("leave") == "closed"
-        failure_detector.watch([first.member, second.member])
-        losses.wait()
-        assert losses.reported == [second.member]
+    first, second, failure_detector, losses = another_host
+    second.kill()
+    first.ask([first.member, second.member])
+    assert first.ask("who?") == (second.member,)
+    assert first.ask("leave") == "closed"
+    failure_detector.watch([first.member, second.member])
+    losses.wait()
+    assert losses.reported == [second.member]
 
 
 @pytest.mark.parametrize(("remembered_s", "expected"), [(60.0, (7, 8)), (0.0, (8,))])

@@ -4,7 +4,8 @@ from functools import lru_cache, reduce
 
 import pytest
 import torch
-from members import Failed, run_group
+from device_cases import DTYPES, values
+from members import run_group, succeeded
 
 from collectives.buckets import views
 from collectives.compositions import compose
@@ -14,7 +15,6 @@ from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 from tests.unit.collectives.schedule_reference import execute
 
 SIZES = (0, 1, 1001, STAGING_BUFFER_BYTES // 4 + 4097)
-DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
 CALLS = [
     (size, dtype, op)
     for size in SIZES
@@ -22,13 +22,6 @@ CALLS = [
     for op in ("sum", "mean", "max")
     if (op, dtype) != ("mean", torch.int64)
 ]
-
-
-def values(rank, size, dtype):
-    generator = torch.Generator().manual_seed(1000 * rank + size % 997)
-    if dtype == torch.int64:
-        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def all_reduce_in_every_way(communicator, done):
@@ -67,11 +60,9 @@ CASES = [
 def reduced(case):
     transport, text, composition = case
     world_size = Layout.parse(text).world_size
-    answers = run_group(transport, world_size, all_reduce_in_every_way, composition=composition, layout=text)
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-    return answers
+    return succeeded(
+        run_group(transport, world_size, all_reduce_in_every_way, composition=composition, layout=text)
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)

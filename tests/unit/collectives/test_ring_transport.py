@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from members import Failed, run_group
+from device_cases import DTYPES, SIZES, values
+from members import run_group, succeeded
 
 from collectives.errors import CommunicatorError
 from collectives.objects import exchange
@@ -21,10 +22,6 @@ from collectives.transports.nccl import (
     parse_version,
 )
 from collectives.transports.ring import RingTransport
-
-SIZES = (0, 1, 17, 1001, 50_001)
-DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
-
 
 _kept = []
 """Groups: the end of one waits for what it was doing, until Gloo's own time limit."""
@@ -42,13 +39,6 @@ def connected(communicator, timeout_s=30.0, check=lambda waited_s: None):
     group = dist.ProcessGroupGloo(store.store, rank, n, options)
     _kept.append(group)
     return RingTransport(group, members, rank, device=torch.device("cpu"), timeout_s=timeout_s, check=check)
-
-
-def values(rank, size, dtype):
-    generator = torch.Generator().manual_seed(1000 * rank + size % 997)
-    if dtype == torch.int64:
-        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def every_operation(communicator, done):
@@ -72,11 +62,7 @@ def every_operation(communicator, done):
 
 @pytest.fixture(scope="module", params=[2, 3])
 def results(request):
-    answers = run_group("inprocess", request.param, every_operation)
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-    return answers
+    return succeeded(run_group("inprocess", request.param, every_operation))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -13,27 +14,20 @@ from collectives import shared_tensors
 from collectives.experience.errors import ChannelError
 from collectives.shared_tensors import SharedTensors
 from collectives.solo import SoloCommunicator
+from tests.threads import in_threads
 from tests.unit.collectives.thread_group import ThreadGroup
 
 SIZES = {"a": (3, torch.float32), "b": (1, torch.float64), "c": (2, torch.int64)}
 
 
 def members(number, work):
-    group, results = ThreadGroup.on_one_device(number, timeout_s=30.0), [None] * number
+    group = ThreadGroup.on_one_device(number, timeout_s=30.0)
 
     def member(rank):
         communicator = group.communicator(rank)
-        try:
-            results[rank] = work(communicator, SharedTensors(communicator, SIZES))
-        except ChannelError as error:
-            results[rank] = error
+        return work(communicator, SharedTensors(communicator, SIZES))
 
-    threads = [threading.Thread(target=member, args=(rank,), name=f"member{rank}") for rank in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    return results
+    return in_threads([partial(member, rank) for rank in range(number)])
 
 
 def test_what_a_member_writes_all_read():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from experience.channel_cases import SCHEMA, random_rows
 from test_shm_kernel import close, group
-from test_shm_waiting import in_threads
 
 from collectives import kernels
 from collectives import shared_words as module
@@ -16,6 +15,7 @@ from collectives.experience.parameters import ParameterStore
 from collectives.experience.producer_ring import ProducerRing
 from collectives.shared_words import AtomicWords, FencedWords, atomic_words, fenced_words, unsupported_reason
 from collectives.transports.shm import kernel
+from tests.threads import in_threads
 
 LIMIT_S = 30.0
 

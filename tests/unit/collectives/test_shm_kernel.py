@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shm_members import run_members
-from test_shm_waiting import LIMIT_S, in_threads
+from test_shm_waiting import LIMIT_S
 
 from collectives import kernels
 from collectives.errors import CommunicatorError, MemberLostError
@@ -22,6 +22,7 @@ from collectives.transports.base import DTYPES, combine, shares
 from collectives.transports.shm import SharedMemoryTransport, kernel, waiting
 from collectives.transports.shm.memory import CACHE_LINE_BYTES, Segment
 from tests.signals import set_default_signals
+from tests.threads import in_threads
 
 CHUNK_ELEMENTS = 2048
 """float32 of a chunk in kernel.c."""

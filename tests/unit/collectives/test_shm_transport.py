@@ -4,11 +4,11 @@ import gc
 import os
 import time
 import tracemalloc
-from functools import reduce
 from pathlib import Path
 
 import pytest
 import torch
+from device_cases import in_rank_order, values
 from shm_members import run_members
 
 from collectives.errors import CommunicatorError
@@ -18,13 +18,6 @@ from collectives.transports.shm.memory import STAGING_BUFFER_BYTES, Segment
 PIECES_3 = 2 * STAGING_BUFFER_BYTES // 4 + 4099
 """float32 elements that pass the staging memory in three pieces, the last an odd one."""
 SIZES = (0, 1, 1001, 8209, PIECES_3)
-
-
-def values(rank, size, dtype):
-    generator = torch.Generator().manual_seed(1000 * rank + size % 997)
-    if dtype == torch.int64:
-        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
-    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def kinds():
@@ -77,7 +70,7 @@ def is_right(transport, operation, tensor, op):
         "reduce": (0, tensor.numel() if transport.rank == 0 else 0),
         "reduce_scatter": share,
     }[operation]
-    expected = in_rank_order(op, parts)
+    expected = in_rank_order(parts, op)
     return torch.equal(tensor[begin:end], expected[begin:end]) and answer in (None, share)
 
 
@@ -92,15 +85,6 @@ def moves_right(transport, tensor):
         transport.broadcast(tensor, source)
         right &= torch.equal(tensor, parts[source])
     return right
-
-
-def in_rank_order(op, parts):
-    """The definition: one after another; bfloat16 in float32, rounded once at the end."""
-    if op == "max":
-        return reduce(torch.maximum, parts)
-    wide = [part.float() if part.dtype == torch.bfloat16 else part for part in parts]
-    total = reduce(torch.add, wide)
-    return (total / len(parts) if op == "mean" else total).to(parts[0].dtype)
 
 
 @pytest.fixture(

@@ -11,6 +11,7 @@ from collectives.transports import calls
 from collectives.transports.shm import waiting
 from collectives.transports.shm.memory import Segment
 from collectives.transports.shm.waiting import Barrier
+from tests.threads import in_threads
 
 BARRIER = calls.encode_call("barrier")
 LIMIT_S = 30
@@ -21,24 +22,6 @@ def barriers(world_size, timeout_s=10.0):
     members = [this_member(rank) for rank in range(world_size)]
     made = [Barrier(segment.words, segment.address, members, rank, timeout_s) for rank in range(world_size)]
     return segment, made
-
-
-def in_threads(tasks):
-    errors = [None] * len(tasks)
-
-    def run(index):
-        try:
-            tasks[index]()
-        except Exception as error:
-            errors[index] = error
-
-    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(tasks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert not any(thread.is_alive() for thread in threads)
-    return errors
 
 
 def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(monkeypatch):

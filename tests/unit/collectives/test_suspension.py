@@ -5,7 +5,6 @@ import threading
 import pytest
 import torch
 from test_shm_kernel import close, group
-from test_shm_waiting import in_threads
 
 from collectives.errors import CommunicatorError
 from collectives.rendezvous import this_member
@@ -13,6 +12,7 @@ from collectives.transports import calls
 from collectives.transports.gloo import GlooStore, GlooTransport
 from collectives.transports.shm import kernel, memory
 from experiments.allreduce.suspension import run
+from tests.threads import in_threads
 from tests.unit.collectives.thread_transport import InProcessGroup
 
 

@@ -5,12 +5,11 @@ from functools import partial
 
 import pytest
 import torch
-from members import Failed, run_group
+from members import run_group, succeeded
 
 from actors.errors import NonFiniteError
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from actors.protocols import ActionSpec, EnvInfo
-from placement.types import Slice
 from rayagi.algorithms import gradient_updater
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
@@ -35,15 +34,7 @@ TRANSPORTS = ["shm", pytest.param("tcp", marks=pytest.mark.slow)]
 
 def program_of(communicator, slices=None, spec=SPEC):
     spec = replace(spec, gmi=replace(spec.gmi, slices=slices))
-    identity = GmiIdentity(
-        index=communicator.rank,
-        num_gmis=communicator.world_size,
-        slice=Slice(node="here", backend="cpu"),
-        roles=("simulator", "agent", "trainer"),
-        task="Point",
-    )
-    context = GmiContext(identity=identity, communicator=communicator, device=torch.device("cpu"))
-    return TrainingFactory(spec, make_point)(context)
+    return TrainingFactory(spec, make_point)(GmiContext.local("Point", communicator))
 
 
 def train(slices, spec, communicator, done):
@@ -60,11 +51,7 @@ def train(slices, spec, communicator, done):
 @pytest.fixture(scope="module", params=[("shm", None), ("tcp", None), ("shm", (3.0, 1.0))])
 def trained(request):
     transport, slices = request.param
-    answers = run_group(transport, 2, partial(train, slices, SPEC))
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-    return answers
+    return succeeded(run_group(transport, 2, partial(train, slices, SPEC)))
 
 
 LARGE = NetworkSpec(hidden=(128, 64))

@@ -8,7 +8,8 @@ from functools import reduce
 
 import pytest
 import torch
-from members import Failed, run_group
+from device_cases import values
+from members import run_group, succeeded
 
 from collectives.errors import CommunicatorError
 from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
@@ -16,13 +17,6 @@ from collectives.transports.shm.memory import STAGING_BUFFER_BYTES
 LARGER_THAN_A_HALF = STAGING_BUFFER_BYTES // 4 + 4097
 SIZES = (0, 1, 7, 1001, LARGER_THAN_A_HALF)
 FLOATS = (torch.float32, torch.float64)
-
-
-def values(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * rank + size % 997)
-    if dtype == torch.int64:
-        return torch.randint(-(2**40), 2**40, (size,), generator=generator)
-    return torch.randn(size, generator=generator, dtype=dtype)
 
 
 def every_operation(communicator, done):
@@ -53,11 +47,7 @@ GROUPS = [(transport, world) for transport in ("inprocess", "tcp", "gloo", "shm"
 @pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
 def results(request):
     transport, world_size = request.param
-    answers = run_group(transport, world_size, every_operation)
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-    return answers
+    return succeeded(run_group(transport, world_size, every_operation))
 
 
 @pytest.mark.parametrize("size", SIZES)

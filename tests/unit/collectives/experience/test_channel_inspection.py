@@ -13,6 +13,7 @@ from collectives.experience.errors import NoChannelError
 from collectives.experience.inspection import list_producer_rings, newest_batch
 from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
+from tests.waiting import until
 
 FIELDS = (
     Field(name="obs", shape=(3,)),
@@ -72,9 +73,7 @@ def test_time_spent_waiting_for_a_slot_is_counted_while_it_passes():
     batch = consumer_endpoint.take(LIMIT_S)
     thread = threading.Thread(target=lambda: ring.reserve(timeout_s=LIMIT_S).cancel())
     thread.start()
-    deadline = time.monotonic() + LIMIT_S
-    while stats_of("blocked")[0].blocked_s < 0.05:
-        assert time.monotonic() < deadline
+    until(lambda: stats_of("blocked")[0].blocked_s >= 0.05)
     batch.release()
     thread.join(LIMIT_S)
     after = [stats_of("blocked")[0].blocked_s for _ in range(2)]
@@ -166,9 +165,7 @@ def test_consumers_of_other_processes_are_listed_with_their_process():
     consumer = Peer(consume, work)
     ring = ProducerRing(work.schema, rows=1)
     ring.attach(consumer.wait_for("endpoint"))
-    deadline = time.monotonic() + LIMIT_S
-    while not stats_of("apart")[0].consumers[0].found:
-        assert time.monotonic() < deadline
+    until(lambda: stats_of("apart")[0].consumers[0].found)
     (stats,) = stats_of("apart")
     assert stats.consumers[0].pid == consumer.process.pid
     consumer.end()
