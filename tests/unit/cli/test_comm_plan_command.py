@@ -1,11 +1,10 @@
 import json
-import subprocess
-import sys
 
 import pytest
 
 from collectives.profile import CostProfile, ProfilePoint, StepShape
 from rayagi.cli import main
+from tests.programs import run_python
 
 
 def run_cli(*arguments):
@@ -94,7 +93,5 @@ from rayagi.cli import main
 main(["comm", "plan", "--layout", "2x2", "--size", "1MB"])
 print({"torch", "ray"} & set(sys.modules))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert done.stdout.splitlines()[-1] == "set()"

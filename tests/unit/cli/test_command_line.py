@@ -10,6 +10,7 @@ from rayagi.cli import main, settings
 from rayagi.cli.failures import KNOWN, explain
 from rayagi.cli.parser import build_parser
 from rayagi.run.folder import create_run
+from tests.programs import run_python
 
 
 def run_cli(*arguments):
@@ -35,17 +36,13 @@ except SystemExit:
     pass
 print({"torch", "ray", "gymnasium", "mujoco", "matplotlib", "rich"} & set(sys.modules))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert done.stdout.splitlines()[-1] == "set()"
 
 
 def test_listing_environments_does_not_load_ray():
     code = "import sys; from rayagi.cli import main; main(['envs']); print('ray' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert done.stdout.splitlines()[-1] == "False"
     assert "HalfCheetah-v5" in done.stdout
 
@@ -221,9 +218,7 @@ main(["plan", "Ant-v5"])
 print({"ray", "torch"} & set(sys.modules))
 """
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=kept
-    )
+    done = run_python(code, env=kept)
     assert done.stdout.splitlines()[-1] == "set()"
 
 
@@ -236,9 +231,7 @@ import rayagi.envs
 rayagi.envs.env_info("Ant-v5")
 print("torch" in sys.modules)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = run_python(code)
     assert done.stdout.splitlines()[-1] == "False"
 
 

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from collectives.files import cache_folder
 from rayagi.cli import main
 from rayagi.profiler import gpu_calls, measurement
 from rayagi.profiler.calibration_store import load
+from tests.waiting import until
 
 PROGRAM = """
 from rayagi import profiler
@@ -138,18 +138,9 @@ def test_the_program_ends_with_the_calibration(number, tmp_path, monkeypatch):
     code = "import os, time; print(os.getpid(), file=open('pid', 'w'), flush=True); time.sleep(600)"
     command = [sys.executable, "-m", "rayagi", "profile", "calibrate", "--", sys.executable, "-c", code]
     calibration = subprocess.Popen(command)
-    pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()))
+    pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip()))
     calibration.send_signal(number)
     assert calibration.wait(60) == (130 if number == signal.SIGTERM else -number)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not Path(f"/proc/{pid}").exists())
     if number == signal.SIGTERM:
         assert not list(tmp_path.glob("rayagi-profile-*"))
-
-
-def wait_until(condition):
-    """Its value."""
-    deadline = time.monotonic() + 60
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found

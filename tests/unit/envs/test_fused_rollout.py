@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
+from actors.gmi import GmiContext
 from experiments.fusion import parity
 from experiments.fusion.parity import exploration_noise
 from placement.types import Slice
@@ -43,10 +42,7 @@ def program_of(spec, engine="auto", threads=1):
         spec.env.id,
         Slice(node="here", backend="cpu", cores=tuple(range(threads)), num_threads=threads),
     )
-    identity = GmiIdentity(
-        index=0, num_gmis=1, task=env_id, slice=piece, roles=("simulator", "agent", "trainer")
-    )
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    context = GmiContext.local(env_id, gmi_slice=piece)
     return program.DpOnlyProgram(spec, make_env_factory(env_id, engine=engine), context)
 
 

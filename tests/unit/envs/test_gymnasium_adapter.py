@@ -17,10 +17,8 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from actors.roles import LocalSimulator
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
 from rayagi.algorithms.factory import training_factory
 from rayagi.config.presets import preset
 from rayagi.envs import (
@@ -491,11 +489,7 @@ def balance(simulator, steps):
 def test_a_resumed_program_scales_rewards_by_returns_of_its_new_episodes():
     spec = preset("CartPole-v1")
     spec = replace(spec, learning=replace(spec.learning, normalize_rewards=True, rollout_length=8))
-    identity = GmiIdentity(
-        index=0, num_gmis=1, task="CartPole-v1", slice=Slice(node="here", backend="cpu"),
-        roles=("simulator", "agent", "trainer"),
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cpu"))
+    context = GmiContext.local("CartPole-v1")
     program, resumed = training_factory(spec)(context), training_factory(spec)(context)
     program.iterate()
     assert program.learner.reward_scaler.running.any()

@@ -2,12 +2,12 @@
 
 import ctypes
 import os
-import subprocess
 import sys
 
 import pytest
 
 from rayagi.envs.opengl import default_to_egl
+from tests.programs import run_python
 
 VARIABLES = ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY")
 
@@ -43,7 +43,5 @@ def test_an_environment_of_a_user_s_module_draws():
         "print(make(num_envs=2, first_env_index=0, seed=0, num_threads=1).reset().amax(1).tolist())"
     )
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    done = subprocess.run(
-        [sys.executable, "-c", draw], env=clean, capture_output=True, text=True, check=False
-    )
+    done = run_python(draw, env=clean, check=False)
     assert done.stdout.strip() == "[255.0, 255.0]", done.stderr

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from placement.plan import make_plan
 from placement.types import Machine, Node, Slice
 from rayagi.cli.parser import build_parser
 from tests.fakes.mps import gpu
+from tests.programs import run_python
 
 MISSING_CORE = 1023
 """The last core that the default affinity mask can name; no test machine has it."""
@@ -35,12 +35,10 @@ print(json.dumps([sorted(os.sched_getaffinity(0)), torch.get_num_threads(), torc
 
 def test_a_process_that_enters_a_cpu_slice_has_its_cores_and_threads():
     core = min(os.sched_getaffinity(0))
-    done = subprocess.run(
-        [sys.executable, "-c", ENTER, json.dumps([core]), "1"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+    done = run_python(
+        ENTER,
+        json.dumps([core]),
+        "1",
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert json.loads(done.stdout) == [[core], 1, 1]

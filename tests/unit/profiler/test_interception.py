@@ -8,7 +8,6 @@ import pickle
 import subprocess
 import sys
 import sysconfig
-import textwrap
 import threading
 from collections import Counter
 from importlib.machinery import ModuleSpec
@@ -25,6 +24,7 @@ from rayagi.profiler.fallback import PythonRecorder
 from rayagi.profiler.interception import _Finder, packages_with
 from rayagi.profiler.layout import Category
 from rayagi.profiler.trace import read_profile
+from tests.programs import run_python
 
 reduce = _functools.reduce  # a native function that calls back; copied before it is intercepted
 BALL = "<mujoco><worldbody><body><freejoint/><geom size='.1'/></body></worldbody></mujoco>"
@@ -382,13 +382,7 @@ with profiler.profile(sys.argv[1], simulators=[name]) as recording:
 
 
 def test_what_is_imported_later_is_intercepted_too(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", LATER, str(tmp_path / "p")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python(LATER, tmp_path / "p", check=False)
     if done.returncode == 77:
         pytest.skip("this Python has these modules built in")
     assert int(done.stdout) > 0, done.stderr
@@ -471,9 +465,7 @@ def test_interceptions_are_switched_off_and_on_as_they_were(tmp_path):
             values[0]
             torch.add(values, 1)
     """
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "p")], check=True, timeout=100
-    )
+    run_python(code, tmp_path / "p")
     (process,) = read_profile(tmp_path / "p").processes
     names = [process.name_of(int(event["name"])) for event in process.threads[0].events[2:]]
     assert names == ["torch.ones", *2 * ["Tensor.__getitem__", "torch.add"]]

@@ -2,9 +2,6 @@ import itertools
 import json
 import os
 import resource
-import subprocess
-import sys
-import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import torch
 from rayagi.run.checkpoints import CheckpointStore, load_tensors
 from rayagi.run.errors import CheckpointError, DiskError, NoCheckpointError
 from tests.kills import dies_before_change
+from tests.programs import run_python
 
 
 def save(store, iteration, best=None):
@@ -125,9 +123,7 @@ def test_a_killed_writer_leaves_the_one_before(store, tmp_path):
         store.save({"shared": {"w": torch.ones(2)}, "local": [], "num_gmis": 1}, {"iteration": 2})
     """
     folder = tmp_path / "run" / "checkpoints"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(folder)], timeout=120, check=False
-    )
+    done = run_python(code, folder, check=False)
     assert done.returncode == -9
     assert len(list(folder.glob(".iteration_000002.*"))) == 1
     assert store.load().name == "iteration_000001"
@@ -185,13 +181,7 @@ def test_a_full_disk_leaves_the_one_before_and_names_the_path(store, tmp_path):
             print(error)
     """
     folder = tmp_path / "run" / "checkpoints"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(folder)],
-        timeout=120,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(code, folder)
     assert f"cannot write {folder}" in done.stdout
     assert "File too large" in done.stdout
     assert store.load().name == "iteration_000001"

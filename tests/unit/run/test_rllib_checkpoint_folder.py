@@ -5,9 +5,6 @@ import logging
 import os
 import resource
 import signal
-import subprocess
-import sys
-import textwrap
 from functools import partial
 
 import pyarrow.fs
@@ -18,6 +15,7 @@ from rayagi.run.atomic import complete_run
 from rayagi.run.errors import DiskError
 from rayagi.run.folder import complete_interrupted_save
 from tests.kills import dies_before_change
+from tests.programs import run_python
 
 LOCAL = pyarrow.fs.LocalFileSystem()
 
@@ -99,9 +97,7 @@ def test_a_killed_process_leaves_the_checkpoint_before_it_and_the_next_one_tidie
             (folder / "algorithm_state.pkl").write_text("2")
             os.kill(os.getpid(), signal.SIGKILL)
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], env=os.environ, check=False
-    )
+    ended = run_python(program, tmp_path, env=os.environ, check=False)
     assert ended.returncode == -signal.SIGKILL
     (left,) = tmp_path.glob(".unfinished_*")
     assert numbers(tmp_path) == of(1) | {f"{left.name}/algorithm_state.pkl": "2"}

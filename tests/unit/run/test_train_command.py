@@ -36,6 +36,7 @@ from rayagi.run.folder import open_run
 from rayagi.run.training_loop import TrainingLoop
 from rayagi.serving.column_layout import ColumnLayout
 from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder, Description
+from tests.programs import run_python
 
 TASK = "InvertedPendulum-v5"
 pytestmark = pytest.mark.usefixtures("default_signals")
@@ -602,14 +603,7 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
         train.session_of, train.TrainingLoop = Session, module.Loop
         sys.exit(main(["train", module.TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10"]))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), str(Path(__file__).parent)],
-        cwd=tmp_path,
-        timeout=120,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(code, Path(__file__).parent, cwd=tmp_path, check=False)
     assert done.returncode == 1, done.stderr
     assert "cannot write runs/a/" in done.stderr
     assert "File too large; free space there" in done.stderr
