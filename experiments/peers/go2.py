@@ -56,8 +56,8 @@ class Go2(Task):
 
 
 class Go2Rules(TaskFunctions[Go2]):
-    """Memory: ``command``, velocities ahead and to the left, m/s, and turn, rad/s (N, 3); ``time``, s, (N, 1); ``before``, the
-    previous actions, (N, 12).
+    """Memory: ``command``, velocities ahead and to the left, m/s, and turn, rad/s, (N, 3); ``time``, s, (N, 1); ``before``,
+    the previous actions, (N, 12).
     """
 
     def __init__(self, task: Go2, model: mujoco.MjModel, *, device: torch.device, dtype: torch.dtype) -> None:
@@ -112,7 +112,7 @@ class Go2Rules(TaskFunctions[Go2]):
         return torch.cat(parts, -1)
 
     def reward_and_done(self, state: State) -> StepOutcome:
-        """The terms of UniLab's reward by its weights, times the seconds of a step; the end is an inclination of 60 degrees."""
+        """UniLab's terms by its weights, times the seconds of a step; the end is an inclination of 60 degrees."""
         qpos, sensed, command = state.fields["qpos"], state.fields["sensordata"], state.memory["command"]
         velocity, turn, phases = sensed[:, self.velocity], sensed[:, self.gyro], self._phases(state)
         stands, swings = phases < STANCE, phases >= STANCE

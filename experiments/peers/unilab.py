@@ -10,20 +10,16 @@ Writes results/unilab.json after each run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.origin import origin
+from experiments.scripts import command_line, origin, spread, write_results
 from experiments.throughput.ours import measure
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
@@ -68,7 +64,15 @@ def unilab(folder: Path, seconds: float) -> dict[str, Any]:
         RuntimeError: it ended by itself; with the end of what it wrote.
     """
     overrides = [f"algo.num_envs={ENVS}", "algo.max_iterations=1000000", "training.device=cpu"]
-    command = [str(folder / "bin" / "train"), "--algo", "ppo", "--task", "go2_joystick_flat", "--sim", "mujoco"]
+    command = [
+        str(folder / "bin" / "train"),
+        "--algo",
+        "ppo",
+        "--task",
+        "go2_joystick_flat",
+        "--sim",
+        "mujoco",
+    ]
     process = subprocess.Popen(
         [*command, "--render-mode", "none", *overrides],
         cwd=folder,
@@ -103,21 +107,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| case | steps/s | over UniLab |", "|---|---|---|"]
     for case in CASES:
         own = {repeat: rate for (name, repeat), rate in rates.items() if name == case}
-        ratios = [rate / rates["unilab", repeat] for repeat, rate in own.items() if ("unilab", repeat) in rates]
-        cells = [
-            f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} - {max(values):,.{digits}f})"
-            for values, digits in ((list(own.values()), 0), (ratios, 2))
-            if values
+        ratios = [
+            rate / rates["unilab", repeat] for repeat, rate in own.items() if ("unilab", repeat) in rates
         ]
+        cells = (spread(list(own.values()), ",.0f"), spread(ratios))
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, required=True, help="folder of setup.sh")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0)
@@ -126,7 +126,6 @@ def main() -> None:
     folder = given.peers.resolve() / "unilab"
     if not (folder / SCENE).is_file():
         parser.error(f"{folder} has no UniLab: experiments/peers/setup.sh {given.peers} unilab")
-    given.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for repeat in range(given.repeats):
         for case, (gmis, threads) in CASES.items():
@@ -136,8 +135,7 @@ def main() -> None:
                 found = unilab(folder, given.seconds)
             rows.append({"case": case, "repeat": repeat, **found})
             print(case, repeat, found["steps_per_s"], file=sys.stderr, flush=True)
-            report = {"origin": origin(), "rows": rows}
-            (given.out / "unilab.json").write_text(json.dumps(report, indent=1) + "\n")
+            write_results(given.out / "unilab.json", {"origin": origin(), "rows": rows})
     print(table(rows))
 
 
