@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rayagi.run.quantities import parse_bytes, parse_count, parse_duration_s
 
 
 def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.ArgumentParser:
-    """A command's parser, with its description, examples and ``--debug``. Its full name is the argument ``command``."""
+    """A command's parser, with its description, examples and ``--debug``. Its full name is the argument ``command``;
+    ``refuse`` ends the process for arguments that it does not have.
+    """
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=text,
@@ -20,9 +24,19 @@ def add_command(commands: Any, name: str, text: str, examples: str) -> argparse.
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # an abbreviated option could start minutes of unwanted work
     )
-    parser.set_defaults(command=parser.prog.removeprefix("rayagi "))
+    parser.set_defaults(command=parser.prog.removeprefix("rayagi "), refuse=partial(_refuse, parser))
     add_flag(parser, "--debug", "show tracebacks")
     return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """With the option that is spelled alike, if there is one."""
+    options = [option for action in parser._actions for option in action.option_strings]
+    given = (word.partition("=")[0] for word in unknown if word.startswith("-"))
+    near = [f"did you mean {found[0]}? " for word in given if (found := get_close_matches(word, options, 1))]
+    parser.error(
+        f"unrecognized arguments: {' '.join(unknown)}; {''.join(near)}{parser.prog} --help lists what it takes"
+    )
 
 
 def add_flag(parser: Any, name: str, text: str) -> None:

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 on success, 1 on failure, 2 for invalid input, 130 if interrupted.
     """
     own, program = split_program(list(sys.argv[1:] if argv is None else argv))
-    arguments = build_parser().parse_args(own)
+    arguments, unknown = build_parser().parse_known_args(own)
+    if unknown:
+        arguments.refuse(unknown)
     arguments.program = program
     try:
         _set_import_path(arguments)

@@ -122,7 +122,12 @@ def test_a_bad_value_names_option_and_value(option, value, capsys):
     ("arguments", "message"),
     [
         (("train",), "which task?"),
-        (("train", "Ant-v5", "--num-env", "3"), "unrecognized arguments: --num-env 3"),
+        (
+            ("train", "Ant-v5", "--num-env", "3"),
+            "rayagi train: error: unrecognized arguments: --num-env 3; did you mean --num-envs? rayagi train --help",
+        ),
+        (("envs", "--qwxz"), "unrecognized arguments: --qwxz; rayagi envs --help lists what it takes"),
+        (("replay", "info", "x", "--jso"), "rayagi replay info: error: unrecognized arguments: --jso"),
         (("train", "Antt-v5"), "did you mean Ant-v5"),
         (("plan", "HalfCheeta-v5"), "did you mean HalfCheetah-v5"),
         (("envs", "halfcheeta-v55"), "did you mean HalfCheetah-v5"),
