@@ -213,6 +213,8 @@ class IterationResult:
     """Sums of each reward term over each of these episodes, by name."""
     histograms: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Counts by powers of two, named in the catalogue. Bin 0: values of at most 0; bin b: 2**(b - 1) to 2**b - 1."""
+    notes: tuple[str, ...] = ()
+    """What to say to the user."""
 
 
 @dataclass(slots=True)

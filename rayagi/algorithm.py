@@ -6,6 +6,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -20,7 +21,7 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.rl_module import RLModule
 from ray.rllib.utils import force_list
 from ray.rllib.utils.checkpoints import Checkpointable
-from ray.tune import Checkpoint, PlacementGroupFactory
+from ray.tune import Checkpoint, PlacementGroupFactory, Trainable
 from ray.tune.result import TRIAL_INFO
 from ray.util.placement_group import get_current_placement_group
 
@@ -114,10 +115,11 @@ class GmiAlgorithm(Algorithm):
         refuse_unfit_env(self.run_spec, self.info)
         if self.run_spec.data.path is not None:
             # Imported here: it loads readers of datasets.
-            from rayagi.algorithms.offline_data import out_of_range
+            from rayagi.algorithms.offline_data import other_task, refuse_unfit_dataset
 
-            if beyond := out_of_range(self.run_spec.data.path, self.info):
-                _logger.warning(beyond)
+            refuse_unfit_dataset(self.run_spec.data.path, self.run_spec, self.info)
+            if other := other_task(self.run_spec.data.path, self.run_spec.env.id):
+                _logger.warning(other)
         self.session: Session | None = session_of(
             self.run_spec,
             run_name=self._run_name(),
@@ -167,6 +169,17 @@ class GmiAlgorithm(Algorithm):
         self.unstable.add(result.metrics)
         row = self.results.log(self.metrics, result, wall_s)
         self.watch.iterated(result, row, iteration=self.training_iteration + 1, wall_s=wall_s)
+
+    def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's, with the config as a dictionary, which is made only once: that asks Ray's server, and may wait for it."""
+        filled: dict[str, Any] = Trainable.get_auto_filled_metrics(self, *args, **kwargs)
+        if "config" in filled:
+            filled["config"] = dict(self._config_dict)
+        return filled
+
+    @cached_property
+    def _config_dict(self) -> dict[str, Any]:
+        return self.config.to_dict()
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Whole episodes with the policy's mode, ``evaluation_duration`` of them."""

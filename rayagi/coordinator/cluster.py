@@ -28,7 +28,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from placement.inventory import local_machine
 from placement.types import Machine
-from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch
+from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch, RayLostError
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
@@ -101,32 +101,82 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
     """
     with _lock:
         if not ray.is_initialized():
+            _stop_watching()  # of a connection that somebody has shut down
             try:
                 _open(ray_address, dashboard=dashboard)
             except BaseException:
                 _shut_down()
                 raise
             _users.clear()
-            _users[_this_connection()] = 0
+            _opened.clear()
+            _opened.add(_this_connection())
         mine = _this_connection()
-        is_ours = mine in _users
-        if is_ours:
-            _users[mine] += 1
+        if not _users[mine] and mine not in _opened:
+            _stop_watching()
+            _watch_processes(worker.global_worker)
+        _users[mine] += 1
     try:
         yield
     finally:
         with _lock:
-            if is_ours and mine in _users:  # else somebody has shut Ray down, and it was opened anew
+            if mine in _users:  # else somebody has shut Ray down, and it was opened anew
                 _users[mine] -= 1
                 if not _users[mine]:
-                    del _users[mine]
-                    if ray.is_initialized() and _this_connection() == mine:
-                        _shut_down()
+                    _close(mine)
+
+
+def _close(connection: str) -> None:
+    """Close a connection that nobody uses any more. One that somebody else has opened is no longer watched."""
+    del _users[connection]
+    is_current = ray.is_initialized() and _this_connection() == connection
+    if is_current and connection in _opened:
+        _shut_down()
+    elif is_current or not ray.is_initialized():
+        _stop_watching()
+
+
+@contextmanager
+def named_loss() -> Iterator[None]:
+    """Raise RayLostError for an exception in the block if Ray was lost meanwhile.
+
+    This process is disconnected from Ray first: otherwise Ray would end it.
+
+    Raises:
+        RayLostError: a process of Ray that this one needs has ended.
+    """
+    try:
+        yield
+    except Exception as error:
+        lost = leave_if_lost()
+        if lost is None or lost is error:
+            raise
+        raise lost from error
+
+
+def leave_if_lost() -> RayLostError | None:
+    """Disconnect from a Ray that was lost: whoever calls it waits in vain. Returns why; None: it can be used."""
+    with _lock:
+        lost = _lost()
+        if lost is not None:
+            _shut_down()
+    return lost
+
+
+def raise_if_lost() -> None:
+    """Raise RayLostError: a process of Ray that this one needs has ended."""
+    if (lost := _lost()) is not None:
+        raise lost
+
+
+def _lost() -> RayLostError | None:
+    return next((watch.lost for watch in _watches if watch.lost is not None), None)
 
 
 _lock = threading.Lock()
 _users: Counter[str] = Counter()
-"""Blocks that use the connection which this process has opened, by its identifier; none of one that someone else opened."""
+"""Blocks that use a connection, by its identifier."""
+_opened: set[str] = set()
+"""The connection that this process has opened here; empty: somebody else has."""
 _watches: list[LocalRayWatch | HeadWatch] = []
 """Of the Ray processes that the connection needs: those of this machine, and the server of a cluster."""
 
@@ -146,6 +196,18 @@ def _open(ray_address: str | None, *, dashboard: bool) -> None:
         _start_local(local_machine(), dashboard=dashboard)
     else:
         _connect(address, "ray_address" if ray_address else "RAY_ADDRESS")
+
+
+def _watch_processes(driver: Any) -> None:
+    """Watch the processes of Ray that a driver needs. Workers end with their raylet; Ray Client has no node."""
+    node = driver.node
+    if node is None or driver.mode != worker.SCRIPT_MODE:
+        return
+    if node.head:
+        _watches.append(_watched(node))
+        return
+    host, _, port = str(node.gcs_address).rpartition(":")
+    _watches.extend([_watched_node(node), HeadWatch(host.strip("[]"), int(port))])
 
 
 def _watched(node: Any) -> LocalRayWatch:
@@ -175,9 +237,13 @@ def _watched_node(node: Any) -> LocalRayWatch:
     return LocalRayWatch({}, node.get_logs_dir_path(), lambda: None)
 
 
-def _shut_down() -> None:
+def _stop_watching() -> None:
     while _watches:
         _watches.pop().stop()
+
+
+def _shut_down() -> None:
+    _stop_watching()
     ray.shutdown()
     worker._worker_logs_enabled = True
 
@@ -243,7 +309,7 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
             )
     except Exception as error:  # Ray raises plain Exceptions, too
         raise RayStartError(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
-    _watches.append(_watched(worker.global_worker.node))
+    _watch_processes(worker.global_worker)
 
 
 def _connect(address: str, source: str) -> None:
@@ -266,9 +332,7 @@ def _connect(address: str, source: str) -> None:
         target = str(services.canonicalize_bootstrap_address(address)) if address == "auto" else address
         _probe(target, address, source)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        _watches.append(_watched_node(worker.global_worker.node))
-        host, _, port = target.rpartition(":")
-        _watches.append(HeadWatch(host.strip("[]"), int(port)))
+        _watch_processes(worker.global_worker)
     except ClusterUnreachableError:
         raise
     except (ConnectionError, RuntimeError, ValueError, SystemExit, ray.exceptions.RayError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from placement.errors import counted
 from placement.role_layout import OVERLAPPED_TEMPLATES
 from rayagi.config.learning import AsynchronousSpec
 from rayagi.config.spec import RunSpec
-from rayagi.coordinator.cluster import ITERATION_TIMEOUT_S
+from rayagi.coordinator.cluster import ITERATION_TIMEOUT_S, raise_if_lost
 from rayagi.coordinator.pending_calls import CompletedCall, PendingCalls
 from rayagi.coordinator.sample_accounting import SampleCounts
 from rayagi.coordinator.session import Session
@@ -25,8 +24,6 @@ from rayagi.monitoring.catalogue import merge
 
 if TYPE_CHECKING:  # as in session.py
     from rayagi.coordinator.deployment import Deployment
-
-_logger = logging.getLogger(__name__)
 
 SNAPSHOT_INTERVAL_S = 10.0
 """Interval between snapshots of the learners' state, from which lost learners are restored."""
@@ -41,13 +38,13 @@ def session_of(spec: RunSpec, *, log: Callable[[str], None] | None = None, **opt
 
     Args:
         spec: the run
-        log: called with messages about lost and restarted GMIs; None: this module's logger
+        log: as of ``Session.log``; None: its module's logger
         options: arguments of ``Session``
     """
-    if spec.gmi.template not in OVERLAPPED_TEMPLATES:
-        return Session(spec, **options)
-    session = DecoupledSession(spec, **options)
-    session.log = log or _logger.warning
+    is_overlapped = spec.gmi.template in OVERLAPPED_TEMPLATES
+    session = DecoupledSession(spec, **options) if is_overlapped else Session(spec, **options)
+    if log is not None:
+        session.log = log
     return session
 
 
@@ -58,8 +55,6 @@ class DecoupledSession(Session):
     rollouts that collectors finished in the meantime. A lost GMI is restarted while the others continue; its successor takes
     over its channel endpoints and the experience in flight to it. An exception of a program ends the session.
     """
-
-    log: Callable[[str], None] = staticmethod(_logger.warning)
 
     def _begin(self, deployment: Deployment) -> None:
         # Imported here: it needs torch, which the session imports in the background while Ray starts.
@@ -114,7 +109,7 @@ class DecoupledSession(Session):
                 self._open().note_positions(error, list(busy))
             raise
         self._pending.popleft()
-        return self._merged(count)
+        return self._announced_notes(self._merged(count))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a saved state; discards outstanding results. Without ``local``, environments are reset."""
@@ -182,6 +177,7 @@ class DecoupledSession(Session):
 
     def _handle_all_completed(self) -> None:
         """Wait for the next completed calls, and handle them."""
+        raise_if_lost()
         for completed in self._pending_calls.wait(timeout_s=1.0):
             # Else it has been restarted since, because of another's loss in this list.
             if not self._pending_calls.is_busy(completed.index):

@@ -1,7 +1,8 @@
-"""What a command does when Ray is killed under it: one that it has started, the machine's node of a cluster, or its head.
+"""What a program does when Ray is killed under it: one that it has started, the machine's node of a cluster, or its head.
 
 Ray itself waits a minute for its server, then ends the process with a line of its own, and without its raylet it ends the
-process soon: no exception reaches Python.
+process soon: no exception reaches Python. A command ends itself before (``when_ray_is_lost``); in other programs the call
+that uses Ray raises (``rayagi.coordinator.cluster.named_loss``).
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class RayLostError(RuntimeError):
 class LocalRayLostError(RayLostError):
     """A process of Ray on this machine ended while it was in use."""
 
-    def __init__(self, process: str, pid: int, logs: str, end_others: Callable[[], None]) -> None:
+    def __init__(
+        self, process: str, pid: int, logs: str, end_others: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(process, pid, logs)
         self.process, self.pid, self.logs = process, pid, logs
         self._end_others = end_others
@@ -52,7 +55,7 @@ class LocalRayLostError(RayLostError):
 
     def __str__(self) -> str:
         return (
-            f"Ray's {self.process} on this machine (process {self.pid}) has ended while this command used it: it was "
+            f"Ray's {self.process} on this machine (process {self.pid}) has ended while this program used it: it was "
             f"killed, as by `ray stop` or for lack of memory, or failed; see Ray's logs in {self.logs}"
         )
 
@@ -67,7 +70,7 @@ class HeadLostError(RayLostError):
     def __str__(self) -> str:
         return (
             f"the head of the Ray cluster at {self.address} has accepted no connection for {self.waited_s:.0f} s while this "
-            "command used it: it was stopped or killed, or cannot be reached. Start the cluster again"
+            "program used it: it was stopped or killed, or cannot be reached. Start the cluster again"
         )
 
 
@@ -81,13 +84,18 @@ def when_ray_is_lost(handler: Handler) -> Iterator[None]:
         _handlers.remove(handler)
 
 
-def _tell(error: RayLostError) -> None:
+def _tell(error: RayLostError) -> RayLostError | None:
+    """Call the handlers. Returns the error if there are none: it is for who uses Ray next."""
     for handler in reversed(_handlers):
         handler(error)
+    return None if _handlers else error
 
 
 class LocalRayWatch:
     """Watches processes of Ray on this machine until it is stopped."""
+
+    lost: RayLostError | None = None
+    """What has happened, if no handler ends this process."""
 
     def __init__(self, processes: Mapping[str, int], logs: str, end_others: Callable[[], None]) -> None:
         """Start the thread.
@@ -115,9 +123,8 @@ class LocalRayWatch:
         ready, _, _ = select.select([self._wake, *self._descriptors], [], [])
         for descriptor in (self._wake, *self._descriptors):
             os.close(descriptor)
-        if self._wake in ready or not _handlers:
-            return
-        _tell(LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others))
+        if self._wake not in ready:
+            self.lost = _tell(LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others))
 
 
 class HeadWatch:
@@ -125,6 +132,9 @@ class HeadWatch:
 
     Ray waits for one that is restarted. Where it does not come back, this tells the handlers before Ray ends the process.
     """
+
+    lost: RayLostError | None = None
+    """As of ``LocalRayWatch``."""
 
     def __init__(self, host: str, port: int) -> None:
         """Start the thread."""
@@ -145,7 +155,7 @@ class HeadWatch:
             asked_s = time.monotonic()
             failing_since_s = (failing_since_s or asked_s) if self._is_gone() else None
             if failing_since_s is not None and asked_s - failing_since_s >= self._limit_s:
-                _tell(HeadLostError(f"{self._host}:{self._port}", asked_s - failing_since_s))
+                self.lost = _tell(HeadLostError(f"{self._host}:{self._port}", asked_s - failing_since_s))
                 return
 
     def _is_gone(self) -> bool:

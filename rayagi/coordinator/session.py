@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,8 +27,12 @@ from rayagi.coordinator.cluster import (
     START_TIMEOUT_S,
     connected,
     import_in_background,
+    leave_if_lost,
+    named_loss,
+    raise_if_lost,
     starts_local,
 )
+from rayagi.coordinator.lost_ray import RayLostError
 from rayagi.monitoring.catalogue import merge
 from rayagi.planning import plan_of
 from rayagi.run.checkpoints import replay_name
@@ -40,6 +45,9 @@ if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
 
 SLOWEST_FACTOR = 5.0
 """A request may take so many times what the slowest iteration took, and what its own should take."""
+
+
+_logger = logging.getLogger(__name__)
 
 
 def states_of_gmis(state: Mapping[str, Any], envs: tuple[int, ...]) -> list[StateDict]:
@@ -72,6 +80,9 @@ class Session:
     Any failure of a GMI ends the session, since the replicas are no longer equal. If its share of a GPU has failed, the
     error is SliceLostError, also if the GMI only hangs. Not thread-safe.
     """
+
+    log: Callable[[str], None] = staticmethod(_logger.warning)
+    """Called with what GMIs say to the user (``IterationResult.notes``), and with what happens to them."""
 
     def __init__(
         self,
@@ -128,6 +139,7 @@ class Session:
             ClusterUnreachableError: Ray does not respond.
             PlanError, ReservationError: the plan does not fit.
             PartitionError, SliceError: a GPU could not be partitioned, or a process not confined to its share.
+            RayLostError: Ray has ended.
             GmiLostError, GmiSilentError: a GMI did not start.
             Exception: an error of building the program in a GMI.
         """
@@ -138,10 +150,11 @@ class Session:
             # Imported here: it needs torch, which was imported in the background while Ray started.
             from rayagi.coordinator.deployment import join_and_build
 
-            deployment = self._deployed(early, undo)
-            self._plan, self.workers = deployment.plan, deployment.workers
-            self._partitioners = deployment.partitioners
-            join_and_build(deployment.group, self._spec.gmi, self._program_factory())
+            with named_loss():
+                deployment = self._deployed(early, undo)
+                self._plan, self.workers = deployment.plan, deployment.workers
+                self._partitioners = deployment.partitioners
+                join_and_build(deployment.group, self._spec.gmi, self._program_factory())
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
         self._begin(deployment)
@@ -178,6 +191,7 @@ class Session:
         the slowest iteration so far, or what the request should take; an hour for a first iteration.
 
         Raises:
+            RayLostError: Ray has ended. The session has, too.
             SliceLostError: a GMI's share of a GPU has failed. The session has ended.
             GmiLostError, GmiSilentError: a GMI was lost. The session has ended.
             Exception: an exception of a GMI. The session has ended.
@@ -196,7 +210,12 @@ class Session:
         self._pending.popleft()
         self._record_durations(per_gmi)
         self.collected = tuple(map(tuple, per_gmi))
-        return [merge(results) for results in zip(*per_gmi, strict=True)]
+        return self._announced_notes([merge(results) for results in zip(*per_gmi, strict=True)])
+
+    def _announced_notes(self, results: list[IterationResult]) -> list[IterationResult]:
+        for note in dict.fromkeys(note for result in results for note in result.notes):
+            self.log(note)
+        return results
 
     def _pending_limit_s(self) -> float:
         """Time limit of the submitted iterations. 0 without any."""
@@ -376,7 +395,8 @@ class Session:
     ) -> list[Any]:
         group = self._open()
         with self._closing_on_error(asked):
-            return group.answers(refs, asked, limit_s, of, self._raise_if_slices_lost)
+            raise_if_lost()  # GMIs may still answer, until Ray ends this process
+            return group.answers(refs, asked, limit_s, of, self._raise_if_lost)
 
     def _ask(self, question: Callable[[int, Any], Any], asked: str, of: Sequence[int]) -> list[Any]:
         """Call some GMIs after all submitted iterations; returns the results in order."""
@@ -393,12 +413,13 @@ class Session:
 
     @contextmanager
     def _closing_on_error(self, asked: str) -> Iterator[None]:
-        """End the session on any exception. If a share has failed, raise SliceLostError instead of its consequence."""
+        """End the session on any exception. If Ray was lost or a share has failed, raise that instead of its consequence."""
         try:
-            yield
+            with named_loss():
+                yield
         except Exception as error:
             try:
-                if not isinstance(error, SliceLostError):
+                if not isinstance(error, SliceLostError | RayLostError):
                     self._raise_if_slices_lost()
             except SliceLostError as lost:
                 raise lost from error
@@ -412,6 +433,11 @@ class Session:
         self._open().pings.add(index, worker.ping_address)
         if self._partitioners is not None:
             self._partitioners.update_pid(index, worker.pid)
+
+    def _raise_if_lost(self) -> None:
+        """Raise RayLostError if Ray was lost, SliceLostError if a share of a GPU has failed."""
+        raise_if_lost()
+        self._raise_if_slices_lost()
 
     def _raise_if_slices_lost(self) -> None:
         """Raise SliceLostError if a share of a GPU has failed.
@@ -430,6 +456,7 @@ class Session:
                 raise SliceLostError(tuple(lost), "; ".join(dict.fromkeys(lost.values())))
 
     def _end(self, reason: str) -> None:
+        leave_if_lost()  # or what follows would wait for it
         self._ended = self._ended or reason
         self._group = self._partitioners = None
         self._pending.clear()

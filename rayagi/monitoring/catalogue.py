@@ -253,4 +253,5 @@ def merge(results: Sequence[IterationResult]) -> IterationResult:
             for name in HISTOGRAMS
             if (found := [result.histograms[name] for result in results if name in result.histograms])
         },
+        notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
     )

@@ -206,7 +206,7 @@ def check_end_of(process, folder, begins):
     assert process.returncode == 1, output + error
     first, *follow_up = error.splitlines()
     assert first.startswith(f"rayagi: {begins}"), first
-    assert " while this command used it: " in first
+    assert " while this program used it: " in first
     last = CheckpointStore(folder / "runs/a/checkpoints").load()
     assert follow_up == [
         f"The last good checkpoint is {last.name}. Continue from it with:",
@@ -230,3 +230,64 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
     os.kill(pid, signal.SIGKILL)
     check_end_of(process, tmp_path, f"Ray's {killed} on this machine (process {pid}) has ended")
     wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))
+
+
+FROM_PYTHON = """
+import os, signal, sys
+import ray
+from ray._private import worker
+from rayagi import PPOConfig
+from rayagi.coordinator.lost_ray import RayLostError
+
+def new():
+    config = PPOConfig().environment("InvertedPendulum-v5").gmi(num_gmis=1, num_envs=4, threads_per_gmi=1)
+    return config.training(rollout_length=16, num_minibatches=2).build_algo()
+
+started, killed = sys.argv[1:]
+if started == "by the user":
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+algo = new()
+algo.train()
+pid = worker.global_worker.node.all_processes[killed][0].process.pid
+os.kill(pid, signal.SIGKILL)
+try:
+    while True:
+        algo.train()
+except RayLostError as error:
+    print(str(error).replace(str(pid), "PID"), flush=True)
+algo.stop()
+assert not ray.is_initialized()
+algo = new()
+print(algo.train()["training_iteration"])
+algo.stop()
+"""
+
+
+@pytest.mark.parametrize(
+    ("started", "killed"),
+    [
+        ("by rayagi", "raylet"),
+        pytest.param("by rayagi", "gcs_server", marks=pytest.mark.slow),
+        pytest.param("by the user", "raylet", marks=pytest.mark.slow),
+        pytest.param("by the user", "gcs_server", marks=pytest.mark.slow),
+    ],
+)
+def test_a_program_whose_ray_is_killed_gets_the_sentence_and_can_go_on(tmp_path, started, killed):
+    """As a notebook, whose process must not end."""
+    process = subprocess.run(
+        [sys.executable, "-c", FROM_PYTHON, started, killed],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    lines = process.stdout.splitlines()  # where the user has started it, Ray says something too
+    sentence = f"Ray's {killed} on this machine (process PID) has ended while this program used it: "
+    assert [line.startswith(sentence) for line in lines].count(True) == 1, lines
+    assert lines[-1].startswith("InvertedPendulum-v5: ")  # the summary of the second algorithm
+    assert "1" in lines
+    assert "Traceback" not in process.stderr

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from actors.errors import GmiLostError, GmiSilentError
+from actors.protocols import IterationResult
 from placement.errors import PlanError
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
@@ -93,3 +94,18 @@ def test_gmis_are_given_the_absolute_path_of_a_replay(tmp_path, monkeypatch):
     session._ask = lambda question, text, of: [question(index, gmi) for index in of]
     assert session.save_replays(Path("runs/a/replay")) == {}
     assert asked == [str(tmp_path / f"runs/a/replay/gmi_{index}") for index in range(2)]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_what_gmis_say_to_the_user_is_logged(given, caplog):
+    """By every GMI alike: said as one."""
+    logged = []
+    session = session_of(RunSpec(), log=logged.append if given else None)
+    results = [
+        IterationResult(number, {"env_steps": 1.0}, notes=("actions are beyond",) * (number == 0))
+        for number in range(2)
+    ]
+    session._group = SimpleNamespace(ask=lambda question: ["ref"], answers=lambda *given: [results] * 2)
+    assert [result.metrics["env_steps"] for result in session.train(2)] == [2.0, 2.0]
+    assert (logged or caplog.messages) == ["actions are beyond"]
+    assert bool(logged) == given
