@@ -23,9 +23,9 @@ examples:
   rayagi replay import pusht replays/pusht --columns next.success
   rayagi replay import big.hdf5 replays/big --memory 2GiB          larger than memory: the rest is on disk meanwhile
 
-Reads datasets of rayagi serve, Minari (HDF5, Arrow, Parquet), LeRobot v3, RLlib (episodes or steps), files in D4RL's layout
-(.hdf5) and dicts of tensors (.pt). A row is a trajectory, and all rows have the space of the longest: if there are many
-short ones and a few long ones, --max-length saves memory. Nothing in a file is run: no pickles, no environments.
+Reads datasets of rayagi serve, Minari (HDF5, Arrow, Parquet), LeRobot v3, RLlib (episodes or steps), files of D4RL and
+robomimic (.hdf5) and dicts of tensors (.pt). A row is a trajectory, and all rows have the space of the longest: if there are
+many short ones and a few long ones, --max-length saves memory. Nothing in a file is run: no pickles, no environments.
 """
 _EXPORT_EXAMPLES = """\
 examples:
@@ -145,7 +145,8 @@ def _add_columns(parser: Any) -> None:
         parser,
         "--columns",
         "NAME",
-        "columns to read beyond the usual ones; `rayagi replay info` lists those that are left out",
+        "columns to read beyond the usual ones; `rayagi replay info` lists those that are left out. Parts of an observation "
+        "(obs.PART): only the named ones are read",
         nargs="+",
         default=[],
     )

@@ -100,7 +100,9 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
 
     def read() -> Iterator[TrajectoryBatch]:
         columns = {name: _Ahead(flags.get(name, arrays.get(name)), kinds[name][1]) for name in names}
-        after = {name: _Ahead(arrays[other], kinds[name][1]) for name, other in nexts.items()}
+        after = {
+            name: _Ahead(arrays[other], kinds[name][1]) for name, other in nexts.items() if name in names
+        }
         first = 0
         while first < len(ends):
             begin = int(begins[first])

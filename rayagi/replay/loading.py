@@ -12,17 +12,23 @@ import pyarrow.parquet
 
 from actors.replay import ReplaySchema, ReplayStore
 from rayagi.replay.flat import open_d4rl, open_tensors
-from rayagi.replay.minari import minari_folder, open_minari
+from rayagi.replay.minari import downloaded, minari_folder, minari_hint, open_minari
 from rayagi.replay.rllib import batch_files, open_batches, open_episodes
+from rayagi.replay.robomimic import has_demonstrations, open_robomimic
 from rayagi.replay.saved import open_saved, restore, saved_folder
 from rayagi.replay.served import open_served
 from rayagi.replay.tables import open_lerobot, open_steps, parquet_files
 from rayagi.replay.trajectories import BATCH_BYTES, Progress, Source, cut, reading
 from rayagi.serving.errors import DatasetError
 
+
+def _open_hdf5(path: Path, columns: Sequence[str]) -> Source:
+    return (open_robomimic if has_demonstrations(path) else open_d4rl)(path, columns)
+
+
 _READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {
     "rayagi": open_served,
-    "d4rl": open_d4rl,
+    "hdf5": _open_hdf5,
     "minari": open_minari,
     "lerobot": open_lerobot,
     "rllib episodes": open_episodes,
@@ -37,16 +43,21 @@ def open_source(path: Path | str, *, columns: Sequence[str] = ()) -> Source:
     """Open a dataset of any known format.
 
     Args:
-        path: file or folder
-        columns: to read beyond the usual ones (``trajectories``)
+        path: file or folder, or a dataset in Minari's folder by its name, such as D4RL/pen/human-v2
+        columns: to read beyond the usual ones (``trajectories``); parts of an observation (obs.PART): in place of all parts
 
     Raises:
         DatasetError: it does not exist, is of no known format, empty or damaged, or lacks a column.
     """
-    path = Path(path)
+    path = Path(path) if os.path.exists(path) else located(path)
     kind = kind_of(path)
     with reading(path, kind):
         return _READERS[kind](path, columns)
+
+
+def located(path: Path | str) -> Path:
+    """Absolute path of a dataset, or of one in Minari's folder by its name; as given, if there is neither."""
+    return Path(path).absolute() if os.path.exists(path) else downloaded(str(path)) or Path(path)
 
 
 def kind_of(path: Path) -> str:
@@ -61,7 +72,7 @@ def kind_of(path: Path) -> str:
 
 def _kind_of(path: Path) -> str:
     if not path.exists():
-        raise DatasetError(str(path), "does not exist")
+        raise DatasetError(str(path), f"does not exist{minari_hint(path)}")
     kind = _kind_of_folder(path) if path.is_dir() else _SUFFIXES.get(path.suffix)
     if kind is None and (files := parquet_files(path)):
         with reading(path, "Parquet"):
@@ -72,13 +83,13 @@ def _kind_of(path: Path) -> str:
     if kind is None:
         reason = (
             "is of no known format: use a saved replay, a folder of rayagi serve, Minari, LeRobot or RLlib, or a file "
-            ".hdf5, .pt, or .parquet or .json of RLlib"
+            ".hdf5 of D4RL or robomimic, .pt, or .parquet or .json of RLlib"
         )
         raise DatasetError(str(path), reason)
     return kind
 
 
-_SUFFIXES = {".json": "rllib batches", ".hdf5": "d4rl", ".h5": "d4rl", ".pt": "torch", ".pth": "torch"}
+_SUFFIXES = {".json": "rllib batches", ".hdf5": "hdf5", ".h5": "hdf5", ".pt": "torch", ".pth": "torch"}
 """Formats of one file."""
 
 
@@ -121,7 +132,7 @@ def load(
         DatasetError: as of ``open_source``.
         ReplayError: the store does not fit, an argument is outside its range, or a saved replay is damaged.
     """
-    path = Path(path)
+    path = Path(path) if os.path.exists(path) else located(path)
     if max_length is None and num_shards == 1 and kind_of(path) == "replay":
         return restore(path, columns, selectors=selectors, memory_bytes=memory_bytes, folder=folder)
     source = open_source(path, columns=columns)

@@ -6,7 +6,10 @@ Row t of ``infos`` is that of observation t; a further column of an info has the
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +32,37 @@ _OURS = {
 }
 _IMAGE_SIZE = 32
 """From this height and width on, Minari stores uint8 boxes as JPEG."""
+_NAME = re.compile(r"[\w\-]+(/[\w\-]+)*-v\d+")
+"""Of Minari's datasets: NAMESPACE/NAME-v0."""
 
 
 def minari_folder(path: Path) -> Path | None:
     """The folder of a Minari dataset that has its metadata: itself, or its ``data``; None if there is none."""
     return next((each for each in (path, path / "data") if (each / "metadata.json").exists()), None)
+
+
+def downloaded(name: str) -> Path | None:
+    """The dataset of this name in Minari's datasets folder; None if there is none."""
+    if not _NAME.fullmatch(name):
+        return None
+    path = _datasets_folder() / name
+    return path if os.path.exists(path / "data" / "metadata.json") else None
+
+
+def minari_hint(path: Path) -> str:
+    """How to get a missing dataset whose path may be a name of Minari's; empty: it may not."""
+    if not _NAME.fullmatch(str(path)):
+        return ""
+    install = "" if find_spec("minari") else "pip install 'rayagi[minari]', then "
+    return (
+        f", nor does {_datasets_folder() / path}: if it is one of Minari's, {install}`minari download {path}`"
+    )
+
+
+def _datasets_folder() -> Path:
+    """Where Minari has its datasets."""
+    given = os.environ.get("MINARI_DATASETS_PATH")
+    return Path(given) if given is not None else Path.home() / ".minari" / "datasets"
 
 
 def open_minari(path: Path, columns: Sequence[str]) -> Source:

@@ -8,7 +8,8 @@
 | terminated, truncated | L | bool; a trajectory cut by the end of a recording has neither on its last step |
 | log_prob, policy_version | L | where a format has them |
 
-Further columns have L steps, and are read only if they are named.
+Further columns have L steps, and are read only if they are named. If parts of the observation are named, the others are not
+read.
 
 Readers and writers pass ``TrajectoryBatch``es on: a dataset may have a million trajectories of one step.
 """
@@ -304,6 +305,8 @@ def chosen_columns(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns to read, ``wanted`` beyond the usual ones, and those to leave out, of those that a dataset has.
 
+    Parts of the observation in ``wanted`` are read in place of all of its parts.
+
     ``theirs``: the format's own names of columns, for messages.
 
     Raises:
@@ -316,7 +319,8 @@ def chosen_columns(
             also = f" or {theirs[name]!r}" if theirs.get(name, name) != name else ""
             reason = f"has no column {name!r}{also}: its columns are {listed(known)}"
             raise DatasetError(str(path), reason)
-    read = tuple(name for name in known if is_obs(name) and name not in _USUAL)
+    parts = tuple(name for name in dict.fromkeys(wanted) if name.startswith("obs."))
+    read = parts or tuple(name for name in known if name.startswith("obs."))
     read += tuple(name for name in _USUAL if name in known)
     read += tuple(name for name in dict.fromkeys(wanted) if name not in read)
     return read, tuple(name for name in known if name not in read)

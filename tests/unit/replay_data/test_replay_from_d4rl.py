@@ -125,7 +125,7 @@ def test_a_file_of_another_layout_is_said_to_be_so(tmp_path, change, message):
 def test_damaged_empty_and_unknown_files(tmp_path):
     whole = write(tmp_path / "a.hdf5", columns([0] * 2000)).read_bytes()
     (tmp_path / "b.hdf5").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DatasetError, match="cannot be read as d4rl"):
+    with pytest.raises(DatasetError, match="cannot be read as hdf5"):
         load(tmp_path / "b.hdf5")
     with pytest.raises(DatasetError, match="is empty"):
         load(write(tmp_path / "c.hdf5", columns([])))

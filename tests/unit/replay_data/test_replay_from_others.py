@@ -493,3 +493,45 @@ def test_a_message_does_not_list_hundreds_of_columns(tmp_path):
         match=r"has no column 'obs' or 'observations': its columns are demo_0, .*demo_11, \.\.\. \(302 in all\)$",
     ):
         open_source(tmp_path / "a.pt")
+
+
+def test_a_dataset_in_minari_s_folder_is_found_by_its_name(tmp_path, monkeypatch):
+    h5py = pytest.importorskip("h5py", reason="the extra 'hdf5' is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "all"))
+    folder = tmp_path / "all" / "D4RL" / "pen" / "human-v2"
+    (folder / "data").mkdir(parents=True)
+    about = {"data_format": "hdf5", "total_episodes": 1, "jpeg_encoding": False}
+    (folder / "data" / "metadata.json").write_text(json.dumps(about))
+    with h5py.File(folder / "data" / "main_data.hdf5", "w") as file:
+        for name, values in (
+            ("observations", np.zeros((3, 2))),
+            ("actions", np.ones((2, 1))),
+            ("rewards", np.ones(2)),
+            ("terminations", np.array([False, True])),
+            ("truncations", np.array([False, False])),
+        ):
+            file[f"episode_0/{name}"] = values
+    source = open_source("D4RL/pen/human-v2")
+    assert (source.path, source.lengths.tolist()) == (folder, [2])
+    with load("D4RL/pen/human-v2") as store:
+        assert len(content(store)) == 1
+    # What is in the working folder comes first.
+    torch.save({"obs": torch.zeros(4, 1)}, "walks-v0")
+    with pytest.raises(DatasetError, match="walks-v0: is of no known format"):
+        open_source("walks-v0")
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_missing_dataset_of_minari_says_how_to_get_it(tmp_path, monkeypatch, is_installed):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    monkeypatch.setattr("rayagi.replay.minari.find_spec", lambda name: is_installed or None)
+    install = "" if is_installed else r"pip install 'rayagi\[minari\]', then "
+    expected = (
+        rf"D4RL/pen/human-v2: does not exist, nor does {tmp_path}/D4RL/pen/human-v2: if it is one of Minari's, "
+        rf"{install}`minari download D4RL/pen/human-v2`$"
+    )
+    with pytest.raises(DatasetError, match=expected):
+        open_source("D4RL/pen/human-v2")
+    with pytest.raises(DatasetError, match=r"missing\.pt: does not exist$"):
+        open_source("missing.pt")
