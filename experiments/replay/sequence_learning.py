@@ -24,6 +24,7 @@ from experiments.replay.decision_transformer import (
     TransformerSizes,
     action_loss,
 )
+from rayagi.algorithms.action_range import clipped
 from rayagi.algorithms.gradient_updater import FlatAdam
 from rayagi.algorithms.offline_data import DataStatistics, OfflineData, scan, source_of
 from rayagi.models.networks import FlatParameters
@@ -137,10 +138,10 @@ class SequenceTrainer:
         self.tasks, self.tables = [], []
         for path, info in datasets:
             source = source_of(path, info)
-            self.tasks.append(Task(info, scan(source)))
+            self.tasks.append(Task(info, scan(source, info)))
             self.tables.append(
                 OfflineData(
-                    with_returns_to_go(source),
+                    with_returns_to_go(clipped(source, info)),
                     communicator,
                     subscriptions=subscriptions,
                     seed=settings.seed,

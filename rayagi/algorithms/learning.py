@@ -117,6 +117,7 @@ class LearnerProgram:
                 **metrics,
             },
             histograms=self.learner.histograms,
+            notes=self.learner.notes,
         )
 
     def _next(self) -> Experience | None:

@@ -204,7 +204,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         Raises:
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
-        self.sync_s = 0.0
+        self.sync_s, self.notes = 0.0, ()
         learning_rate = self.spec.learning_rate * self._learning_rate_factor()
         with flushed_denormals():
             # 1. Insert.
@@ -248,9 +248,10 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         there are some already.
 
         Raises:
-            DatasetError: it has values that are not finite, or is damaged.
+            DatasetError: it has values that are not finite or of other units, or is damaged.
         """
-        observations, spec = recorded.observations(), self.spec
+        found, spec = recorded.scan(), self.spec
+        self.notes = found.notes
         rank, world_size = self.communicator.rank, self.communicator.world_size
         head = self.policy.model.head
         for rows in recorded.rows(head, spec.gamma, spec.n_step, part=rank, parts=world_size):
@@ -260,7 +261,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self.inserted += recorded.num_steps
         normaliser = self.policy.normaliser
         if normaliser is not None and normaliser.moments.count == 0:
-            normaliser.update(observations)
+            normaliser.update(found.observations)
 
     def _steps_for(self, env_steps: int) -> list[Tensor]:
         """The gradient steps that these environment steps allow, with random numbers of this iteration and trainer."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,12 +26,18 @@ from actors.replay import (
 )
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
+from rayagi.algorithms.action_range import RangeCheck, clipped, refuse_other_units
 from rayagi.algorithms.normalisers import Moments, merged
 from rayagi.algorithms.transitions import recorded_rows
+from rayagi.config.errors import ConfigError
+from rayagi.config.off_policy import OffPolicySpec
+from rayagi.config.offline import OfflineSpec
+from rayagi.config.spec import RunSpec
 from rayagi.models.heads import Head
 from rayagi.replay.loading import fill, open_source
-from rayagi.replay.trajectories import Source, TrajectoryBatch, listed
+from rayagi.replay.trajectories import Source, TrajectoryBatch, is_obs, listed
 from rayagi.serving.errors import DatasetError
+from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder
 
 _SHORT_STEPS = 16
 """Of the trajectories of a batch, on average, below which their statistics are computed together."""
@@ -116,20 +123,27 @@ class DataStatistics:
     Attributes:
         observations: moments of the observations that actions are for, (obs_dim,)
         returns: undiscounted return of each episode; empty without rewards
+        notes: what to say of actions beyond the environment's range, if there are some
     """
 
     observations: Moments
     returns: list[float] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
 
-def scan(source: Source) -> DataStatistics:
-    """Read a dataset once. Raises DatasetError: it has values that are not finite."""
+def scan(source: Source, info: EnvInfo) -> DataStatistics:
+    """Read a dataset once, before its actions are ``clipped``.
+
+    Raises:
+        DatasetError: it has values that are not finite, or a component is beyond the environment's range in every action.
+    """
     (obs_dim,) = next(column.shape for column in source.schema.columns if column.name == "obs")
-    found, episodes = DataStatistics(Moments.empty((obs_dim,))), 0
+    found, episodes, ranges = DataStatistics(Moments.empty((obs_dim,))), 0, RangeCheck(info)
     for batch in source.batches():
         for name, what in (("obs", "an observation"), ("action", "an action"), ("reward", "a reward")):
             if name in batch.columns:
                 _refuse_nonfinite(source, episodes, batch, name, what)
+        ranges.add(batch.columns["action"])
         # Short trajectories together: merging each would take longer than reading them.
         are_short = batch.num_steps < _SHORT_STEPS * len(batch.lengths)
         each_obs = (each["obs"][:-1] for each in batch.trajectories())
@@ -138,6 +152,8 @@ def scan(source: Source) -> DataStatistics:
         if "reward" in batch.columns:
             found.returns += batch.sums("reward").tolist()
         episodes += len(batch.lengths)
+    ranges.refuse_other_units(source)
+    found.notes = ranges.notes(source)
     return found
 
 
@@ -150,17 +166,19 @@ def _refuse_nonfinite(source: Source, first: int, batch: TrajectoryBatch, name: 
         raise DatasetError(str(source.path), reason)
 
 
-def source_of(path: str, info: EnvInfo, *, imitation: bool = False) -> Source:
+def source_of(path: str, info: EnvInfo, *, imitation: bool = False, obs_keys: Sequence[str] = ()) -> Source:
     """Open a dataset of an environment's experience, with the columns and types that learning needs.
 
-    A dictionary's observations are joined as the environment's are. ``imitation``: without rewards, and flags of ends.
+    Args:
+        path, info: of the dataset and of the environment
+        imitation: without rewards, and flags of ends
+        obs_keys: parts of the dataset's observations to join, in this order; empty: as the environment joins its own
 
     Raises:
         DatasetError: it cannot be read, or its observations or actions are not those of the environment; reading it raises
             one too, for an action that is none of the environment's choices.
     """
-    source, wanted, parts = _fitting(path, info, imitation=imitation)
-    low, high = (np.array(limits, np.float32) for limits in (info.action.low, info.action.high))
+    source, wanted, parts = _fitting(path, info, imitation=imitation, obs_keys=obs_keys)
 
     def converted(batch: TrajectoryBatch) -> TrajectoryBatch:
         given = dict(batch.columns)
@@ -173,10 +191,6 @@ def source_of(path: str, info: EnvInfo, *, imitation: bool = False) -> Source:
             }
         if info.action.is_discrete:
             _refuse_other_choices(path, found["action"], info)
-        elif info.action.low:
-            # The environment clips them, as in recordings of rayagi serve. What is not finite stays: ``scan`` refuses it.
-            action = found["action"]
-            found["action"] = np.where(np.isfinite(action), action.clip(low, high), action)
         return TrajectoryBatch(found, batch.lengths)
 
     return replace(
@@ -187,19 +201,20 @@ def source_of(path: str, info: EnvInfo, *, imitation: bool = False) -> Source:
 
 
 def _fitting(
-    path: str, info: EnvInfo, *, imitation: bool
+    path: str, info: EnvInfo, *, imitation: bool, obs_keys: Sequence[str]
 ) -> tuple[Source, tuple[Column, ...], tuple[str, ...]]:
     """A dataset; the columns that learning needs; and those that are parts of the observation, if they are to be joined.
 
     Raises:
         DatasetError: it has others.
     """
-    source = open_source(path)
+    source = open_source(path, columns=[f"obs.{key}" for key in obs_keys])
     columns = {column.name: column for column in source.schema.columns}
-    parts = tuple(f"obs.{key}" for key, _ in info.obs_members)
-    if "obs" in columns or not parts or not columns.keys() >= {*parts}:
-        parts = ()
-    else:
+    parts = _parts(path, columns, info, obs_keys)
+    if parts and len(parts) < sum(map(is_obs, columns)) and source.kind != "replay":  # which is read whole
+        # The others, such as images, are not to be read.
+        source = open_source(path, columns=parts)
+    if parts:
         size = sum(math.prod(columns[name].shape) for name in parts)
         dtype = np.result_type(*(columns[name].dtype for name in parts))
         columns["obs"] = Column(name="obs", dtype=dtype, shape=(size,), extra=1)
@@ -224,40 +239,63 @@ def _fitting(
     return source, wanted, parts
 
 
-def out_of_range(path: str, info: EnvInfo) -> str:
-    """What to say of a dataset's actions beyond the environment's range, by a pass over it; empty: there are none.
+def _parts(
+    path: str, columns: Mapping[str, Column], info: EnvInfo, obs_keys: Sequence[str]
+) -> tuple[str, ...]:
+    """Columns that make up the observation, in this order: as the user says, else as the environment has them.
 
     Raises:
-        DatasetError: as of ``source_of``; or a component is beyond its range in every action.
+        DatasetError: they are not those of the environment, or it does not say which ones they are.
     """
-    if info.action.is_discrete or not info.action.low:
-        return ""
-    low, high = (np.array(limits) for limits in (info.action.low, info.action.high))
-    total, affected, counts = 0, 0, np.zeros(len(low), np.int64)
-    least, most = np.full(len(low), np.inf), np.full(len(low), -np.inf)
-    source, _, _ = _fitting(path, info, imitation=True)
-    for batch in source.batches():
-        actions = batch.columns["action"].reshape(-1, len(low))
-        # float32 rounds limits, outwards too.
-        beyond = (actions < low - 1e-6 * (1 + abs(low))) | (actions > high + 1e-6 * (1 + abs(high)))
-        total, affected, counts = (
-            total + len(actions),
-            affected + int(beyond.any(1).sum()),
-            counts + beyond.sum(0),
+    given = tuple(f"obs.{key}" for key in obs_keys)
+    members = tuple(f"obs.{key}" for key, _ in info.obs_members)
+    sizes = {name: math.prod(column.shape) for name, column in columns.items() if name.startswith("obs.")}
+    if given and members and [sizes[name] for name in given] != [size for _, size in info.obs_members]:
+        has = ", ".join(f"{key}[{size}]" for key, size in info.obs_members)
+        named = ", ".join(f"{key}[{sizes[name]}]" for key, name in zip(obs_keys, given, strict=True))
+        raise DatasetError(path, f"has {named} of obs_keys where {info.env_id} has {has}, in this order")
+    if given or "obs" in columns:
+        return given
+    if members and sizes.keys() >= {*members}:
+        return members
+    if len(sizes) == 1 and not members:
+        return tuple(sizes)
+    has = listed(f"{name.removeprefix('obs.')}[{size}]" for name, size in sizes.items())
+    which = "in order" if not members else f"for its {', '.join(key for key, _ in info.obs_members)}"
+    reason = f"has observations of the parts {has}: say which of them are {info.env_id}'s, {which}, with --obs-keys A,B"
+    raise DatasetError(path, f"{reason} (data.obs_keys)")
+
+
+def refuse_unfit_dataset(path: str, spec: RunSpec, info: EnvInfo) -> None:
+    """Refuse the dataset of a run before anything starts: it is opened, and a part of it is read.
+
+    Raises:
+        DatasetError: as of ``source_of`` and ``refuse_other_units``.
+        ConfigError: the run's replay cannot hold it.
+    """
+    learning = spec.learning
+    imitation = isinstance(learning, OfflineSpec) and learning.imitates
+    source = source_of(path, info, imitation=imitation, obs_keys=spec.data.obs_keys)
+    if isinstance(learning, OffPolicySpec) and source.num_steps > learning.capacity:
+        reason, instead = (
+            f"is less than the dataset's {source.num_steps:,} steps",
+            f"use at least {source.num_steps}",
         )
-        least, most = np.minimum(least, actions.min(0)), np.maximum(most, actions.max(0))
-    if not affected:
+        raise ConfigError(f"{spec.algorithm}.capacity", learning.capacity, reason, instead)
+    refuse_other_units(source, info)
+
+
+def other_task(path: str, task: str) -> str:
+    """What to say of a dataset that was recorded in another task; empty: it was not, or does not say.
+
+    Sizes have been compared: a task of the same sizes may be the same one renamed, or a mistake.
+    """
+    if not (Path(path) / "dataset.json").exists():
         return ""
-    worst = int(counts.argmax())
-    there, possible = f"{least[worst]:g} to {most[worst]:g}", f"{low[worst]:g} to {high[worst]:g}"
-    if counts[worst] == total:
-        reason = f"has component {worst} of every action beyond {info.env_id}'s range: it is from {there} where {possible} "
-        raise DatasetError(path, f"{reason}is possible; convert the actions to the environment's units")
-    return (
-        f"{path} has actions beyond {info.env_id}'s range: {affected:,} of {total:,}, most of them in component {worst}, "
-        f"which is from {there} where {possible} is possible. They count as at the limits, where the environment clips "
-        "them; if the dataset has other units, convert them."
-    )
+    recorded = DatasetFolder.open(Path(path)).description.task
+    if recorded in (task, UNNAMED_TASK):
+        return ""
+    return f"{path} is of {recorded}: check that its observations and actions mean the same as {task}'s."
 
 
 def _refuse_other_choices(path: str, actions: NDArray[np.int64], info: EnvInfo) -> None:
@@ -328,26 +366,23 @@ class OwnRows:
 class RecordedTransitions:
     """The transitions of a dataset, shared out over the trainers."""
 
-    def __init__(self, path: str, info: EnvInfo) -> None:
-        """Open a dataset of an environment's experience.
+    def __init__(self, path: str, info: EnvInfo, obs_keys: Sequence[str] = ()) -> None:
+        """Open a dataset of an environment's experience; arguments as of ``source_of``.
 
         Raises:
             DatasetError: it cannot be read, or is of another environment.
         """
-        self._source = source_of(path, info)
+        self._recorded, self._info = source_of(path, info, obs_keys=obs_keys), info
+        self._source = clipped(self._recorded, info)
 
     @property
     def num_steps(self) -> int:
         """Of the whole dataset."""
         return self._source.num_steps
 
-    def observations(self) -> Moments:
-        """Moments of the observations that actions are for, (obs_dim,).
-
-        Raises:
-            DatasetError: it has values that are not finite.
-        """
-        return scan(self._source).observations
+    def scan(self) -> DataStatistics:
+        """As of the function ``scan``."""
+        return scan(self._recorded, self._info)
 
     def rows(
         self, head: Head, gamma: float, n_step: int, *, part: int, parts: int

@@ -14,6 +14,7 @@ from actors.protocols import EnvFactory, EvaluationResult, IterationResult, Stat
 from actors.roles import evaluate_in_new_envs
 from placement.errors import counted
 from rayagi import profiler
+from rayagi.algorithms.action_range import clipped
 from rayagi.algorithms.normalisers import Moments
 from rayagi.algorithms.offline_data import OfflineData, scan, source_of
 from rayagi.algorithms.offline_learner import OfflineLearner
@@ -34,7 +35,7 @@ class OfflineProgram:
         """Read this GMI's shard of the dataset.
 
         Raises:
-            DatasetError: it cannot be read, is of another task, or has values that are not finite.
+            DatasetError: it cannot be read, is of another task, or has values that are not finite or of other units.
             ReplayError: the shard does not fit into memory.
         """
         assert isinstance(spec.learning, OfflineSpec)
@@ -43,9 +44,12 @@ class OfflineProgram:
         sample.close()
         self.policy = new_policy(spec, sample.info, context.device)
         self.learner = make_offline_learner(spec, self.policy, context)
-        assert spec.data.path is not None
-        self.source = source_of(spec.data.path, sample.info, imitation=self.learning.imitates)
-        self.statistics = scan(self.source)
+        data = spec.data
+        assert data.path is not None
+        recorded = source_of(data.path, sample.info, imitation=self.learning.imitates, obs_keys=data.obs_keys)
+        self.statistics = scan(recorded, sample.info)
+        self._notes = self.statistics.notes
+        self.source = clipped(recorded, sample.info)
         self.data = OfflineData(
             self.source, context.communicator, subscriptions=self.learner.subscriptions, seed=spec.seed
         )
@@ -75,6 +79,7 @@ class OfflineProgram:
         with profiler.timed_operation("learn") as learning:
             metrics = self.learner.learn(self._batches(), self.iteration + 1)
         iteration, self.iteration = self.iteration, self.iteration + 1
+        notes, self._notes = self._notes, ()
         iteration_s = time.perf_counter() - started
         return IterationResult(
             iteration=iteration,
@@ -87,6 +92,7 @@ class OfflineProgram:
                 "sync_s": self.learner.sync_s,
                 **metrics,
             },
+            notes=notes,
         )
 
     def _batches(self) -> Iterator[dict[str, Tensor]]:

@@ -140,7 +140,7 @@ def make_learner(
         # Imported here: it loads readers of datasets.
         from rayagi.algorithms.offline_data import RecordedTransitions
 
-        whose["recorded"] = RecordedTransitions(spec.data.path, policy.info)
+        whose["recorded"] = RecordedTransitions(spec.data.path, policy.info, spec.data.obs_keys)
     training: type[MergedLearner[Any]] = resolve_name(place or definition.learner)
     return training(
         policy=policy,
@@ -203,6 +203,7 @@ class SynchronousProgram:
                     **metrics,
                 },
                 self.learner.histograms,
+                self.learner.notes,
             )
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:
@@ -284,6 +285,7 @@ def collected_result(
     env_steps: int,
     metrics: Mapping[str, float],
     histograms: Mapping[str, Sequence[int]] | None = None,
+    notes: tuple[str, ...] = (),
 ) -> IterationResult:
     """The result of an iteration with environment steps: ended episodes and simulation errors beside ``metrics``."""
     returns, lengths = simulator.take_finished()
@@ -296,6 +298,7 @@ def collected_result(
             **metrics,
         },
         histograms=histograms or {},
+        notes=notes,
         episode_returns=returns,
         episode_lengths=lengths,
         reward_terms=simulator.take_reward_terms(),

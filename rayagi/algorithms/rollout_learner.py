@@ -69,6 +69,8 @@ class MergedLearner(ABC, Generic[SpecT]):
         """Seconds in collectives during the last update, including waiting."""
         self.histograms: Mapping[str, Sequence[int]] = {}
         """Of the last update: as of ``IterationResult``."""
+        self.notes: tuple[str, ...] = ()
+        """The same."""
         self.iteration = 0
         """Number of updates so far."""
         self.env_steps = 0

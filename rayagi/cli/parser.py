@@ -319,6 +319,12 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         "Minari, D4RL, ...",
     )
     group.add_argument(
+        "--obs-keys",
+        type=_names,
+        metavar="A,B",
+        help="parts of that dataset's observations that make up the task's, in their order (robomimic's, Minari's, ...)",
+    )
+    group.add_argument(
         "--template",
         choices=[*(template for template in get_args(Template) if template != "program"), "auto"],
         help="which roles share a GMI (default: the algorithm's first of "
@@ -344,6 +350,10 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
     )
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _count_or_auto(text: str) -> int | str:

@@ -9,16 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actors.protocols import EnvInfo, StateDict
+from actors.protocols import StateDict
 from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
 from rayagi.config.convert import with_settings
-from rayagi.config.errors import ConfigError
 from rayagi.config.files import load_config_file
-from rayagi.config.off_policy import OffPolicySpec
-from rayagi.config.offline import OfflineSpec
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked, refuse_unfit_env
 from rayagi.config.spec import RunSpec
@@ -27,7 +24,8 @@ from rayagi.run.folder import open_run
 from rayagi.run.limits import DEFAULT_TIME_S, Limits
 
 _FIXED_ON_RESUME = (
-    "config", "algorithm", "dataset", "init", "template", "gmis", "num_envs", "backend", "seed", "set", "name", "out",
+    "config", "algorithm", "dataset", "obs_keys", "init", "template", "gmis", "num_envs", "backend", "seed", "set", "name",
+    "out",
 )  # fmt: skip
 
 
@@ -61,7 +59,9 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     }
     spec = spec.with_gmi(**{name: value for name, value in gmi.items() if value is not None})
     if arguments.dataset is not None:
-        spec = replace(spec, data=replace(spec.data, path=str(Path(arguments.dataset).absolute())))
+        spec = replace(spec, data=replace(spec.data, path=_located(arguments.dataset)))
+    if arguments.obs_keys is not None:
+        spec = replace(spec, data=replace(spec.data, obs_keys=arguments.obs_keys))
     if arguments.seed is not None:
         spec = replace(spec, seed=arguments.seed)
     spec = _with_training_options(with_settings(spec, arguments.set), arguments)
@@ -70,20 +70,18 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     refuse_unfit_env(spec, info)
     spec = checked(spec)
     if spec.data.path is not None:
-        _refuse_unfit_dataset(spec.data.path, spec, info)
+        # Imported here: it loads torch, which takes seconds.
+        from rayagi.algorithms.offline_data import refuse_unfit_dataset
+
+        refuse_unfit_dataset(spec.data.path, spec, info)
     return spec
 
 
-def _refuse_unfit_dataset(path: str, spec: RunSpec, info: EnvInfo) -> None:
-    """Raise DatasetError or ConfigError: a run cannot learn from a dataset, or its replay cannot hold it."""
-    from rayagi.algorithms.offline_data import source_of  # imports torch, which takes seconds
+def _located(dataset: str) -> str:
+    # Imported here: it loads torch, which takes seconds.
+    from rayagi.replay.loading import located
 
-    learning = spec.learning
-    imitation = isinstance(learning, OfflineSpec) and learning.imitates
-    recorded = source_of(path, info, imitation=imitation).num_steps
-    if isinstance(learning, OffPolicySpec) and recorded > learning.capacity:
-        reason, instead = f"is less than the dataset's {recorded:,} steps", f"use at least {recorded}"
-        raise ConfigError(f"{spec.algorithm}.capacity", learning.capacity, reason, instead)
+    return str(located(dataset))
 
 
 def initial_state_from(run: Path, spec: RunSpec, *, trust_modules: bool) -> StateDict:

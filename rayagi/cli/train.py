@@ -125,11 +125,10 @@ def _created(arguments: argparse.Namespace) -> _Opened:
     spec = spec_from(arguments)
     if spec.data.path is not None:
         # Imported here: it loads torch, which a run without a dataset does while Ray starts.
-        from rayagi.algorithms.offline_data import out_of_range
+        from rayagi.algorithms.offline_data import other_task
 
-        _say_other_task(Path(spec.data.path), spec.env.id)
-        if beyond := out_of_range(spec.data.path, spec.env.info()):
-            say(beyond)
+        if other := other_task(spec.data.path, spec.env.id):
+            say(other)
     initial, init = None, ""
     if arguments.init is not None:
         initial, init = _initial(arguments.init, spec, arguments), str(arguments.init.absolute())
@@ -146,18 +145,6 @@ def _created(arguments: argparse.Namespace) -> _Opened:
         init=init,
     )
     return folder, spec, None, initial
-
-
-def _say_other_task(dataset: Path, task: str) -> None:
-    """Sizes have been compared: a task of the same sizes may be the same one renamed, or a mistake."""
-    if not (dataset / "dataset.json").exists():  # other formats do not say
-        return
-    # Imported here: it loads torch, which a run without a dataset does while Ray starts.
-    from rayagi.serving.manifest import UNNAMED_TASK, DatasetFolder
-
-    recorded = DatasetFolder.open(dataset).description.task
-    if recorded not in (task, UNNAMED_TASK):
-        say(f"{dataset} is of {recorded}: check that its observations and actions mean the same as {task}'s.")
 
 
 def _initial(run: Path, spec: RunSpec, arguments: argparse.Namespace) -> StateDict:

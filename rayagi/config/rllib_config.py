@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from types import FunctionType, SimpleNamespace
 from typing import Any, ClassVar, Self
 
@@ -187,6 +188,28 @@ class GmiConfig(AlgorithmConfig):
         """
         super().environment(env, **rllib_settings)
         return self._set(env_engine=engine, max_unstable_share=max_unstable_share)
+
+    def offline_data(
+        self,
+        *,
+        input_: str = NotProvided,
+        obs_keys: Sequence[str] = NotProvided,
+        **rllib_settings: Any,
+    ) -> Self:
+        """The dataset of an offline algorithm.
+
+        Args:
+            input_: its path, or the name of a dataset in Minari's folder; trials of Tune find it from other folders too
+            obs_keys: parts of the dataset's observations that make up the environment's, joined in this order
+            rllib_settings: other RLlib settings
+        """
+        # Imported here: only offline algorithms need readers of datasets.
+        from rayagi.replay.loading import located
+
+        if isinstance(input_, str | Path):
+            input_ = str(located(input_))
+        super().offline_data(input_=input_, **rllib_settings)
+        return self._set(obs_keys=obs_keys)
 
     def training(
         self,

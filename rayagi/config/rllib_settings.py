@@ -51,7 +51,10 @@ COMMON_PATHS: dict[str, tuple[str, str]] = {
 }
 """Attribute of a config: (its path in a RunSpec, how a user writes it)."""
 
-OFFLINE_PATHS: dict[str, tuple[str, str]] = {"input_": ("data.path", "offline_data(input_=)")}
+OFFLINE_PATHS: dict[str, tuple[str, str]] = {
+    "input_": ("data.path", "offline_data(input_=)"),
+    "obs_keys": ("data.obs_keys", "offline_data(obs_keys=)"),
+}
 """The same for offline algorithms alone."""
 
 MODEL_PATHS: dict[str, str] = {

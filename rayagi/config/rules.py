@@ -425,6 +425,9 @@ def _data(spec: RunSpec) -> Iterator[ConfigError]:
     """Rules of learning from a dataset. An offline algorithm needs one, and simulates nothing; the replay of an off-policy
     algorithm may begin with one."""
     path, offline = spec.data.path, isinstance(spec.learning, OfflineSpec)
+    if spec.data.obs_keys and path is None:
+        reason = "are parts of a dataset's observations, and there is none"
+        yield ConfigError("data.obs_keys", spec.data.obs_keys, reason, "give --dataset DIR too")
     if not isinstance(spec.learning, OfflineSpec | OffPolicySpec) and path is not None:
         names = [
             name

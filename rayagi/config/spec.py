@@ -195,6 +195,8 @@ class DataSpec:
     path: str | None = None
     """Dataset that an offline algorithm learns from, or that the replay of an off-policy one begins with: of `rayagi serve`,
     or of another format that rayagi.replay.loading knows. Every GMI reads it from there."""
+    obs_keys: tuple[str, ...] = ()
+    """Parts of the dataset's observations that make up the task's, in this order; empty: as the task joins its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,10 +15,11 @@ from actors.replay import Subscription
 from collectives.objects import all_gather_objects
 from collectives.solo import SoloCommunicator
 from placement.inventory import local_machine
+from rayagi.algorithms.action_range import clipped, refuse_other_units
 from rayagi.algorithms.bc import BCSpec
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.iql import IQLSpec
-from rayagi.algorithms.offline_data import OfflineData, out_of_range, scan, source_of
+from rayagi.algorithms.offline_data import OfflineData, refuse_unfit_dataset, scan, source_of
 from rayagi.algorithms.td3_bc import TD3BCSpec
 from rayagi.config.convert import run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import ConfigError
@@ -28,7 +29,10 @@ from rayagi.config.rules import broken_rules, checked, refuse_unfit_env
 from rayagi.config.spec import DataSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import env_info, make_env_factory
 from rayagi.models.policy import load_policy
+from rayagi.monitoring.catalogue import merge
 from rayagi.planning import plan_of
+from rayagi.replay import open_source
+from rayagi.replay.trajectories import TrajectoryBatch
 from rayagi.serving import writer_process
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.errors import DatasetError
@@ -111,7 +115,7 @@ def test_a_shard_holds_the_transitions_of_the_dataset(tmp_path, row_steps):
 
 def test_moments_are_those_of_the_observations(dataset):
     obs = np.concatenate([episode.obs[:-1] for episode in open_dataset(dataset).episodes()]).astype(float)
-    found = scan(source_of(str(dataset), INFO)).observations
+    found = scan(source_of(str(dataset), INFO), INFO).observations
     assert int(found.count) == len(obs)
     torch.testing.assert_close(found.mean, torch.from_numpy(obs.mean(0)))
     torch.testing.assert_close(found.variance(), torch.from_numpy(obs.var(0)))
@@ -265,42 +269,92 @@ def four_steps(path, actions):
     return str(path)
 
 
+def notes_of(path, info):
+    return scan(source_of(path, info), info).notes
+
+
 UNEVEN = replace(INFO, action=ActionSpec(kind="continuous", dim=2, low=(-1.0, 0.0), high=(1.0, 4.0)))
 
 
 def test_actions_beyond_the_range_count_as_at_its_limits_and_are_told(tmp_path):
     path = four_steps(tmp_path / "d.pt", [[0.5, 9.0], [-7.5, 2.0], [1.0, 4.0], [-1.0, -0.5]])
-    (batch,) = source_of(path, UNEVEN).batches()
+    (batch,) = clipped(source_of(path, UNEVEN), UNEVEN).batches()
     assert batch.columns["action"].tolist() == [[0.5, 4.0], [-1.0, 2.0], [1.0, 4.0], [-1.0, 0.0]]
     # Component 0 once, component 1 twice.
-    assert out_of_range(path, UNEVEN) == (
+    text = (
         f"{path} has actions beyond Point's range: 3 of 4, most of them in component 1, which is from -0.5 to 9 where "
         "0 to 4 is possible. They count as at the limits, where the environment clips them; if the dataset has other "
         "units, convert them."
     )
+    assert notes_of(path, UNEVEN) == (text,)
     inside = four_steps(
         tmp_path / "inside.pt", [[0.5, 0.0], [-1.0, 4.0], [np.nextafter(np.float32(1), 2), 1.0], [0, 2]]
     )
-    assert out_of_range(inside, UNEVEN) == ""
+    assert notes_of(inside, UNEVEN) == ()
     without = replace(
         UNEVEN, action=ActionSpec(kind="continuous", dim=2, low=(-np.inf, 0.0), high=(np.inf,) * 2)
     )
-    assert "-0.5 to 9 where 0 to inf is possible" in out_of_range(path, without)
+    (note,) = notes_of(path, without)
+    assert "-0.5 to 9 where 0 to inf is possible" in note
 
 
 def test_a_component_that_is_always_beyond_its_range_is_of_another_task(tmp_path):
     path = four_steps(tmp_path / "d.pt", [[57.0, 1.0], [-90.0, 1.0], [45.0, 2.0], [30.0, 1.0]])
-    with pytest.raises(
-        DatasetError,
-        match=r"component 0 of every action beyond Point's range: it is from -90 to 57 where -1 to 1 is possible; convert",
-    ):
-        out_of_range(path, UNEVEN)
+    source = source_of(path, UNEVEN)
+    for refuse in (scan, refuse_other_units):
+        with pytest.raises(
+            DatasetError,
+            match="component 0 of every action beyond Point's range: it is from -90 to 57 where -1 to 1 is possible",
+        ):
+            refuse(source, UNEVEN)
+
+
+def test_units_are_checked_until_every_component_was_within_its_range(tmp_path):
+    """The GMIs read all of the dataset anyway."""
+    path = four_steps(tmp_path / "d.pt", [[9.0, 1.0], [9.0, 1.0], [0.5, 9.0], [0.5, 9.0]])
+    source = source_of(path, UNEVEN)
+    beyond, within = source.read()
+    num_read = 0
+
+    def begin():
+        nonlocal num_read
+        for trajectory in (beyond, within, beyond, beyond):
+            num_read += 1
+            yield TrajectoryBatch(trajectory, np.array([2]))
+
+    refuse_other_units(replace(source, begin=begin), UNEVEN)
+    assert num_read == 2
+
+
+def test_a_run_says_once_that_actions_are_beyond_the_range(tmp_path):
+    def shout(block):
+        block.action[0, 0] = 5.0
+
+    path = record_point(tmp_path / "d", edit=shout)
+    expected = (f"{path} has actions beyond Point's range: 1 of 320",)
+    for spec in (spec_of(path), iql(path)):
+        program = build(spec)
+        results = [program.iterate() for _ in range(2)]
+        assert [tuple(note.partition(", most")[0] for note in each.notes) for each in results] == [
+            expected,
+            (),
+        ]
+        # Several GMIs say the same.
+        assert merge([results[0], results[0]]).notes == results[0].notes
+
+
+def test_a_dataset_is_refused_before_anything_starts(tmp_path):
+    path = four_steps(tmp_path / "d.pt", [[57.0, 1.0], [-90.0, 1.0], [45.0, 2.0], [30.0, 1.0]])
+    with pytest.raises(DatasetError, match="component 0 of every action beyond Point's range"):
+        refuse_unfit_dataset(path, spec_of(path), UNEVEN)
+    path = four_steps(tmp_path / "e.pt", [[57.0, 1.0], [0.5, 1.0], [45.0, 2.0], [30.0, 1.0]])
+    refuse_unfit_dataset(path, spec_of(path), UNEVEN)
 
 
 def test_an_infinite_action_is_not_taken_for_a_limit(tmp_path):
     path = four_steps(tmp_path / "d.pt", [[0.5, 1.0], [-np.inf, 2.0], [1.0, 4.0], [-1.0, 3.0]])
     with pytest.raises(DatasetError, match="episode 0 has an action that is not finite"):
-        scan(source_of(path, UNEVEN))
+        scan(source_of(path, UNEVEN), UNEVEN)
 
 
 def test_a_dataset_of_another_schema_is_refused(dataset):
@@ -330,9 +384,9 @@ def test_a_choice_that_the_environment_does_not_have_is_refused(tmp_path):
         path = tmp_path / f"{number}.pt"
         torch.save({**steps, "action": torch.tensor(action)}, path)
         with pytest.raises(DatasetError, match=text):
-            scan(source_of(str(path), info))
+            scan(source_of(str(path), info), info)
     torch.save({**steps, "action": torch.tensor([[1, 2], [0, 0], [1, 0], [1, 1]])}, path)
-    assert len(scan(source_of(str(path), two)).returns) == 2
+    assert len(scan(source_of(str(path), two), two).returns) == 2
 
 
 def test_a_dataset_without_steps_is_refused(tmp_path):
@@ -363,6 +417,7 @@ def test_rules():
         (replace(spec, learning=replace(spec.learning, gae_lambda=0.5)), "bc.gae_lambda"),
         (replace(spec, gmi=replace(spec.gmi, template="dp_only")), "gmi.template"),
         (replace(preset("Ant-v5"), data=DataSpec(path="data/ant")), "data.path"),
+        (replace(preset("Ant-v5"), data=DataSpec(obs_keys=("a",))), "data.obs_keys"),
     ):
         assert [error.path for error in broken_rules(changed)] == [path]
 
@@ -386,6 +441,17 @@ def test_rllibs_faces():
         CONFIGS["bc"]().environment("Hopper-v5").to_run_spec()
     with pytest.raises(ConfigError, match="offline algorithm"):
         CONFIGS["ppo"]().environment("Hopper-v5").offline_data(input_="data/hopper").to_run_spec()
+
+
+def test_rllibs_config_names_parts_and_a_path_that_trials_find_from_their_own_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.pt").touch()
+    config = CONFIGS["bc"]().environment("Hopper-v5").offline_data(input_="d.pt", obs_keys=["b", "a"])
+    data = config.to_run_spec().data
+    assert (data.path, data.obs_keys) == (str(tmp_path / "d.pt"), ("b", "a"))
+    assert config.obs_keys == ["b", "a"]
+    with pytest.raises(ConfigError, match=r"obs_keys = .*PPOConfig has no such setting"):
+        CONFIGS["ppo"]().environment("Hopper-v5").offline_data(obs_keys=["a"]).to_run_spec()
 
 
 def test_the_plan_has_no_environments():
@@ -721,8 +787,92 @@ def test_parts_of_an_observation_are_joined_as_the_environment_joins_them(tmp_pa
     assert batch.columns["obs"].tolist() == [[10, 0, 1], [20, 2, 3], [30, 4, 5], [40, 6, 7], [40, 6, 7]]
     with pytest.raises(DatasetError, match=r"has obs of float32\[3\], and Point has float32\[4\]"):
         source_of(str(tmp_path / "d.pt"), replace(info, obs_dim=4))
-    with pytest.raises(DatasetError, match=r"has no column obs: it has obs.state, obs.goal"):
+    with pytest.raises(
+        DatasetError, match=r"parts state\[2\], goal\[1\]: say which of them are Point.s, in order"
+    ):
         source_of(str(tmp_path / "d.pt"), INFO)
+
+
+def test_the_keys_say_which_parts_make_up_an_observation_and_in_which_order(tmp_path):
+    """As of robomimic, whose environments have a vector of the keys that a configuration names."""
+    robot, thing = torch.arange(8.0).reshape(4, 2), torch.tensor([10.0, 20.0, 30.0, 40.0])
+    steps = {"obs.robot": robot, "obs.thing": thing, "obs.image": torch.zeros(4, 8, 8, 3, dtype=torch.uint8)}
+    steps |= {"action": torch.zeros(4, 2), "reward": torch.ones(4), "terminated": torch.tensor([0, 0, 0, 1])}
+    path = str(tmp_path / "d.pt")
+    torch.save(steps, path)
+    for keys, first in ((("thing", "robot"), [10, 0, 1]), (("robot", "thing"), [0, 1, 10])):
+        source = source_of(path, INFO, obs_keys=keys)
+        assert next(source.read())["obs"][0].tolist() == first
+    with pytest.raises(
+        DatasetError,
+        match=r"parts robot\[2\], thing\[1\], image\[192\]: say which of them are Point's, in order, with --obs-keys A,B",
+    ):
+        source_of(path, INFO)
+    with pytest.raises(DatasetError, match=r"has obs of float32\[2\], and Point has float32\[3\]"):
+        source_of(path, INFO, obs_keys=("robot",))
+    with pytest.raises(DatasetError, match=r"has no column 'obs\.camera'"):
+        source_of(path, INFO, obs_keys=("robot", "camera"))
+    # A dictionary's parts may have other names in the dataset, and have to be in the environment's order.
+    members = replace(INFO, obs_members=(("goal", 1), ("state", 2)))
+    assert next(source_of(path, members, obs_keys=("thing", "robot")).read())["obs"][0].tolist() == [10, 0, 1]
+    with pytest.raises(
+        DatasetError, match=r"robot\[2\], thing\[1\] of obs_keys where Point has goal\[1\], state\[2\]"
+    ):
+        source_of(path, members, obs_keys=("robot", "thing"))
+    with pytest.raises(DatasetError, match="say which of them are Point's, for its goal, state, with"):
+        source_of(path, members)
+
+
+def test_a_single_part_is_the_observation(tmp_path):
+    steps = {"obs.policy": torch.ones(2, 3), "action": torch.zeros(2, 2), "reward": torch.ones(2)}
+    torch.save({**steps, "terminated": torch.tensor([0, 1])}, tmp_path / "d.pt")
+    (batch,) = source_of(str(tmp_path / "d.pt"), INFO).batches()
+    assert batch.columns["obs"].shape == (3, 3)
+
+
+def test_parts_that_are_not_needed_are_not_read(tmp_path, monkeypatch):
+    """Such as a camera's images beside what the environment observes."""
+    steps = {"obs.thing": torch.ones(2, 3), "obs.image": torch.zeros(2, 64), "action": torch.zeros(2, 2)}
+    torch.save({**steps, "reward": torch.ones(2), "terminated": torch.tensor([0, 1])}, tmp_path / "d.pt")
+    path = str(tmp_path / "d.pt")
+    opened = []
+
+    def opening(*given, **more):
+        opened.append(open_source(*given, **more))
+        return opened[-1]
+
+    monkeypatch.setattr("rayagi.algorithms.offline_data.open_source", opening)
+    source_of(path, INFO, obs_keys=("thing",))
+    source_of(path, replace(INFO, obs_members=(("thing", 3),)))
+    for source in (opened[0], opened[-1]):
+        assert "obs.image" not in [column.name for column in source.schema.columns]
+
+
+def test_runs_learn_from_the_parts_that_are_named(tmp_path):
+    def parts(path):
+        obs = np.concatenate([each["obs"][:-1] for each in open_source(path).read()])
+        after = np.concatenate([each["obs"][1:] for each in open_source(path).read()])
+        flat = {
+            name: torch.from_numpy(np.concatenate([each[name] for each in open_source(path).read()]))
+            for name in ("action", "reward", "terminated", "truncated")
+        }
+        split = {}
+        for prefix, values in (("", obs), ("next_", after)):
+            split |= {
+                f"{prefix}obs.{key}": torch.from_numpy(values[:, part].copy())
+                for key, part in (("rest", slice(1, 3)), ("first", slice(0, 1)))
+            }
+        torch.save({**split, **flat}, tmp_path / "parts.pt")
+        return tmp_path / "parts.pt"
+
+    whole = record_point(tmp_path / "d")
+    for make in (spec_of, iql):
+        apart = make(parts(whole))
+        with pytest.raises(DatasetError, match="say which of them are Point's"):
+            build(apart)
+        named = replace(apart, data=replace(apart.data, obs_keys=("first", "rest")))
+        expected, found = (build(spec).iterate().metrics["policy_loss"] for spec in (make(whole), named))
+        assert found == expected
 
 
 def test_single_actions_with_and_without_an_axis(tmp_path):
@@ -741,4 +891,4 @@ def test_single_actions_with_and_without_an_axis(tmp_path):
         torch.save({**steps, "action": action}, path)
         (batch,) = source_of(path, info).batches()
         assert batch.columns["action"].tolist() == wanted
-        assert out_of_range(path, info) == ""
+        assert notes_of(path, info) == ()

@@ -248,6 +248,20 @@ def test_a_replay_begins_with_the_dataset_and_learns_from_the_first_rollout_on(d
     assert run_gmis(with_dataset(dataset), 2, work) == [(16, 160 + 32, 160, 320 + 64)] * 2
 
 
+def test_a_replay_that_begins_with_a_dataset_says_once_that_actions_are_beyond_the_range(tmp_path):
+    def shout(block):
+        block.action[0, 0] = 5.0
+
+    path = record_point(tmp_path / "d", edit=shout)
+
+    def work(program):
+        return [program.iterate().notes for _ in range(2)]
+
+    (first,), then = run_gmis(with_dataset(path), 1, work)[0]
+    assert first.startswith(f"{path} has actions beyond Point's range: 1 of 320, most of them in component 0")
+    assert then == ()
+
+
 def test_a_resumed_replay_does_not_get_the_dataset_twice(dataset, tmp_path):
     program = build(with_dataset(dataset))
     program.iterate()

@@ -25,6 +25,7 @@ from actors.errors import GmiLostError, NonFiniteError
 from placement.inventory import local_machine
 from placement.plan import make_plan
 from placement.types import Machine, Node
+from rayagi.algorithms.offline_data import other_task
 from rayagi.cli import main
 from rayagi.envs import SimulationError, env_info
 from rayagi.monitoring import report
@@ -699,19 +700,19 @@ def test_only_the_workers_of_a_local_ray_can_be_profiled(fake, monkeypatch, caps
     assert "--profile needs a local Ray" in capsys.readouterr().err
 
 
-def test_a_dataset_of_another_task_of_the_same_sizes_is_named(tmp_path, capsys):
+def test_a_dataset_of_another_task_of_the_same_sizes_is_named(tmp_path):
     layout = ColumnLayout.for_env(env_info("HalfCheetah-v5"))
     assert layout == ColumnLayout.for_env(env_info("Walker2d-v5"))
     for task in ("Walker2d-v5", "HalfCheetah-v5", UNNAMED_TASK):
         folder = tmp_path / task
         DatasetFolder.create(folder, Description(task=task, format="parquet", layout=layout))
-        train._say_other_task(folder, "HalfCheetah-v5")
-    train._say_other_task(tmp_path / "walks.pt", "HalfCheetah-v5")
     expected = f"{tmp_path / 'Walker2d-v5'} is of Walker2d-v5: check that its observations and actions mean the same as "
-    assert capsys.readouterr().out == f"{expected}HalfCheetah-v5's.\n"
+    assert other_task(str(tmp_path / "Walker2d-v5"), "HalfCheetah-v5") == f"{expected}HalfCheetah-v5's."
+    for silent in ("HalfCheetah-v5", UNNAMED_TASK, "walks.pt"):
+        assert other_task(str(tmp_path / silent), "HalfCheetah-v5") == ""
 
 
-def test_actions_of_a_dataset_beyond_the_tasks_range_are_told_or_refused(fake, tmp_path, capsys):
+def test_actions_of_a_dataset_that_are_all_beyond_the_tasks_range_are_refused(fake, capsys):
     """The pendulum's force is within 3."""
     steps = {"obs": torch.zeros(4, 4), "reward": torch.ones(4), "terminated": torch.tensor([0, 1, 0, 1])}
     outputs = {}
@@ -722,19 +723,28 @@ def test_actions_of_a_dataset_beyond_the_tasks_range_are_told_or_refused(fake, t
         )
         outputs[name] = (code, *capsys.readouterr())
     assert outputs["inside"][0] == outputs["some"][0] == 0
-    assert "range" not in outputs["inside"][1]
-    assert (
-        outputs["some"][1].count(
-            "has actions beyond InvertedPendulum-v5's range: 1 of 4, most of them in component 0"
-        )
-        == 1
-    )
     assert outputs["all"][0] == 2
     assert (
         "has component 0 of every action beyond InvertedPendulum-v5's range: it is from -6 to 5"
         in outputs["all"][2]
     )
     assert not Path("runs/all").exists()
+
+
+def test_the_parts_of_a_datasets_observations_are_named_and_kept(fake, tmp_path, capsys):
+    parts = {"obs.cart": torch.zeros(4, 1), "obs.rest": torch.zeros(4, 3), "action": torch.zeros(4, 1)}
+    torch.save({**parts, "reward": torch.ones(4), "terminated": torch.tensor([0, 1, 0, 1])}, "d.pt")
+    run = (TASK, "--algorithm", "td3", "--dataset", "d.pt", "--iterations", "1", "--name", "a")
+    assert rayagi(*run) == 2
+    assert (
+        "say which of them are InvertedPendulum-v5's, in order, with --obs-keys A,B"
+        in capsys.readouterr().err
+    )
+    assert rayagi(*run, "--obs-keys", "cart, rest") == 0
+    data = open_run(Path("runs/a")).read_spec(trust_modules=False).data
+    assert (data.path, data.obs_keys) == (str(tmp_path / "d.pt"), ("cart", "rest"))
+    assert rayagi("--resume", "runs/a", "--obs-keys", "rest,cart") == 2
+    assert "--obs-keys cannot change on --resume" in capsys.readouterr().err
 
 
 def test_a_replay_that_cannot_hold_the_dataset_is_refused_before_anything_starts(fake, capsys):
