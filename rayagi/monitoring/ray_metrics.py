@@ -61,7 +61,12 @@ class Exporter:
                 declared = self._counters[metric.name] = Counter(name, description=text, tag_keys=TAG_KEYS)
             else:
                 declared = self._gauges[metric.name] = Gauge(name, description=text, tag_keys=TAG_KEYS)
-            declared.set_default_tags(tags)
+            declared.set_default_tags({name: _ascii(value) for name, value in tags.items()})
+
+
+def _ascii(text: str) -> str:
+    """Ray takes no other characters; names of runs and tasks may have some."""
+    return text.encode("ascii", "backslashreplace").decode("ascii")
 
 
 _METRICS = tuple(dict.fromkeys((*DERIVED, *EVALUATION)))

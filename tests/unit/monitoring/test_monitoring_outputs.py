@@ -313,6 +313,15 @@ def test_values_reach_ray_by_their_kind_and_what_is_no_number_does_not(monkeypat
     assert sent[-1] == ("rayagi_run_evaluation_return_mean", "set", 7.0, "all")
 
 
+def test_names_of_runs_and_tasks_may_have_any_characters(monkeypatch):
+    """With Ray's own metrics, which take ASCII alone."""
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    tags = {"run": "Lauf für Ä", "task": "läufer:Läufer-v0", "gmi": "0", "slice": "cpu[0]"}
+    exporter = Exporter(CATALOGUE, tags, prefix="any_characters_")
+    exporter.export({"env_steps": 64.0, "entropy": 0.5})
+    assert exporter._gauges["entropy"].info["default_tags"]["run"] == r"Lauf f\xfcr \xc4"
+
+
 def test_every_metric_has_a_name_of_its_own():
     names = [metric.name for metric in {*CATALOGUE, *DERIVED, *EVALUATION}]
     assert len(names) == len(set(names))
