@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from shlex import quote
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -192,5 +193,5 @@ def _report(found: Sequence[LayoutMeasurement], folder: Path, profile_at: Path, 
     layout = found[-1].case.layout
     say(
         f"\nalpha-beta: {model.origin if model else 'too few measurements'}\nwritten: {', '.join(map(str, written))}\n"
-        f"Next:\n  rayagi comm plan --layout '{layout}' --profile {profile_at}"
+        f"Next:\n  rayagi comm plan --layout '{layout}' --profile {quote(str(profile_at))}"
     )

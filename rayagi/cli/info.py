@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from shlex import quote
 
 from placement.backends import BACKENDS
 from placement.inventory import cluster_machine, dump_machine, load_machine, local_machine, machine_text
@@ -20,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.json is not None:
         dump_machine(machine, arguments.json)
         print(
-            f"Recorded in {arguments.json}. `rayagi plan TASK --machine {arguments.json}` plans for it anywhere."
+            f"Recorded in {arguments.json}. `rayagi plan TASK --machine {quote(str(arguments.json))}` plans for it anywhere."
         )
     else:
         print("\n".join([describe(machine), "", *_backend_lines(machine)]))

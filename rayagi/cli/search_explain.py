@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 
 from placement.errors import counted
 from placement.search import Trial, TrialMeasurement
@@ -146,5 +147,5 @@ def explanation_text(explained: list[Explained]) -> str:
         lines += ["", difference_text(rows, most=_ROWS, unit=counted(_UNIT_STEPS, "environment step"))]
     if best.sentences:
         lines += ["", "What would help the best", *(f"  - {each}" for each in best.sentences)]
-    lines += ["", f"All of it: rayagi profile report {best.folder}"]
+    lines += ["", f"All of it: rayagi profile report {quote(str(best.folder))}"]
     return "\n".join(lines)

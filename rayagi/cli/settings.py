@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from actors.protocols import StateDict
@@ -136,7 +137,7 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
         raise UsageError(
             f"{', '.join(given)} cannot change on --resume: the run keeps its config.yaml. "
             "Start a new run for other settings: "
-            f"rayagi train {spec.env.id} --config {arguments.resume}/config.yaml {given[0]} ..."
+            f"rayagi train {spec.env.id} --config {quote(str(arguments.resume))}/config.yaml {given[0]} ..."
         )
     if arguments.task is not None and arguments.task != spec.env.id:
         raise UsageError(f"{arguments.resume} is a run of {spec.env.id}, not of {arguments.task}")
@@ -145,7 +146,8 @@ def resumed_spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:
             f"--env-steps {arguments.env_steps} cannot be given on --resume: the learning rate of this run falls to "
             f"zero over {spec.total_env_steps} steps ({spec.algorithm}.lr_schedule = linear), and another number "
             f"would change it. Leave it out, or start a new run: "
-            f"rayagi train {spec.env.id} --config {arguments.resume}/config.yaml --env-steps {arguments.env_steps}"
+            f"rayagi train {spec.env.id} --config {quote(str(arguments.resume))}/config.yaml "
+            f"--env-steps {arguments.env_steps}"
         )
     return checked(_with_training_options(spec, arguments))
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -765,3 +766,16 @@ def test_a_run_that_a_signal_ends_at_once_waits_for_no_statistics_of_gmis(tmp_pa
     assert asked == []
     train._keep_experience(folder, session, None, None, None)
     assert asked == [1]
+
+
+@pytest.mark.parametrize("limit", [["--env-steps", "64"], ["--iterations", "1"]])
+def test_commands_of_messages_can_be_pasted_whatever_the_run_is_called(fake, capsys, limit):
+    linear = (
+        ["--set", "ppo.lr_schedule=linear", "--set", "total_env_steps=64"] if "--env-steps" in limit else []
+    )
+    assert rayagi(TASK, *limit, *linear, "--name", "Lauf für Ä") == 0
+    capsys.readouterr()
+    for change in (["--seed", "5"], *([["--env-steps", "128"]] if linear else [])):
+        assert rayagi("--resume", "runs/Lauf für Ä", *change) == 2
+        command = capsys.readouterr().err.partition(f"rayagi train {TASK} ")[2]
+        assert shlex.split(command)[:2] == ["--config", "runs/Lauf für Ä/config.yaml"]
