@@ -48,6 +48,8 @@ SLOWEST_FACTOR = 5.0
 
 
 _logger = logging.getLogger(__name__)
+_open_sessions: set[object] = set()
+"""Of this process, by their tokens: those that nobody has closed still hold what they have reserved."""
 
 
 def states_of_gmis(state: Mapping[str, Any], envs: tuple[int, ...]) -> list[StateDict]:
@@ -110,7 +112,7 @@ class Session:
         self._make_plan = make_plan or (lambda machine: plan_of(spec, machine))
         self._run_name = run_name or spec.env.id
         self._on_plan, self._dashboard = on_plan, dashboard
-        self._undo = ExitStack()
+        self._undo, self._token = ExitStack(), object()
         self._group: GmiGroup | None = None
         self._partitioners: Partitioners | None = None
         self._ended = "it was not opened"
@@ -150,13 +152,14 @@ class Session:
             # Imported here: it needs torch, which was imported in the background while Ray started.
             from rayagi.coordinator.deployment import join_and_build
 
-            with named_loss():
+            with named_loss(), _noting_open_sessions():
                 deployment = self._deployed(early, undo)
                 self._plan, self.workers = deployment.plan, deployment.workers
                 self._partitioners = deployment.partitioners
                 join_and_build(deployment.group, self._spec.gmi, self._program_factory())
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
+        _open_sessions.add(self._token)
         self._begin(deployment)
         return self
 
@@ -458,9 +461,24 @@ class Session:
     def _end(self, reason: str) -> None:
         leave_if_lost()  # or what follows would wait for it
         self._ended = self._ended or reason
+        _open_sessions.discard(self._token)
         self._group = self._partitioners = None
         self._pending.clear()
         self._undo.close()
+
+
+@contextmanager
+def _noting_open_sessions() -> Iterator[None]:
+    """Say that other sessions of this program hold resources, where some are in use: in a notebook, those of earlier cells."""
+    try:
+        yield
+    except ReservationError as error:
+        if _open_sessions:
+            others = counted(len(_open_sessions), "other session")
+            error.add_note(
+                f"This program has {others} open: algo.stop() or session.close() frees what it holds."
+            )
+        raise
 
 
 def split_evenly(total: int, among: Sequence[int]) -> dict[int, int]:

@@ -1,12 +1,14 @@
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import rayagi.coordinator.session as session_module
 from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import IterationResult
-from placement.errors import PlanError
+from placement.errors import PlanError, ReservationError
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session, SessionClosedError, states_of_gmis
@@ -109,3 +111,26 @@ def test_what_gmis_say_to_the_user_is_logged(given, caplog):
     assert [result.metrics["env_steps"] for result in session.train(2)] == [2.0, 2.0]
     assert (logged or caplog.messages) == ["actions are beyond"]
     assert bool(logged) == given
+
+
+def test_resources_that_the_program_holds_itself_are_named(monkeypatch):
+    """As in a notebook, where the algorithm of a cell before was not stopped."""
+    monkeypatch.setattr(session_module, "connected", lambda *given, **more: nullcontext())
+    monkeypatch.setattr(session_module, "starts_local", lambda address: False)
+    monkeypatch.setattr("rayagi.coordinator.deployment.join_and_build", lambda *given: None)
+    found = SimpleNamespace(plan=None, workers=(), partitioners=None, group=None)
+    monkeypatch.setattr(Session, "_deployed", lambda self, early, undo: found)
+    first = Session(RunSpec(), factory=lambda context: None).__enter__()
+
+    def refused(self, early, undo):
+        raise ReservationError("1 x {2 CPU}", "vm: 2 CPU (0 free)", "Nothing would fit now", 10.0)
+
+    monkeypatch.setattr(Session, "_deployed", refused)
+    for notes in (
+        ["This program has 1 other session open: algo.stop() or session.close() frees what it holds."],
+        [],
+    ):
+        with pytest.raises(ReservationError) as caught:
+            Session(RunSpec()).__enter__()
+        assert getattr(caught.value, "__notes__", []) == notes
+        first.close()
