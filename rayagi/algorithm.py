@@ -97,7 +97,7 @@ class GmiAlgorithm(Algorithm):
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Start the session. RLlib's own setup is not called: it would start environment runners and learners."""
-        self.run_spec = self._resolved(self.config.to_run_spec())
+        self.run_spec = self._resolved(self._as_reserved(self.config.to_run_spec()))
         logging.getLogger("ray.rllib").setLevel(self.config.log_level)
         if self.config.seed is None and self._run_name() is not None:
             _logger.warning(
@@ -120,12 +120,12 @@ class GmiAlgorithm(Algorithm):
             refuse_unfit_dataset(self.run_spec.data.path, self.run_spec, self.info)
             if other := other_task(self.run_spec.data.path, self.run_spec.env.id):
                 _logger.warning(other)
-        self.session: Session | None = session_of(
+        session = session_of(
             self.run_spec,
             run_name=self._run_name(),
             on_plan=lambda plan: reject_insufficient_memory(self.run_spec, plan),
         )
-        self.session.__enter__()
+        self.session: Session | None = session.__enter__()
         try:
             self.results = ResultLog(
                 self.run_spec,
@@ -139,6 +139,22 @@ class GmiAlgorithm(Algorithm):
         except BaseException:
             self.cleanup()  # the caller gets no algorithm to stop
             raise
+
+    def _as_reserved(self, spec: RunSpec) -> RunSpec:
+        """In a Tune trial, the GMIs that the trial has reserved, if the settings leave their number to the machine.
+
+        A trial keeps its bundles when it is restored, though another machine or cluster would have other GMIs.
+        """
+        gmi = spec.gmi
+        group = get_current_placement_group() if ray.is_initialized() else None
+        if group is None or gmi.left_out or (gmi.num_gmis, gmi.gmis_per_gpu, gmi.slices) != (None,) * 3:
+            return spec
+        own = 1 if self.config.num_cpus_for_main_process else 0
+        bundles = group.bundle_specs[own:]
+        cpus = {bundle.get("CPU", 0.0) for bundle in bundles}
+        if gmi.threads_per_gmi is None and len(cpus) == 1 and not any("GPU" in bundle for bundle in bundles):
+            spec = spec.with_gmi(threads_per_gmi=int(min(cpus)) or None)
+        return spec.with_gmi(num_gmis=len(bundles) or None)
 
     @staticmethod
     def _resolved(spec: RunSpec) -> RunSpec:
