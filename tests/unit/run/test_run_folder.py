@@ -13,6 +13,10 @@ from rayagi.run.folder import create_run, open_run
 from rayagi.run.limits import Position
 from rayagi.run.recorders import FileRecorder
 
+AT_2 = Position(
+    iteration=2, env_steps=20, train_s=2.0, evaluation_return=None, training_return=None, training_episodes=0
+)
+
 
 def make(tmp_path, **options):
     return create_run(tmp_path / "runs", "Ant-v5", seed=3, rayagi_version="0.1.0", **options)
@@ -132,23 +136,15 @@ def test_updates_are_atomic(tmp_path):
 
 def test_reward_terms_become_columns_and_tensorboard_tags_when_they_appear_and_after_a_resume(tmp_path):
     folder = make(tmp_path)
-    at_2 = Position(
-        iteration=2,
-        env_steps=20,
-        train_s=2.0,
-        evaluation_return=None,
-        training_return=None,
-        training_episodes=0,
-    )
     files = FileRecorder(folder)
-    files.iterated([{"iteration": 1, "env_steps_total": 10, "train_s": 1}], at_2)
+    files.iterated([{"iteration": 1, "env_steps_total": 10, "train_s": 1}], AT_2)
     terms = {"reward_up": 3.5, "reward_effort": -0.25}
-    files.iterated([{"iteration": i, "env_steps_total": 10 * i, "train_s": 1, **terms} for i in (2, 3)], at_2)
+    files.iterated([{"iteration": i, "env_steps_total": 10 * i, "train_s": 1, **terms} for i in (2, 3)], AT_2)
     files.close()
-    resumed = FileRecorder(folder, resumed_at=at_2)
-    resumed.iterated([{"iteration": 3, "env_steps_total": 30, "train_s": 1}], at_2)
+    resumed = FileRecorder(folder, resumed_at=AT_2)
+    resumed.iterated([{"iteration": 3, "env_steps_total": 30, "train_s": 1}], AT_2)
     resumed.iterated(
-        [{"iteration": 4, "env_steps_total": 40, "train_s": 1, "reward_up": 7.0, "reward_new": 1.0}], at_2
+        [{"iteration": 4, "env_steps_total": 40, "train_s": 1, "reward_up": 7.0, "reward_new": 1.0}], AT_2
     )
     resumed.close()
     names = ("iteration", "reward_up", "reward_effort", "reward_new")
@@ -183,19 +179,11 @@ def test_tensorboard_has_histograms_of_replays(tmp_path):
 
 def test_a_rewound_run_has_no_later_rows(tmp_path):
     folder = make(tmp_path)
-    at_2 = Position(
-        iteration=2,
-        env_steps=20,
-        train_s=2.0,
-        evaluation_return=None,
-        training_return=None,
-        training_episodes=0,
-    )
     files = FileRecorder(folder)
-    files.iterated([{"iteration": i, "env_steps_total": 10 * i, "train_s": 1} for i in (1, 2, 3, 4)], at_2)
+    files.iterated([{"iteration": i, "env_steps_total": 10 * i, "train_s": 1} for i in (1, 2, 3, 4)], AT_2)
     files.evaluated({"iteration": 3, "env_steps_total": 30, "train_s": 1}, best=True)
-    files.rewound(at_2)
-    files.iterated([{"iteration": 3, "env_steps_total": 31, "train_s": 1}], at_2)
+    files.rewound(AT_2)
+    files.iterated([{"iteration": 3, "env_steps_total": 31, "train_s": 1}], AT_2)
     files.close()
     rows = [(row["iteration"], row["env_steps_total"]) for row in read_rows(folder.progress_csv)]
     assert rows == [(1, 10), (2, 20), (3, 31)]
