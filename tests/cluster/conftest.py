@@ -1,11 +1,13 @@
 """How tests with Ray are shared by several workers (``-n 2 --dist loadfile``), and what Ray starts for them."""
 
+import logging
 from pathlib import Path
 
 import pytest
+import ray
 from xdist.scheduler import LoadFileScheduling
 
-from rayagi.coordinator.cluster import without_unused_processes
+from rayagi.coordinator.cluster import connected, without_unused_processes
 
 EACH_ON_ITS_OWN = {
     "test_cli.py",
@@ -41,3 +43,21 @@ def _only_what_tests_use():
         patch.setenv("RAY_prestart_worker_first_driver", "0")
         patch.setenv("RAY_worker_niceness", "0")
         yield
+
+
+@pytest.fixture(scope="module")
+def ray_of_this_machine():
+    """One for all sessions of a file."""
+    with connected():
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster(pytestconfig):
+    """A Ray of two CPUs, whose workers can import the fakes and this folder's modules; what ``ray.init`` returned."""
+    path = f"{pytestconfig.rootpath}:{pytestconfig.rootpath}/tests/cluster"
+    yield ray.init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
+        object_store_memory=100 * 2**20, runtime_env={"env_vars": {"PYTHONPATH": path}},
+    )  # fmt: skip
+    ray.shutdown()

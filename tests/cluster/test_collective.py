@@ -1,8 +1,6 @@
 """The collective actor behind a real actor handle, and runs that join a cluster by its address."""
 
 import os
-import subprocess
-import sys
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from actors.rendezvous import RemoteDirectory, RemoteRendezvous, start_rendezvou
 from actors.rendezvous_actor import RendezvousActor
 from collectives.errors import RendezvousError
 from collectives.rendezvous import poll, this_member
+from tests.programs import run_python
 
 pytestmark = pytest.mark.cluster
 
@@ -37,20 +36,6 @@ with Session(RunSpec(gmi=GmiSpec(num_gmis=2, threads_per_gmi=1)), factory=Progra
     print("origin", session.plan.machine.origin)
     print("steps", session.train(1)[0].metrics["env_steps"])
 """
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    context = ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
-    )
-    yield context
-    ray.shutdown()
 
 
 def test_errors_of_the_collective_actor_arrive_as_themselves(cluster):
@@ -93,15 +78,7 @@ def test_a_directory_is_said_again_to_a_collective_actor_that_came_back(cluster)
 def test_a_cluster_that_asks_for_a_token_says_so(cluster):
     environment = {**os.environ, "RAY_ADDRESS": cluster.address_info["gcs_address"]}
     environment |= {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(DRIVER, env=environment, cwd=REPOSITORY, check=False)
     assert done.returncode != 0
     assert "RAY_AUTH_MODE=token" in done.stderr.splitlines()[-1]
 
@@ -113,15 +90,7 @@ def test_a_run_joins_the_cluster_that_ray_address_names_and_leaves_it_running(cl
         "RAY_AUTH_MODE": "token",  # a Ray started by ray.init asks for its token, which lies in the user's home
         "PYTHONPATH": str(REPOSITORY),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python(DRIVER, env=environment, cwd=REPOSITORY, check=False)
     assert done.returncode == 0, done.stderr
     assert "origin ray" in done.stdout
     assert "steps 2.0" in done.stdout

@@ -5,7 +5,6 @@ import select
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import ray
@@ -19,24 +18,13 @@ from collectives.rendezvous import this_member
 
 pytestmark = pytest.mark.cluster
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cluster():
+def _travelling_classes(cluster):
     # Workers cannot import this file: its classes travel as values.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
-    )
-    yield
-    ray.shutdown()
 
 
 class GroupMember:

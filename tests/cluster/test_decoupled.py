@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import ray
@@ -21,7 +20,7 @@ from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session
 from tests.fakes.point import make_point
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 LEARNING = {"rollout_length": 8, "num_minibatches": 2, "num_epochs": 2, "learning_rate": 1e-3}
 SPEC = RunSpec(
@@ -37,21 +36,6 @@ DECOUPLED = replace(
     gmi=replace(SPEC.gmi, template="decoupled"),
     learning=AppoSpec(**LEARNING, on_stale="drop", max_lag=3, rollouts_per_update=1),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    root = str(Path(__file__).resolve().parents[2])
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        runtime_env={"env_vars": {"PYTHONPATH": root}},  # so that workers can import the fakes
-    )
-    yield
-    ray.shutdown()
 
 
 @pytest.mark.slow

@@ -15,11 +15,10 @@ from placement.inventory import local_machine
 from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.presets import preset
 from rayagi.config.spec import EnvSpec
-from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.probe import PHASES, ProbeSettings, SessionProbe
 from rayagi.coordinator.template_probe import by_turns, trained_steps_per_s
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_of_this_machine")]
 
 QUICK = ProbeSettings(
     relative_error=0.5,
@@ -31,12 +30,6 @@ QUICK = ProbeSettings(
     max_iteration_s=math.inf,
     hang_s=10.0,
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_of_this_machine():
-    with connected():
-        yield
 
 
 def measured(spec, gmis, num_envs):

@@ -1,7 +1,6 @@
 """A workload of another kind on a Ray of this machine: the papers' Listing 1 in Python's habits."""
 
 import pytest
-import ray
 import torch
 
 from experiments.stencil.heat import HeatStrip, solve
@@ -10,22 +9,6 @@ from rayagi.coordinator.session import SessionClosedError
 from rayagi.programs import GmiConfig, GmiManager, GmiProgram
 
 pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def cluster(pytestconfig):
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=100 * 2**20,
-        runtime_env={
-            "env_vars": {"PYTHONPATH": f"{pytestconfig.rootpath}:{pytestconfig.rootpath}/tests/cluster"}
-        },
-    )
-    yield
-    ray.shutdown()
 
 
 def test_heat_in_strips_is_the_whole_plate_to_the_last_bit(cluster):

@@ -32,6 +32,7 @@ from placement.ray_groups import (
 )
 from placement.types import Machine, Node, Slice
 from rayagi.cli import main
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -66,13 +67,6 @@ def hold(_every_cpu_is_free) -> Iterator[Callable[[PlacementPlan], Reservation]]
     yield reserve_until_the_end
     for reservation in held:
         release(reservation)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true within 20 s"
-        time.sleep(0.02)
 
 
 def plan_for(num_gmis: int, threads: int = 1, ray_node_id: str | None = None) -> PlacementPlan:

@@ -11,7 +11,6 @@ import pytest
 import ray
 import torch
 from ray import cloudpickle
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.relay import Relays
@@ -21,6 +20,7 @@ from collectives.experience.errors import ChannelTimeoutError
 from collectives.experience.migrator import Migrator
 from collectives.experience.packer import ChannelPlan
 from collectives.experience.schema import ExperienceSchema, Field
+from tests.cluster.two_nodes import two_nodes
 from tests.unit.collectives.experience.file_directory import FileDirectory
 
 pytestmark = pytest.mark.cluster
@@ -44,15 +44,8 @@ PLAN = ChannelPlan(
 def nodes():
     # Workers cannot import this file: its classes travel as values.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        there = cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False)
-        cluster.wait_for_nodes(timeout=30)
+    with two_nodes() as (_, there):
         yield there.node_id
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 class Trainer:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import ray
 from ray import cloudpickle
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.rendezvous import RemoteDirectory, start_rendezvous_actor
@@ -26,6 +25,7 @@ from actors.replay import (
     select,
 )
 from actors.replay_actor import announced_shards, create_shards
+from tests.cluster.two_nodes import two_nodes
 
 pytestmark = pytest.mark.cluster
 
@@ -41,15 +41,8 @@ LIMIT_S = 120.0
 @pytest.fixture
 def nodes():
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False)
-        cluster.wait_for_nodes(timeout=60)
+    with two_nodes():
         yield [node["NodeID"] for node in ray.nodes()]
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def rows(numbers):

@@ -9,9 +9,7 @@ import ray
 import torch
 
 from actors.errors import GmiLostError
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
+from actors.gmi import GmiContext
 from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
@@ -51,11 +49,7 @@ def ray_of_this_machine():
 def dp_only_program():
     """One GMI of all environments, here."""
     spec = replace(SPEC, gmi=replace(SPEC.gmi, template="dp_only", num_gmis=1, num_envs=4))
-    identity = GmiIdentity(
-        index=0, num_gmis=1, task=SPEC.env.id, roles=("simulator", "agent", "trainer"),
-        slice=Slice(node="here", backend="cpu", cores=(0,)),
-    )  # fmt: skip
-    return training_factory(spec)(GmiContext(identity, SoloCommunicator(), torch.device("cpu")))
+    return training_factory(spec)(GmiContext.local(SPEC.env.id))
 
 
 @pytest.mark.slow

@@ -14,21 +14,13 @@ import pyarrow.dataset
 import pytest
 
 from rayagi.cli import main
-from rayagi.coordinator.cluster import connected
 from rayagi.serving.dataset import open_dataset
 from rayagi.serving.rllib import offline_settings, spaces
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "serving"))
 from saved_runs import saved_run
 
-pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_of_this_machine():
-    """One for all sessions of this file."""
-    with connected():
-        yield
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_of_this_machine")]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from collectives.errors import CommunicatorError, CompositionError
 from placement.errors import PlanError
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -118,16 +118,6 @@ def free_cpus():
     return ray.available_resources().get("CPU", 0.0)
 
 
-def comes_true(question, limit_s=20.0):
-    """Ray gives resources back a moment after the processes end."""
-    deadline = time.monotonic() + limit_s
-    while not question():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def trains_two_iterations(session):
     results = session.train(2)
     # What each measured, before it was merged.
@@ -152,7 +142,7 @@ class TestTwoGmis:
 
     @pytest.fixture(scope="class")
     def opened(self, cluster, plans):
-        assert comes_true(lambda: free_cpus() == 2.0)  # who is not alone on the node is not pinned
+        until(lambda: free_cpus() == 2.0)  # who is not alone on the node is not pinned
         with Session(spec(), factory=SumProgram(), on_plan=plans.append) as session:
             yield session
 
@@ -227,7 +217,7 @@ def test_another_program_takes_the_place_of_the_first_in_the_same_processes(clus
             session.rebuild(SumProgram(raise_in_build=True))
         with pytest.raises(SessionClosedError, match="LookupError in building another program"):
             session.train(1)
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)
 
 
 @pytest.mark.slow
@@ -235,7 +225,7 @@ def test_a_composition_that_does_not_apply_is_refused_with_the_layout(cluster):
     refused = pytest.raises(CompositionError, match=r"hybrid\(1\) on 1x2: a ring needs at least two devices")
     with refused, Session(spec(composition="hybrid:1"), factory=SumProgram()):
         pass
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)
 
 
 def test_beside_another_holder_of_cpus_no_gmi_is_pinned(cluster):
@@ -248,7 +238,7 @@ def test_beside_another_holder_of_cpus_no_gmi_is_pinned(cluster):
             assert session.workers[0].num_threads == 1
     finally:
         ray.kill(holder)
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)
 
 
 class _Holder:
@@ -283,7 +273,7 @@ def test_what_a_program_raises_arrives_as_itself_and_ends_the_session(cluster):
             session.train(3)
         with pytest.raises(SessionClosedError, match="FloatingPointError"):
             session.train(1)
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)
 
 
 @pytest.mark.parametrize("transport", ["auto", pytest.param("gloo", marks=pytest.mark.slow)])
@@ -296,14 +286,14 @@ def test_a_gmi_that_dies_is_named_and_the_session_ends(cluster, transport):
         # What the other one was doing, and for how long it waited.
         assert "on rank 0 failed" in caught.value.known
         assert "waiting for rank 1 (pid" in caught.value.known
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)
 
 
 @pytest.mark.slow
 def test_what_building_raises_arrives_as_itself_and_nothing_stays_reserved(cluster):
     with pytest.raises(LookupError, match="no such environment"):
         Session(spec(), factory=SumProgram(raise_in_build=True)).__enter__()
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)
 
 
 def test_more_gmis_than_the_cluster_has_cpus_are_refused(cluster):
@@ -315,7 +305,7 @@ def test_a_session_leaves_a_ray_that_was_there_before_running(cluster):
     with Session(spec(num_gmis=1), factory=SumProgram()) as session:
         session.train(1)
     assert ray.is_initialized()
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)
 
 
 @dataclass(frozen=True)
@@ -363,4 +353,4 @@ def test_a_gmi_whose_process_is_stopped_is_lost_wherever_it_was(cluster, where, 
     message = rf"GMI 1/2 .* was lost during {asked}: its process has answered nothing for \d+ s"
     with pytest.raises(GmiLostError, match=message):
         trained_and_evaluated(spec(collective_timeout_s=3.0), factory)
-    assert comes_true(lambda: free_cpus() == 2.0)
+    until(lambda: free_cpus() == 2.0)

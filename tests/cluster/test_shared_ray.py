@@ -1,7 +1,6 @@
 """Several sessions of one process on the Ray that the first of them started."""
 
 import os
-import subprocess
 import sys
 import threading
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from actors.protocols import IterationResult
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.session import Session
+from tests.programs import run_python
 
 pytestmark = pytest.mark.cluster
 
@@ -90,9 +90,7 @@ with connected(dashboard={dashboard}):
 def test_a_ray_that_was_started_here_has_no_processes_that_nobody_uses(dashboard):
     """In a process of its own: that of the tests starts every Ray so (conftest.py)."""
     code = STARTED.format(dashboard=dashboard)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = run_python(code)
     assert "gcs_server" in done.stdout
     assert "raylet" in done.stdout
     assert ("dashboard.py" in done.stdout) == dashboard

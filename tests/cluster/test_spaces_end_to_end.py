@@ -10,22 +10,14 @@ import pyarrow.dataset
 import pytest
 
 from rayagi.cli import main
-from rayagi.coordinator.cluster import connected
 from rayagi.serving.policy_server.obs_leaves import flat_rows
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 from tests.fakes.echo import Echo
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("ray_of_this_machine")]
 
 ECHO = "tests.fakes.echo:Echo-v0"
 SMALL = ("--backend", "cpu", "--num-envs", "4", "--set", "ppo.rollout_length=16", "--iterations", "3")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_of_this_machine():
-    """One for all sessions of this file."""
-    with connected():
-        yield
 
 
 def column(folder, name, episode, step):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 import ray
 from ray import cloudpickle
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.gmi import WorkerInfo
@@ -32,7 +30,9 @@ from placement.ray_groups import (
 from placement.types import Gpu, Machine
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import Session
+from tests.cluster.two_nodes import two_nodes
 from tests.fakes.mps import path_with_fakes
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -43,26 +43,15 @@ LIMIT_S = 10.0
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     # Workers cannot import this file: its functions travel as values.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    patch = pytest.MonkeyPatch()
-    patch.setenv("PATH", path_with_fakes())
-    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 2})
-    try:
-        cluster.add_node(num_cpus=1, num_gpus=2)
-        ray.init(address=cluster.address, log_to_driver=False)
-        cluster.wait_for_nodes(timeout=30)
-        yield cluster_machine(timeout_s=60.0)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", path_with_fakes())
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        with two_nodes(num_gpus=2):
+            yield cluster_machine(timeout_s=60.0)
 
 
 def all_free() -> None:
-    deadline = time.monotonic() + 20.0
-    while ray.available_resources().get("CPU") != 2.0:
-        assert time.monotonic() < deadline, "Ray did not return the CPUs within 20 s"
-        time.sleep(0.02)
+    until(lambda: ray.available_resources().get("CPU") == 2.0)
 
 
 def with_made_up_gpus(machine: Machine) -> Machine:
