@@ -1,13 +1,11 @@
 """rayagi.PPO as an RLlib Algorithm, on a Ray of this machine."""
 
-import logging
 import pickle
 import shutil
 
 import gymnasium
 import numpy as np
 import pytest
-import ray
 import torch
 from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -27,24 +25,10 @@ from rayagi.run.errors import DiskError
 from rayagi.serving.errors import DatasetError
 from tests.fakes.metrics import OF_OTHERS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 NUM_ENVS, ROLLOUT_LENGTH = 4, 32
 STEPS = NUM_ENVS * ROLLOUT_LENGTH
-
-
-@pytest.fixture(scope="module", autouse=True)
-def local_ray():
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
-    yield
-    ray.shutdown()
 
 
 class Seen(RLlibCallback):

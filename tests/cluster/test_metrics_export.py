@@ -20,6 +20,7 @@ from ray.util import placement_group_table
 from rayagi import PPOConfig
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from tests.fakes.metrics import OF_OTHERS
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("default_signals")]
 TIMEOUT_S = 90.0
@@ -84,10 +85,7 @@ def exported(port, run, wanted):
 
 def assert_nothing_is_held():
     """No actor, placement group or CPU of the run that Ctrl-C ended: the cluster goes on without it."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while ray.available_resources().get("CPU") != 2.0:
-        assert time.monotonic() < deadline, ray.available_resources()
-        time.sleep(0.05)
+    until(lambda: ray.available_resources().get("CPU") == 2.0)
     assert {actor["State"] for actor in ray._private.state.actors().values()} <= {"DEAD"}
     assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
