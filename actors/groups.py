@@ -126,7 +126,7 @@ class GmiGroup:
         """
         begin = time.monotonic()
         waiting = list(refs)
-        waited, waited_s, is_told = WaitedTime(WATCH_S), 0.0, False
+        waited, waited_s, has_warned = WaitedTime(WATCH_S), 0.0, False
         asked_of = dict(zip(refs, range(len(refs)) if of is None else of, strict=True))
         while waiting:
             left_s = max(0.0, timeout_s - waited_s)
@@ -140,8 +140,8 @@ class GmiGroup:
             if not ready and left_s > WATCH_S:
                 watch()
                 self._raise_if_silent([asked_of[ref] for ref in waiting], asked)
-                if waited_s > LONG_WAIT_S and not is_told:
-                    is_told = True
+                if waited_s > LONG_WAIT_S and not has_warned:
+                    has_warned = True
                     self._tell_long_wait(asked_of[waiting[0]], asked, timeout_s)
                 continue
             if not ready:

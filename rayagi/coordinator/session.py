@@ -469,7 +469,7 @@ class Session:
 
 @contextmanager
 def _noting_open_sessions() -> Iterator[None]:
-    """Say that other sessions of this program hold resources, where some are in use: in a notebook, those of earlier cells."""
+    """Say that other sessions of this program hold resources: in a notebook, those of earlier cells."""
     try:
         yield
     except ReservationError as error:
