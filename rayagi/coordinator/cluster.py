@@ -86,6 +86,16 @@ class RayStartError(RuntimeError):
         )
 
 
+class RayTokenUnsavedError(RayStartError):
+    """The local Ray of a run cannot save its token below the home folder."""
+
+    def __str__(self) -> str:
+        return (
+            f"Ray did not start on this machine: it saves its token in the home folder, which is not possible "
+            f"({self.problem}). Set HOME to a folder that can be written to, or RAY_AUTH_TOKEN to a secret text"
+        )
+
+
 @contextmanager
 def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[None]:
     """Connect to Ray for the duration of the block. The last block that uses a connection closes it.
@@ -308,7 +318,8 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
                 _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
             )
     except Exception as error:  # Ray raises plain Exceptions, too
-        raise RayStartError(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
+        failure = RayTokenUnsavedError if _is_of_home(error) else RayStartError
+        raise failure(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
     _watch_processes(worker.global_worker)
 
 
@@ -352,6 +363,14 @@ def _differing_versions(error: BaseException) -> str:
     # Ray lists both of the cluster, then both of this process.
     found = [" ".join(each) for each in re.findall(r"(Ray|Python): (\S+)", str(error))]
     return f"it has {' and '.join(found[:2])}, this process {' and '.join(found[2:])}"
+
+
+def _is_of_home(error: BaseException) -> bool:
+    """Whether the folder of Ray's token, or one above it, cannot be made or written to."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return False
+    folder, found = Path("~/.ray").expanduser(), Path(error.filename)
+    return found.is_relative_to(folder) or folder.is_relative_to(found)
 
 
 def _is_of_token(error: BaseException | None) -> bool:

@@ -1,5 +1,6 @@
 """Addresses without a Ray cluster: an error within seconds, and no connection left open."""
 
+import errno
 import pickle
 import platform
 import signal
@@ -121,4 +122,26 @@ def test_a_local_ray_that_does_not_start_is_said_with_what_to_do(monkeypatch):
     assert "again when the machine is less busy; if it fails again, free memory" in text
     assert (known := explain(caught.value)) is not None
     assert (known.exit_code, str(known.error)) == (1, text)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+@pytest.mark.parametrize("missing", ["", ".ray", ".ray/auth_token"])
+def test_a_home_folder_that_cannot_be_written_to_is_named(monkeypatch, tmp_path, missing):
+    """Where Ray saves the token that its processes need."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = str(tmp_path / missing)
+
+    def refused(*arguments, **options):
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(ray, "init", refused)
+    with pytest.raises(RayStartError) as caught, connected():
+        pass
+    text = str(caught.value)
+    assert (
+        f"saves its token in the home folder, which is not possible ([Errno 13] Permission denied: '{path}')"
+        in text
+    )
+    assert text.endswith("Set HOME to a folder that can be written to, or RAY_AUTH_TOKEN to a secret text")
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
