@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import run_python
+
 
 @functools.cache
 def modules_after(statement):
     """Names of the modules that a fresh interpreter holds after a statement."""
     code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = run_python(code)
     return set(done.stdout.split())
 
 

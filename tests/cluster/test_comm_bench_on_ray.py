@@ -3,25 +3,17 @@
 import json
 
 import pytest
-import ray
-from ray.cluster_utils import Cluster
 
 from rayagi.cli import main
+from tests.cluster.two_nodes import two_nodes
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
 def address():
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False)
-        cluster.wait_for_nodes(timeout=30)
+    with two_nodes() as (cluster, _):
         yield cluster.address
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def bench(address, folder, layout):

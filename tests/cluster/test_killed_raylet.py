@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from actors.replay import Column, ReplaySchema, ShardLostError
 from actors.replay_actor import create_shards
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.folder import open_run
+from tests.cluster.two_nodes import two_nodes
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -31,15 +32,8 @@ SMALL = ["--gmis", "2", "--num-envs", "8", "--set", "ppo.rollout_length=16", "--
 @pytest.fixture
 def cluster():
     """Two nodes of one CPU each; the test kills the second."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False)
-        cluster.wait_for_nodes(timeout=60)
+    with two_nodes() as (cluster, _):
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def rayagi(folder, address, *arguments, **variables):
@@ -51,14 +45,6 @@ def rayagi(folder, address, *arguments, **variables):
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def wait_until(question):
-    deadline = time.monotonic() + LIMIT_S
-    while not (answer := question()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return answer
 
 
 def children_of(pid, tell):
@@ -88,7 +74,7 @@ def test_a_run_that_loses_a_node_ends_with_a_sentence_and_its_last_checkpoint_st
     options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
     process = rayagi(tmp_path, cluster.address, "train", "InvertedPendulum-v5", *SMALL, *options)
     checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
-    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    until(lambda: checkpoints.names() or process.poll() is not None)
     (lost,) = cluster.worker_nodes
     raylet = lost.all_processes["raylet"][0].process.pid
     workers = workers_of(raylet)
@@ -106,7 +92,7 @@ def test_a_run_that_loses_a_node_ends_with_a_sentence_and_its_last_checkpoint_st
     ]
     # Nobody has waited for the killed raylet: its process id still exists, as in a container without an init.
     assert state_of(raylet) == "Z"
-    wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in workers))
+    until(lambda: all(state_of(pid) in (None, "Z") for pid in workers))
 
 
 @pytest.mark.slow
@@ -126,7 +112,7 @@ def test_an_asynchronous_run_whose_lost_gmi_has_no_other_place_ends_with_a_sente
     limit = ["--set", "gmi.reserve_timeout_s=2"]
     process = rayagi(tmp_path, cluster.address, "train", "InvertedPendulum-v5", *options, *limit)
     checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
-    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    until(lambda: checkpoints.names() or process.poll() is not None)
     (lost,) = cluster.worker_nodes
     os.kill(lost.all_processes["raylet"][0].process.pid, signal.SIGKILL)
     output, error = process.communicate(timeout=LIMIT_S)
@@ -163,7 +149,7 @@ def test_a_partitioner_and_a_replay_shard_end_with_their_node(cluster):
         [actor.__ray_call__.remote(lambda _actor: os.getpid()) for actor in actors], timeout=LIMIT_S
     )
     os.kill(raylet, signal.SIGKILL)
-    wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in pids))
+    until(lambda: all(state_of(pid) in (None, "Z") for pid in pids))
 
 
 @pytest.fixture
@@ -181,7 +167,7 @@ def test_a_run_that_loses_its_own_node_of_a_cluster_ends_with_a_sentence(head, t
     options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
     process = rayagi(tmp_path, head.address, "train", "InvertedPendulum-v5", *SMALL, *options)
     checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
-    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    until(lambda: checkpoints.names() or process.poll() is not None)
     raylet = head.head_node.all_processes["raylet"][0].process.pid
     os.kill(raylet, signal.SIGKILL)
     check_end_of(process, tmp_path, f"Ray's raylet on this machine (process {raylet}) has ended")
@@ -193,7 +179,7 @@ def test_a_run_whose_cluster_loses_its_head_ends_with_a_sentence_before_ray_ends
     limit = {"RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
     process = rayagi(tmp_path, head.address, "train", "InvertedPendulum-v5", *SMALL, *options, **limit)
     checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
-    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    until(lambda: checkpoints.names() or process.poll() is not None)
     os.kill(head.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
     check_end_of(
         process, tmp_path, f"the head of the Ray cluster at {head.address} has accepted no connection for 1"
@@ -222,14 +208,14 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
     options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
     process = rayagi(tmp_path, "local", "train", "InvertedPendulum-v5", *SMALL, *options)
     checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
-    wait_until(lambda: checkpoints.names() or process.poll() is not None)
+    until(lambda: checkpoints.names() or process.poll() is not None)
     programs = children_of(process.pid, lambda child: os.path.basename(os.readlink(child / "exe")))
     (pid,) = (pid for pid, program in programs.items() if program == killed)
     (raylet,) = (pid for pid, program in programs.items() if program == "raylet")
     workers = workers_of(raylet)
     os.kill(pid, signal.SIGKILL)
     check_end_of(process, tmp_path, f"Ray's {killed} on this machine (process {pid}) has ended")
-    wait_until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))
+    until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))
 
 
 FROM_PYTHON = """
