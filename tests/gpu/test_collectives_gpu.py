@@ -27,7 +27,7 @@ from tests.unit.collectives.device_cases import (
     connected,
     values,
 )
-from tests.unit.collectives.members import Failed, run_group
+from tests.unit.collectives.members import run_group, succeeded
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,11 +40,7 @@ GRADIENTS = (110_000, 290_000, 1_500_000)
 
 
 def answers_of(world_size, task, timeout_s=2 * LIMIT_S):
-    answers = run_group("shm", world_size, task, timeout_s=timeout_s)
-    for answer in answers:
-        if isinstance(answer, Failed):
-            raise answer.error
-    return answers
+    return succeeded(run_group("shm", world_size, task, timeout_s=timeout_s))
 
 
 @pytest.fixture(scope="module", params=[2, 3], ids=["two processes", "three processes"])

@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
+from actors.gmi import GmiContext
 from collectives.experience.parameters import ParameterStore
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.ppo.captured import CapturedStepsPPOLearner
@@ -31,12 +29,7 @@ SPEC = RunSpec(
 
 
 def program(device, spec=SPEC, make_env=make_point):
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"), task="Point",
-    )  # fmt: skip
-    context = GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device(device))
-    return TrainingFactory(spec, make_env)(context)
+    return TrainingFactory(spec, make_env)(GmiContext.local("Point", device=device))
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "appo", "impala", "a3c"])

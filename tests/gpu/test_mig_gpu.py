@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from placement.inventory.nvml import nvml_session
 from placement.ledger import Ledger
 from placement.mig_geometry import geometry_of
 from placement.types import Slice
+from tests.programs import run_python
 
 MAY_CUT = os.environ.get("RAYAGI_TEST_MIG") == "1"
 
@@ -119,14 +119,7 @@ def test_a_gpu_is_cut_used_and_given_back(node, tmp_path):
         for share in shares:
             gmi_slice = Slice(node=node.name, backend="mig", gpu_uuid=gpu.uuid, gpu_fraction=0.5, share=share)
             assert backend.health(gmi_slice).state == "ok"
-            done = subprocess.run(
-                [sys.executable, "-c", IN_AN_INSTANCE],
-                env=os.environ | backend.environment(gmi_slice),
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=True,
-            )
+            done = run_python(IN_AN_INSTANCE, env=os.environ | backend.environment(gmi_slice))
             devices, sms, memory = map(int, done.stdout.strip(" []\n").split(","))
             assert (devices, sms) == (1, share.sm_count)
             assert memory <= share.memory_bytes

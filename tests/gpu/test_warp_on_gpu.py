@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.gmi import GmiContext, GmiIdentity
-from collectives.solo import SoloCommunicator
-from placement.types import Slice
+from actors.gmi import GmiContext
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
@@ -99,11 +97,7 @@ def test_a_step_waits_for_nothing():
 
 
 def context():
-    identity = GmiIdentity(
-        index=0, num_gmis=1, slice=Slice(node="here", backend="cpu", cores=(0,)),
-        roles=("simulator", "agent", "trainer"), task=ANT,
-    )  # fmt: skip
-    return GmiContext(identity=identity, communicator=SoloCommunicator(), device=torch.device("cuda", 0))
+    return GmiContext.local(ANT, device="cuda:0")
 
 
 def program(spec=SPEC):
