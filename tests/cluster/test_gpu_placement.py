@@ -38,6 +38,7 @@ from rayagi.run.interrupt import Interrupt
 from rayagi.run.limits import Limits
 from rayagi.run.training_loop import Interval, LoopSettings, TrainingLoop
 from tests.fakes.mps import gpu, path_with_fakes
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -118,13 +119,6 @@ def machine(cluster, monkeypatch):
     monkeypatch.setattr("rayagi.coordinator.session.cluster_machine", lambda *given: found)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
     return found
-
-
-def until(condition, limit_s=20.0):
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition did not come true within {limit_s} s"
-        time.sleep(0.05)
 
 
 def spec(**gmi):
