@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 Padding = Literal["in_place", "head", "tail"]
 _MOST_STEPS = 2**31
 """Of a window's offset or length: trajectories have less."""
-_PARTS_PER_THREAD = 4
-"""Of a batch that several threads copy: whichever has a core takes the next part."""
 _BYTES_PER_START = 2**18
 """That a thread copies in the time in which another one is started: two threads are worth their start from 1 MiB on."""
 
@@ -227,32 +224,21 @@ class Gatherer:
             for store, begin, end in sources.local:
                 store.gather(begin, end, *arguments)
             return
-        most = -(-self._n // (self._workers * _PARTS_PER_THREAD))
-        parts = deque(
+        most = -(-self._n // self._workers)
+        tasks = [
             (store, first, min(first + most, end))
             for store, begin, end in sources.local
             for first in range(begin, end, most)
-        )
-
-        def copy_parts() -> None:
-            while parts:
-                try:
-                    part = parts.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                part[0].gather(*part[1:], *arguments)
-
-        helpers = [_pool().submit(copy_parts) for _ in range(min(self._workers, len(parts)) - 1)]
+        ]
+        others = [_pool().submit(store.gather, begin, end, *arguments) for store, begin, end in tasks[1:]]
         try:
-            copy_parts()
+            for store, begin, end in tasks[:1]:
+                store.gather(begin, end, *arguments)
         finally:
-            parts.clear()
-            # A helper that no core was free for has nothing left to do. The arrays must live until the others have ended.
-            begun = [helper for helper in helpers if not helper.cancel()]
-            for helper in begun:
-                helper.exception()
-        for helper in begun:
-            helper.result()
+            for other in others:
+                other.exception()  # the arrays must live until all threads have ended
+        for other in others:
+            other.result()
 
     def _place(self, answer: Request, at: NDArray[np.int64], valid: NDArray[np.uint8]) -> None:
         """Put the rows of another host at their places."""

@@ -1,7 +1,5 @@
 """Windows against their definition: offsets, lengths, paddings, masks, extra steps; threads; the caller's own batch."""
 
-from concurrent.futures import Future
-
 import numpy as np
 import pytest
 import torch
@@ -20,7 +18,6 @@ from actors.replay import (
     SubSequences,
     gather,
     select,
-    subscriptions,
 )
 from actors.replay.kernel import OUTSIDE, STALE, VALID
 from actors.replay.subscriptions import worthwhile_threads
@@ -139,41 +136,6 @@ def test_any_number_of_threads_gives_the_same_batch(threads, monkeypatch):
     found = gather(store, chosen, [Subscription(column="obs", length=2)], threads=threads)
     expected = 100 * chosen.keys.indices[:, None] + chosen.steps[:, None] + np.arange(2)
     np.testing.assert_array_equal(found.values["obs"][:, :, 1], expected)
-
-
-class Busy:
-    """A pool whose threads get no core, or only once the caller has taken a part of the batch."""
-
-    def __init__(self, store, runs_after):
-        self.gather, self.taken, self.runs_after, self.helper = store.gather, 0, runs_after, None
-        store.gather = self.part
-
-    def submit(self, function):
-        self.helper, self.future = function, Future()
-        return self.future
-
-    def part(self, *arguments):
-        self.taken += 1
-        self.gather(*arguments)
-        if self.taken == self.runs_after and self.future.set_running_or_notify_cancel():
-            self.helper()
-            self.future.set_result(None)
-
-
-@pytest.mark.parametrize("runs_after", [1, 3, None])
-def test_a_thread_that_gets_no_core_is_not_waited_for(runs_after, monkeypatch):
-    monkeypatch.setattr(subscriptions, "_BYTES_PER_START", 1)
-    store = ReplayStore.create(SCHEMA, 20, selectors=(SubSequences(2),))
-    store.insert(content(range(20)))
-    pool = Busy(store, runs_after)
-    monkeypatch.setattr(subscriptions, "_pool", lambda: pool)
-    chosen = select(store, SubSequences(2), 101, seed=0, draw=0)
-    found = gather(store, chosen, [Subscription(column="obs", length=2)], threads=2)
-    expected = 100 * chosen.keys.indices[:, None] + chosen.steps[:, None] + np.arange(2)
-    np.testing.assert_array_equal(found.values["obs"][:, :, 1], expected)
-    assert found.current.all()
-    assert pool.taken == 8  # two threads, four parts each: 13 rows, and 10
-    assert pool.future.cancelled() == (runs_after is None)
 
 
 def test_the_callers_arrays_and_tensors_are_filled():
