@@ -47,6 +47,7 @@ def test_each_test_file_that_sends_such_a_signal_sets_its_disposition():
     missing = [
         str(path.relative_to(ROOT))
         for path in TESTS.rglob("test_*.py")
-        if re.search(r"\bsignal\.SIG(INT|QUIT|HUP)\b", text := path.read_text()) and "default_signals" not in text
+        if re.search(r"\bsignal\.SIG(INT|QUIT|HUP)\b", text := path.read_text())
+        and "default_signals" not in text
     ]
     assert missing == [], 'these need pytest.mark.usefixtures("default_signals")'
