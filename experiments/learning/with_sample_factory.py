@@ -15,7 +15,6 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import torch
-from sample_factory.algo.learning.learner import Learner
 from sample_factory.algo.runners.runner import AlgoObserver
 from sample_factory.algo.utils.action_distributions import argmax_actions
 from sample_factory.algo.utils.make_env import make_env_func_batched
@@ -74,7 +73,8 @@ def load(path: Path, cfg: AttrDict) -> ActorCritic:
     env = make_env_func_batched(cfg, AttrDict(worker_index=0, vector_index=0, env_id=0))
     found = create_actor_critic(cfg, env.observation_space, env.action_space)
     found.eval()
-    found.load_state_dict(Learner.load_checkpoint([str(path)], torch.device("cpu"))["model"])
+    # Its own loading predates torch's refusal of what is no tensor. This process has just written the file.
+    found.load_state_dict(torch.load(path, map_location="cpu", weights_only=False)["model"])
     return found
 
 
