@@ -142,7 +142,7 @@ class GmiGroup:
                 self._raise_if_silent([asked_of[ref] for ref in waiting], asked)
                 if waited_s > LONG_WAIT_S and not has_warned:
                     has_warned = True
-                    self._tell_long_wait(asked_of[waiting[0]], asked, timeout_s)
+                    self._warn_of_long_wait(asked_of[waiting[0]], asked, timeout_s)
                 continue
             if not ready:
                 raise self._too_late([asked_of[ref] for ref in waiting], asked, timeout_s)
@@ -193,7 +193,7 @@ class GmiGroup:
         self.note_positions(cause, busy)
         return cause
 
-    def _tell_long_wait(self, index: int, asked: str, timeout_s: float) -> None:
+    def _warn_of_long_wait(self, index: int, asked: str, timeout_s: float) -> None:
         """Say once where a program is that takes long: limits are generous, and an environment's step() may never return."""
         at = self.pings.code_position(index) or "an unknown line of code"
         _logger.warning(

@@ -170,12 +170,12 @@ def summarise(rows: list[dict[str, object]]) -> str:
             [mine[repeat] / value for repeat, value in found.items() if repeat in mine]
             for mine in ours.values()
         )
-        told = "".join(f" {spread(each, '.2f')} |" for each in ratios)
+        over = "".join(f" {spread(each, '.2f')} |" for each in ratios)
         low, high = min(values), max(values)
         cells = (_median_of(rows, name, "startup_s", ".1f"), _median_of(rows, name, "memory_mib", ".0f"))
         lines.append(
             f"| {name} | {len(values)} | {statistics.median(values):.0f} | {low:.0f} - {high:.0f} | "
-            f"{' | '.join(cells)} |{told}"
+            f"{' | '.join(cells)} |{over}"
         )
     left = [of_what_was_left(rows, name, mine, rates.get("limit", {})) for name, mine in ours.items()]
     failed = [f"- {row['case']} failed: {row['failed']}" for row in rows if "failed" in row]
@@ -268,8 +268,8 @@ def main() -> None:
             for case in cases[task]:
                 row = {"repeat": repeat, "task": task, **run_case(case)}
                 rows.append(row)
-                told = row.get("other_cores", row.get("failed"))
-                print(repeat, task, case.name, rate(row), told, flush=True)
+                others = row.get("other_cores", row.get("failed"))
+                print(repeat, task, case.name, rate(row), others, flush=True)
                 write(given.out, name, header, rows)  # what is cut short leaves what it has measured
     print(report(rows))
 
@@ -304,9 +304,9 @@ def report(rows: list[dict[str, object]]) -> str:
 def write(folder: Path, name: str, header: dict[str, object], rows: list[dict[str, object]]) -> None:
     """The result files, of what there is so far."""
     write_results(folder / f"{name}.json", {"origin": header, "rows": rows})
-    told = "\n".join(f"- {key}: {value}" for key, value in header.items())
+    origins = "\n".join(f"- {key}: {value}" for key, value in header.items())
     title = ", ".join(dict.fromkeys(str(row["task"]) for row in rows))
-    (folder / f"{name}.md").write_text(f"# {title}, peers' settings\n\n{told}\n\n{report(rows)}\n")
+    (folder / f"{name}.md").write_text(f"# {title}, peers' settings\n\n{origins}\n\n{report(rows)}\n")
 
 
 if __name__ == "__main__":

@@ -281,8 +281,7 @@ def _conclude(served: Served, target: _Target | None, interrupt: Interrupt) -> i
             f"{total.write_wait_s:.2f} s."
         )
         path = quote(str(target.folder.path))
-        given, out = quote(str(path)), quote(f"{path}-rllib")
-        say(f"\nNext:\n  rayagi replay info {given}\n  rayagi export {given} --to rllib {out}")
+        say(f"\nNext:\n  rayagi replay info {path}\n  rayagi export {path} --to rllib {path}-rllib")
     if served.stop:
         return 0
     return INTERRUPTED

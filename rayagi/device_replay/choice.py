@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -37,13 +37,15 @@ Way = Callable[[ReplayStore | ReplayShards, Sequence[Subscription], int, torch.d
 def _by_warp(module: str, name: str) -> Way:
     """A way whose kernels are Warp's, in a module that needs it."""
 
-    def make(*arguments: Any) -> BatchGatherer:
+    def make(
+        store: ReplayStore | ReplayShards, subscriptions: Sequence[Subscription], n: int, device: torch.device
+    ) -> BatchGatherer:
         try:
             gatherer = getattr(importlib.import_module(f"rayagi.device_replay.{module}"), name)
         except ImportError as error:
             raise UnavailableError(f"Warp is not installed ({error}): pip install 'rayagi[gpu]'") from error
         try:
-            made: BatchGatherer = gatherer(*arguments)
+            made: BatchGatherer = gatherer(store, subscriptions, n, device)
         except ReplayError:
             raise
         except Exception as error:  # Warp has no exception type of its own

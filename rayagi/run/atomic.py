@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from collectives.files import replacing, sync_path
-from rayagi.run.errors import LOCKABLE, WRITABLE, DiskError, disk_errors
+from rayagi.run.errors import LOCKABLE, WRITABLE, DiskError, RunFolderError, disk_errors
 
 
 def new_folder(first: Path) -> Path:
@@ -126,34 +126,59 @@ _KEPT = ".kept"
 def complete_run(run: Path) -> bool:
     """Move the files of a killed ``replacing_run`` into their places. Returns whether there were some.
 
-    Several processes may do it at the same time.
+    Several processes may do it at the same time. The run folder may be somebody else's.
 
     Raises:
         OSError: it cannot be written.
+        RunFolderError: its links lead out of it, or the list of what is kept is damaged; nothing was changed.
     """
     ready = run / _READY
     if not ready.is_dir():
         return False
+    places = {file: run / file.relative_to(ready) for file in _files_of(ready)}
+    for inside in (ready, run / "checkpoints", *(place.parent for place in places.values())):
+        if not inside.resolve().is_relative_to(run.resolve()):
+            raise RunFolderError(
+                str(inside), "leads out of the run folder, where nothing may be moved or removed"
+            )
+    kept = _kept_checkpoints(ready)
     sync_path(run)
     folders = {run}
-    for file in _files_of(ready):
-        place = run / file.relative_to(ready)
+    for file, place in places.items():
         place.parent.mkdir(parents=True, exist_ok=True)
         folders.add(place.parent)
         with suppress(FileNotFoundError):  # another process has moved it
             file.replace(place)
     for folder in folders:
         sync_path(folder)
-    with suppress(FileNotFoundError):  # another process has removed it
-        kept = json.loads((ready / _KEPT).read_text())
-        for entry in run.glob("checkpoints/*"):
-            if entry.name not in kept:
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    for entry in run.glob("checkpoints/*"):
+        if kept is not None and entry.name not in kept:
+            with suppress(FileNotFoundError):  # another process has removed it
+                entry.unlink() if entry.is_symlink() or not entry.is_dir() else shutil.rmtree(entry)
     done = run / f"{_UNFINISHED}{os.getpid()}"
     with suppress(FileNotFoundError):
         ready.rename(done)
     shutil.rmtree(done, ignore_errors=True)
     return True
+
+
+def _kept_checkpoints(ready: Path) -> list[str] | None:
+    """What the folder of checkpoints has then; None: another process has just completed the run.
+
+    Raises:
+        RunFolderError: the list is damaged.
+    """
+    try:
+        kept = json.loads((ready / _KEPT).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        kept = None
+    if not (isinstance(kept, list) and all(isinstance(name, str) for name in kept)):
+        raise RunFolderError(
+            str(ready / _KEPT), "is damaged: remove this folder to use the checkpoint of before"
+        )
+    return kept
 
 
 def _files_of(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ def row(repeat, case, **values):
     return {"repeat": repeat, "case": case, **values}
 
 
-def test_ratios_are_within_a_repeat_and_the_limit_is_told_with_what_the_host_left():
+def test_ratios_are_within_a_repeat_and_the_limit_counts_what_the_host_left():
     rows = [
         row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1, startup_s=7.0, memory_mib=900),
         row(0, "rayagi-1x2", steps_per_s=4000.0),
@@ -22,26 +22,26 @@ def test_ratios_are_within_a_repeat_and_the_limit_is_told_with_what_the_host_lef
         row(1, "rayagi-2x1", steps_per_s=3000.0, stolen_cores=0.4, startup_s=8.0, memory_mib=1000),
         row(1, "limit", limit_steps_per_s=5000.0),
     ]
-    told = summarise(rows)
-    assert "| limit | 2 | 5000 | 5000 - 5000 | - | - | 0.90 (0.80 - 1.00) | 0.70 (0.60 - 0.80) |" in told
-    assert "| rayagi-2x1 | 2 | 3500 | 3000 - 4000 | 7.5 | 950 | " in told
+    text = summarise(rows)
+    assert "| limit | 2 | 5000 | 5000 - 5000 | - | - | 0.90 (0.80 - 1.00) | 0.70 (0.60 - 0.80) |" in text
+    assert "| rayagi-2x1 | 2 | 3500 | 3000 - 4000 | 7.5 | 950 | " in text
     # 0.1 and 0.4 of two cores: 4000 / (5000 * 0.95) = 0.842, 3000 / (5000 * 0.8) = 0.75
     assert (
         "While rayagi-2x1 trained, the host kept 5.0%, 20.0% of the cores' time: of the limit with what was left, "
-        "0.80 (0.75 - 0.84)." in told
+        "0.80 (0.75 - 0.84)." in text
     )
 
 
-def test_without_the_limit_nothing_is_told_of_it():
-    told = summarise([row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1)])
-    assert "the host kept" not in told
+def test_without_the_limit_nothing_is_said_of_it():
+    text = summarise([row(0, "rayagi-2x1", steps_per_s=4000.0, stolen_cores=0.1)])
+    assert "the host kept" not in text
 
 
 def test_tasks_are_compared_with_the_fastest_peer_of_each_repeat():
     def rows(repeat, task, **rates):
         return [row(repeat, name, task=task, steps_per_s=rate) for name, rate in rates.items()]
 
-    told = compare(
+    text = compare(
         [
             *rows(0, "Ant-v5", **{"rayagi-2x1": 30.0, "rayagi-1x2": 20.0, "sf-async": 10.0, "cleanrl": 15.0}),
             *rows(1, "Ant-v5", **{"rayagi-2x1": 40.0, "sf-async": 20.0, "cleanrl": 15.0, "rllib": 5.0}),
@@ -50,10 +50,10 @@ def test_tasks_are_compared_with_the_fastest_peer_of_each_repeat():
         ]
     ).splitlines()
     # Of the peers those that ran.
-    assert told[0].startswith("| task | rayagi-1x2 | rayagi-2x1 | sf-async | pufferlib | cleanrl | rllib | ")
+    assert text[0].startswith("| task | rayagi-1x2 | rayagi-2x1 | sf-async | pufferlib | cleanrl | rllib | ")
     # 30 / 15 and 40 / 20; 20 / 15
-    assert told[2] == "| Ant-v5 | 20 | 35 | 15 | - | 15 | 5 | 1.33 (1.33 - 1.33) | 2.00 (2.00 - 2.00) |"
-    assert told[3] == "| Hopper-v5 | - | 30 | - | - | - | - | - | - |"  # two of ours, four peers, two ratios
+    assert text[2] == "| Ant-v5 | 20 | 35 | 15 | - | 15 | 5 | 1.33 (1.33 - 1.33) | 2.00 (2.00 - 2.00) |"
+    assert text[3] == "| Hopper-v5 | - | 30 | - | - | - | - | - | - |"  # two of ours, four peers, two ratios
 
 
 def test_peers_run_in_their_virtual_environments(tmp_path):
@@ -81,7 +81,7 @@ def test_peers_run_in_their_virtual_environments(tmp_path):
     assert "rllib" not in {case.name for case in cases_of("Hopper-v5", tmp_path, 8.0, None)}
 
 
-def test_a_command_s_own_time_is_told_from_others():
+def test_a_command_s_own_time_is_distinguished_from_others():
     busy = "import time; data = bytes(300 * 2**20).replace(b'\\0', b'1'); until = time.process_time() + 4.0\n"
     busy += "while time.process_time() < until: pass\nprint('done')"
     watched = run_watched([sys.executable, "-c", busy], timeout_s=60)

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import resource
+import shutil
 import signal
 from functools import partial
 
@@ -12,7 +13,7 @@ import pytest
 
 from rayagi.rllib_run import replaced_checkpoint
 from rayagi.run.atomic import complete_run
-from rayagi.run.errors import DiskError
+from rayagi.run.errors import DiskError, RunFolderError
 from rayagi.run.folder import complete_interrupted_save
 from tests.kills import dies_before_change
 from tests.programs import run_python
@@ -144,3 +145,35 @@ def test_one_that_cannot_be_completed_is_a_sentence(tmp_path):
     (tmp_path / "algorithm_state.pkl").mkdir()
     with pytest.raises(DiskError, match=r"algorithm_state.pkl.*interrupted and has to be completed"):
         complete_interrupted_save(tmp_path)
+
+
+@pytest.mark.parametrize("link", ["checkpoints", ".ready", "notes"])
+def test_a_run_folder_of_somebody_else_does_not_reach_out_of_itself(tmp_path, link):
+    """Whoever opens it would move or remove his own files."""
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    write(run, 1)
+    write(mine, 3)
+    write(run / ".ready", 2)
+    (run / ".ready" / "notes").mkdir()
+    (run / ".ready" / "notes" / "own").write_text("2")
+    (run / ".ready" / ".kept").write_text("[]")
+    if (run / link).exists():
+        shutil.rmtree(run / link)
+    (run / link).symlink_to(mine)
+    before = numbers(run), numbers(mine)
+    with pytest.raises(RunFolderError, match=rf"{link}.* leads out of the run folder"):
+        complete_interrupted_save(run)
+    assert (numbers(run), numbers(mine)) == before
+
+
+@pytest.mark.parametrize("kept", ["", "{", '"iteration_000002"', "[1]"])
+def test_a_damaged_list_of_what_is_kept_is_a_sentence_and_changes_nothing(tmp_path, kept):
+    write(tmp_path, 1)
+    write(tmp_path / ".ready", 2)
+    (tmp_path / ".ready" / ".kept").write_text(kept)
+    before = numbers(tmp_path)
+    with pytest.raises(
+        RunFolderError, match=r"\.kept: is damaged: remove this folder to use the checkpoint of before"
+    ):
+        complete_interrupted_save(tmp_path)
+    assert numbers(tmp_path) == before

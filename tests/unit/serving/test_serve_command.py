@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +70,16 @@ def serve(tmp_path, monkeypatch):
     saved_run(Path("runs"), iterations=(4, 9))
     monkeypatch.setattr(command, "Session", type("Session", (SessionInThisProcess,), {}))
     return lambda *options: main(["serve", "runs/a", "--gmis", "1", *options])
+
+
+def test_the_next_commands_can_be_pasted_whatever_the_dataset_is_called(serve, capsys):
+    assert serve("--out", "my d'ü", "--steps", "4", "--num-envs", "2") == 0
+    lines = capsys.readouterr().out.partition("Next:\n")[2].splitlines()
+    path = str(Path("my d'ü").absolute())
+    assert [shlex.split(line) for line in lines] == [
+        ["rayagi", "replay", "info", path],
+        ["rayagi", "export", path, "--to", "rllib", f"{path}-rllib"],
+    ]
 
 
 def test_a_dataset_with_its_statistics_and_origin(serve, capsys):
