@@ -24,6 +24,7 @@ from placement.inventory import local_machine
 from placement.types import Node
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
+from rayagi.coordinator.cluster import connected
 from rayagi.coordinator.session import Session
 from rayagi.envs import default_hidden
 
@@ -192,13 +193,14 @@ def main() -> int:
         for task in arguments.tasks
         for case in cases_of(arguments.shares)
     ]
-    for task, case in turns:
-        try:
-            runs.append(measure(task, case, arguments.seconds))
-        except Exception as error:  # of one case: the others are compared all the same
-            runs.append({"task": task, "case": case.name, "failed": f"{type(error).__name__}: {error}"})
-        print(json.dumps(runs[-1]), flush=True)
-        write_results(arguments.out / f"{stem}.json", {"origin": head, "runs": runs})
+    with connected():  # one Ray for all cases
+        for task, case in turns:
+            try:
+                runs.append(measure(task, case, arguments.seconds))
+            except Exception as error:  # of one case: the others are compared all the same
+                runs.append({"task": task, "case": case.name, "failed": f"{type(error).__name__}: {error}"})
+            print(json.dumps(runs[-1]), flush=True)
+            write_results(arguments.out / f"{stem}.json", {"origin": head, "runs": runs})
     done = [run for run in runs if "failed" not in run]
     (arguments.out / f"{stem}.md").write_text(f"{gpu.name}, driver {node.driver_version}\n\n{table(done)}")
     print(table(done))
