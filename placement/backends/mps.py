@@ -15,7 +15,13 @@ from math import floor, fsum
 from pathlib import Path
 
 from placement.backends.base import Availability, SliceHealth, SliceLimits, refused, validate_sizes
-from placement.backends.mps_control import INSTALL, DaemonTimeoutError, MpsDaemon, wait_until
+from placement.backends.mps_control import (
+    INSTALL,
+    DaemonBusyError,
+    DaemonTimeoutError,
+    MpsDaemon,
+    wait_until,
+)
 from placement.backends.partitioned import PartitionedBackend
 from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
@@ -154,6 +160,8 @@ class MpsBackend(PartitionedBackend):
         try:
             daemon = MpsDaemon.from_pipe_directory(gmi_slice.share.pipe_directory or "")
             states = {server: daemon.server_status(server) for server in daemon.servers()}
+        except DaemonBusyError as error:
+            return SliceHealth(state="degraded", text=str(error))
         except PartitionError as error:
             return SliceHealth(state="lost", text=str(error))
         if not states:

@@ -29,6 +29,8 @@ START_LIMIT_S = 20.0
 END_LIMIT_S = 10.0
 """Time limit for the processes to end after ``quit``, and again after each signal."""
 
+POLL_S = 0.05
+
 LONGEST_SOCKET_PATH = 107
 """Maximum bytes of a UNIX socket's path on Linux; beyond it the daemon fails to bind with a misleading message."""
 LONGEST_SOCKET_NAME = "/control_privileged"
@@ -44,11 +46,18 @@ UNKNOWN_OPTION = "Unrecognized option"
 NO_DAEMON = "Cannot find MPS control daemon"
 """Output of the control program if no daemon listens."""
 
+BUSY = "Cannot send command to MPS control daemon"
+"""Output of the control program while the daemon serves another one: it takes one at a time."""
+
 ServerStatus = Literal["INITIALIZING", "ACTIVE", "FAULT"]
 
 
 class DaemonTimeoutError(PartitionError):
     """The daemon has ended or does not respond; the state of its clients is unknown."""
+
+
+class DaemonBusyError(PartitionError):
+    """Another control program is connected to the daemon, and stays; its clients are not affected."""
 
 
 class MpsDaemon:
@@ -182,24 +191,37 @@ class MpsDaemon:
 
         Raises:
             DaemonTimeoutError: the daemon has ended or does not respond in time.
+            DaemonBusyError: another control program uses it all the time.
             PartitionError: the command failed.
         """
-        result = _run(
-            [CONTROL],
-            self._environment(),
-            limit_s=ANSWER_LIMIT_S,
-            input=f"{command}\n",
-            text=True,
-            capture_output=True,
-        )
+        result = self._result_of(command)
         if result is None:
             problem = f"did not respond to `{command}` within {ANSWER_LIMIT_S:.0f} s"
             raise DaemonTimeoutError(f"the MPS daemon at {self.pipe}", problem, self._see_log())
         if result.returncode != 0:
             output = last_line(result.stdout + result.stderr)
+            if BUSY in output:
+                problem = f"has served another {CONTROL} for {ANSWER_LIMIT_S:.0f} s: `{command}` had no turn"
+                raise DaemonBusyError(f"the MPS daemon at {self.pipe}", problem, f"End that {CONTROL}")
             kind = DaemonTimeoutError if NO_DAEMON in output else PartitionError
             raise kind(f"the MPS daemon at {self.pipe}", f"rejected `{command}`: {output}", self._see_log())
         return [line.strip() for line in result.stdout.splitlines() if line.strip()]
+
+    def _result_of(self, command: str) -> subprocess.CompletedProcess[str] | None:
+        """Of the control program; None if it does not end in time. Waits its turn: GMIs of one GPU ask at the same time."""
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        while True:
+            result = _run(
+                [CONTROL],
+                self._environment(),
+                limit_s=ANSWER_LIMIT_S,
+                input=f"{command}\n",
+                text=True,
+                capture_output=True,
+            )
+            if result is None or BUSY not in result.stdout + result.stderr or time.monotonic() > deadline:
+                return result
+            time.sleep(POLL_S)
 
     def end(self) -> None:
         """Stop daemon and server: by ``quit``, then SIGTERM, then SIGKILL. Idempotent.
@@ -305,7 +327,7 @@ def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(POLL_S)
     return True
 
 

@@ -1,9 +1,11 @@
 """The MPS backend with a fake nvidia-cuda-mps-control: real processes, real sockets, no GPU."""
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import floor
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from placement.backends import mps, mps_control, partitioned
 from placement.backends.mps import MpsBackend, sms_per_chunk
-from placement.backends.mps_control import DaemonTimeoutError, MpsDaemon, parse_partition
+from placement.backends.mps_control import DaemonBusyError, DaemonTimeoutError, MpsDaemon, parse_partition
 from placement.errors import PartitionError, SliceError
 from placement.inventory.nvml import mps_clients
 from placement.ledger import Ledger
@@ -283,6 +285,27 @@ def test_fault_and_death_of_the_daemon_are_detected(place, ledger):
     assert place.left() == NOTHING
     (again,) = backend.partition(gpu(**VOLTA), (0.5,), ledger)
     assert backend.health(slice_of(again)).state == "ok"
+
+
+def test_the_daemon_serves_one_control_program_at_a_time_and_the_others_wait(place, ledger):
+    (share, _) = MpsBackend().partition(gpu(), (0.5, 0.5), ledger)
+    daemon = MpsDaemon.from_pipe_directory(share.pipe_directory)
+    place.behave("slow")
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(daemon.servers) for _ in range(8)]
+    assert [future.result() for future in asked] == [daemon.servers()] * 8
+
+
+def test_a_daemon_that_another_control_program_keeps_for_itself_is_not_lost(place, ledger, monkeypatch):
+    (share, _) = MpsBackend().partition(gpu(), (0.5, 0.5), ledger)
+    daemon = MpsDaemon.from_pipe_directory(share.pipe_directory)
+    monkeypatch.setattr(mps_control, "ANSWER_LIMIT_S", 0.3)
+    with (daemon.pipe / "turn").open() as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        with pytest.raises(DaemonBusyError, match="`get_server_list` had no turn"):
+            daemon.servers()
+        assert MpsBackend().health(slice_of(share)).state == "degraded"
+    assert MpsBackend().health(slice_of(share)).state == "ok"
 
 
 def test_a_partitioner_reports_health_and_memory_of_its_slices(place, monkeypatch):
