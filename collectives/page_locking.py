@@ -11,10 +11,7 @@ PORTABLE, MAPPED = 1, 2
 
 
 def page_lock(address: int, size: int, flags: int = 0) -> int:
-    """Register memory with CUDA. Returns its status: 0 where it is registered.
-
-    [unverified on GPU] that nothing of a refusal is left behind.
-    """
+    """Register memory with CUDA. Returns its status: 0 where it is registered."""
     status = int(torch.cuda.cudart().cudaHostRegister(address, size, flags))
     if status != 0 and torch.cuda.is_initialized():
         # CUDA's runtime keeps the refusal, and torch's next launch would report it as its own: this one takes it.

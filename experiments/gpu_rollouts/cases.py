@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.envs import default_hidden, make_env_factory
 from rayagi.envs.tasks.masked import MaskedTaskVecEnv
 from rayagi.models.policy import NetworkPolicy, new_policy
+from rayagi.profiler.gpu import activities_of
 
 MODES = ("captured", "uncaptured", "host loop")
 """One graph; the same operations launched one by one; and the ordinary loop, whose observations pass through the host."""
@@ -140,28 +141,28 @@ def measure(case: Case, seconds: float) -> dict[str, Any]:
 
 
 def profiled(work: Callable[[], None]) -> dict[str, Any]:
-    """Calls that launch something, and the share of wall time in which the GPU runs any kernel or copy."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    """Calls that launch something, and the share of wall time in which the GPU runs any kernel or copy.
+
+    From Kineto's events: torch makes objects of Python of them, which takes half a minute for a rollout.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         began = time.perf_counter()
         work()
         torch.cuda.synchronize()
         elapsed_s = time.perf_counter() - began
-    events = profile.events()
-    launches = {name: sum(event.name.startswith(name) for event in events) for name in _LAUNCHES}
-    spans = [
-        (event.time_range.start, event.time_range.end)
-        for event in events
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
+    assert profile.profiler is not None  # set by its start
+    found = list(activities_of(profile.profiler.kineto_results.events(), {}))
+    calls = [each.name for each in found if not each.category.is_gpu]
+    launches = {name: sum(call.startswith(name) for call in calls) for name in _LAUNCHES}
+    spans = [(each.start_ns, each.end_ns) for each in found if each.category.is_gpu]
     return {
         "launches": sum(launches.values()),
         "launches_by_call": launches,
-        "gpu_share": round(covered(spans) * 1e-6 / elapsed_s, 4),
+        "gpu_share": round(covered(spans) * 1e-9 / elapsed_s, 4),
     }
 
 
-def covered(spans: list[tuple[float, float]]) -> float:
+def covered(spans: Sequence[tuple[float, float]]) -> float:
     """Length of the union of intervals."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):

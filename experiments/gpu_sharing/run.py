@@ -156,11 +156,15 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.subplots()
     tasks = rates_of(runs)
+    # Of all tasks, by the way of sharing and its number; a task that was not measured in a case leaves its place free.
+    cases = sorted(
+        {case for rates in tasks.values() for case in rates}, key=lambda case: (case != SINGLE, case)
+    )
+    width = 0.8 / len(tasks)
     for at, (task, rates) in enumerate(tasks.items()):
-        width = 0.8 / len(tasks)
-        places = [place + width * at for place in range(len(rates))]
+        places = [cases.index(case) + width * at for case in rates]
         axes.bar(places, [rate / rates.get(SINGLE, rate) for rate in rates.values()], width, label=task)
-        axes.set_xticks(range(len(rates)), list(rates), rotation=20, ha="right", fontsize=8)
+    axes.set_xticks(range(len(cases)), cases, rotation=20, ha="right", fontsize=8)
     axes.axhline(1, color="grey", linewidth=1)
     axes.set_ylabel("steps/s over a single process")
     axes.legend(fontsize=8)

@@ -349,8 +349,8 @@ PREPRINT = (
         paper="gmi-drl-preprint", label="Figure 8", quantity="MPS and MIG over direct sharing of a GPU",
         theirs="both faster; MIG ahead on complex tasks", axes="partly", measuring=GPU_SHARING, needs=NO_GPU,
         ours=lambda rows: gpu_sharing.headline(rows["runs"]), draw=lambda rows, path: gpu_sharing.draw(rows["runs"], path),
-        differs="MPS with one share, and plain sharing: MPS with several shares was not reached in the GPU time there was; "
-        "MIG's mode is not changed",
+        differs="one process's rollouts and updates are one CUDA graph each, which leave little of the GPU idle; MIG's mode "
+        "is not changed",
     ),
     Exhibit(
         paper="gmi-drl-preprint", label="Figure 9", quantity="reward against seconds",
@@ -481,8 +481,8 @@ RL_SCOPE = (
         paper="rl-scope", label="Figure 8", quantity="true GPU time beside what nvidia-smi calls utilisation",
         theirs="100 % shown, 0.4 % used", axes="partly", needs=NO_GPU, measuring=_on_gpu("workers"),
         ours=lambda rows: gpu.workers_headline(rows["rows"]), draw=lambda rows, path: gpu.draw_workers(rows["rows"], path),
-        differs="one process, which collects experience of HalfCheetah-v5, instead of Minigo's self-play by 16; "
-        "NVML's mean over the run instead of nvidia-smi's reading",
+        differs="processes that collect experience of HalfCheetah-v5 instead of Minigo's self-play; NVML's mean over the "
+        "run instead of nvidia-smi's reading",
     ),
     Exhibit(
         paper="rl-scope", label="Figure 9", quantity="calibration: cost of an event by differences of runs",

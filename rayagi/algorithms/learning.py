@@ -27,7 +27,7 @@ class LearnerProgram:
     """Takes experience, updates, publishes the parameters, and only then releases the experience.
 
     Observation and reward statistics are updated here and published with the parameters. On a GPU slice the networks are
-    on the GPU and read batches from the Batcher's page-locked memory. [unverified on GPU]
+    on the GPU and read batches from the Batcher's page-locked memory.
     """
 
     def __init__(self, spec: RunSpec, make_env: EnvFactory, context: GmiContext) -> None:

