@@ -11,11 +11,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StepResult
 from rayagi.envs.errors import EnvironmentOptionError, UnsupportedSpaceError
-from rayagi.envs.gymnasium_adapter import RestartingVecEnv, action_spec, float32_copy
+from rayagi.envs.gymnasium_adapter import (
+    RestartingVecEnv,
+    action_spec,
+    float32_copy,
+    observation_parts,
+)
 from rayagi.envs.lifetime import while_open
 from rayagi.envs.providers import EnvProvider, VecEnvArgs, time_limit
 
@@ -62,9 +68,14 @@ class EnvPoolVecEnv(RestartingVecEnv):
             )
             self._first_choice = int(getattr(self._pool.action_space, "start", 0))
             obs, _ = self._pool.reset()
-        self._refuse_nonfinite(obs, "observation")
-        self._obs = float32_copy(obs)
+        self._obs = self._begun(obs)
         return self._obs.clone()
+
+    def _begun(self, observed: NDArray[Any], ids: NDArray[Any] | None = None) -> Tensor:
+        """First observations of these environments (None: all), flat, (n, obs_dim)."""
+        flat = observed.reshape(len(observed), -1)
+        self._refuse_nonfinite(flat, "observation", ids)
+        return float32_copy(flat)
 
     @while_open
     def step(self, actions: Tensor) -> StepResult:
@@ -82,8 +93,10 @@ class EnvPoolVecEnv(RestartingVecEnv):
             given = np.clip(given, self._low, self._high)
         observed, rewards, terminated, truncated, _ = self._pool.step(given)
         # First float32: a larger float64 is infinite.
-        obs, rewards = float32_copy(observed), float32_copy(rewards).numpy()
-        unstable = ~(np.isfinite(rewards) & np.isfinite(obs.numpy()).all(axis=1))
+        obs, rewards = float32_copy(observed.reshape(len(observed), -1)), float32_copy(rewards).numpy()
+        unstable = ~np.isfinite(rewards)
+        if observed.dtype != np.uint8:  # bytes of images are finite
+            unstable |= ~np.isfinite(obs.numpy()).all(axis=1)
         if unstable.any():
             self._num_unstable += int(unstable.sum())
             rewards, terminated = np.where(unstable, 0.0, rewards), terminated | unstable
@@ -92,8 +105,7 @@ class EnvPoolVecEnv(RestartingVecEnv):
         final_obs = obs[final_ids]
         if final_ids.size:
             begun, _ = self._pool.reset(final_ids.astype(np.int32))  # in the order of the ids
-            self._refuse_nonfinite(begun, "observation", final_ids)
-            obs[final_ids] = float32_copy(begun)
+            obs[final_ids] = self._begun(begun, final_ids)
             self._elapsed[final_ids] = 0
             self._episode[final_ids] += 1
         self._obs = obs
@@ -138,10 +150,11 @@ class EnvPoolProvider(EnvProvider):
         spec = _spec(env_id, _options(env_id, kwargs))
         with warnings.catch_warnings(action="ignore"):  # Gymnasium's, on the precision of EnvPool's bounds
             space, actions = spec.gymnasium_observation_space, spec.gymnasium_action_space
-        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+        if not isinstance(space, gymnasium.spaces.Box):
             raise UnsupportedSpaceError(
-                env_id, f"{space} of observations", "use a task whose observation is one flat Box"
+                env_id, f"{space} of observations", "use a task whose observation is a vector or an image"
             )
+        (part,) = observation_parts(env_id, space)
         limit = int(spec.config.max_episode_steps)
         action = action_spec(env_id, actions)
         if action.kind == "multi_discrete":
@@ -149,8 +162,9 @@ class EnvPoolProvider(EnvProvider):
         return EnvInfo(
             env_id=env_id,
             engine=ENGINE,
-            obs_dim=int(space.shape[0]),
+            obs_dim=part.size,
             action=action,
+            obs_parts=(part,) if part.is_image else (),
             max_episode_steps=None if limit == _NO_LIMIT else limit,
         )
 

@@ -36,6 +36,22 @@ def same(results, others):
 
 
 @installed
+def test_images_are_flat_parts_that_a_cnn_encodes_and_are_those_of_the_pool():
+    import envpool
+
+    info = env_info("Pong-v5", "envpool", {"max_episode_steps": 40})
+    (part,) = info.obs_parts
+    assert (part.channels_height_width, part.scale, info.obs_dim) == ((4, 84, 84), 1 / 255, 4 * 84 * 84)
+    env = make("Pong-v5", num_envs=2, max_episode_steps=40)
+    found = course(env, 45, lambda t: torch.tensor([t % 6, 3]))  # past the reset after 40 steps
+    seeds = [seed % 2**31 for seed in make("Pong-v5", num_envs=2)._next_seeds(3)]
+    raw = envpool.make("Pong-v5", env_type="gymnasium", num_envs=2, seed=seeds, max_episode_steps=40)
+    expected = [raw.reset()[0], *(raw.step(np.array([t % 6, 3]))[0] for t in range(39))]
+    for obs, image in zip([found[0], *found[1::6]], expected, strict=False):
+        assert torch.equal(obs, torch.from_numpy(image.reshape(2, -1)).float())
+
+
+@installed
 def test_every_step_is_one_of_the_task_and_final_observations_are_exact():
     # The reference: Gymnasium's CartPole, put where the pool's environment was, makes the same step.
     env, reference = make(max_episode_steps=15), gymnasium.make("CartPole-v1").unwrapped
