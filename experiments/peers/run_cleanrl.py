@@ -1,20 +1,18 @@
-"""CleanRL's single-file PPO, the loop of ppo_continuous_action.py, on EnvPool."""
+"""CleanRL's single-file PPO, the loop of ppo_continuous_action.py (ppo_atari.py's heads for choices), on EnvPool."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal
+from torch.distributions import Categorical, Normal
 
 from experiments.peers.common import (
     BATCH,
     ENVS,
     EPOCHS,
-    HIDDEN,
     MINIBATCH,
     STEPS,
     Meter,
@@ -22,38 +20,39 @@ from experiments.peers.common import (
     TimeUpError,
     flags,
 )
+from experiments.peers.common import network as common_network
 
 
-def orthogonal(layer: nn.Linear, gain: float = 2**0.5) -> nn.Linear:
-    """The layer with orthogonal weights and no bias."""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def network(inputs: int, outputs: int, gain: float) -> nn.Sequential:
-    """ELU between layers."""
-    sizes, layers = [inputs, *HIDDEN], list[nn.Module]()
-    for fan_in, fan_out in pairwise(sizes):
-        layers += [orthogonal(nn.Linear(fan_in, fan_out)), nn.ELU()]
-    return nn.Sequential(*layers, orthogonal(nn.Linear(HIDDEN[-1], outputs), gain))
+def network(obs_shape: tuple[int, ...], outputs: int, gain: float) -> nn.Module:
+    """With orthogonal weights and no biases."""
+    found = common_network(obs_shape, outputs)
+    layers = [each for each in found.modules() if isinstance(each, nn.Linear | nn.Conv2d)]
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, gain if layer is layers[-1] else 2**0.5)
+        nn.init.zeros_(layer.bias)
+    return found
 
 
 class Agent(nn.Module):
     """Separate policy and value networks."""
 
-    def __init__(self, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, envs: Pool) -> None:
         super().__init__()
-        self.actor, self.critic = network(obs_dim, action_dim, 0.01), network(obs_dim, 1, 1.0)
-        self.log_std = nn.Parameter(torch.zeros(1, action_dim))
+        self.actor = network(envs.obs_shape, envs.outputs, 0.01)
+        self.critic = network(envs.obs_shape, 1, 1.0)
+        self.log_std = None if envs.is_discrete else nn.Parameter(torch.zeros(1, envs.outputs))
 
     def value(self, obs: Tensor) -> Tensor:
-        """(B, obs_dim) -> (B,)."""
+        """(B, *obs_shape) -> (B,)."""
         return self.critic(obs)[:, 0]
 
     def forward(self, obs: Tensor, actions: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Actions, sampled where none are given, their log probabilities, and values."""
         mean = self.actor(obs)
+        if self.log_std is None:
+            choices = Categorical(logits=mean, validate_args=False)
+            actions = choices.sample() if actions is None else actions
+            return actions, choices.log_prob(actions), self.value(obs)
         normal = Normal(mean, self.log_std.expand_as(mean).exp(), validate_args=False)
         actions = normal.sample() if actions is None else actions
         return actions, normal.log_prob(actions).sum(1), self.value(obs)
@@ -63,12 +62,12 @@ class Loop:
     """Rollout and update."""
 
     def __init__(self, envs: Pool) -> None:
-        self.envs, self.agent = envs, Agent(envs.obs_dim, envs.action_dim)
+        self.envs, self.agent = envs, Agent(envs)
         self.optimiser = torch.optim.Adam(self.agent.parameters(), lr=3e-4, eps=1e-5)
-        self.obs = torch.zeros(STEPS, ENVS, envs.obs_dim)
-        self.actions = torch.zeros(STEPS, ENVS, envs.action_dim)
-        self.log_probs, self.rewards, self.done, self.values = torch.zeros(4, STEPS, ENVS).unbind()
         self.now = torch.as_tensor(envs.reset())
+        self.obs = torch.zeros(STEPS, *self.now.shape, dtype=self.now.dtype)
+        self.actions = torch.zeros(STEPS, ENVS, *envs.actions.shape)
+        self.log_probs, self.rewards, self.done, self.values = torch.zeros(4, STEPS, ENVS).unbind()
 
     @torch.no_grad()
     def rollout(self) -> None:

@@ -8,8 +8,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
 import pufferlib
 import pufferlib.vector
 import torch
@@ -35,8 +33,7 @@ class PoolEnv(pufferlib.PufferEnv):
 
     def __init__(self, pool: Pool, buf: Any = None, seed: int = 0) -> None:
         self._pool = pool
-        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (pool.obs_dim,), np.float32)
-        self.single_action_space = gymnasium.spaces.Box(pool.low, pool.high)
+        self.single_observation_space, self.single_action_space = pool.observations, pool.actions
         self.num_agents = ENVS
         super().__init__(buf)
 
@@ -59,14 +56,16 @@ class PoolEnv(pufferlib.PufferEnv):
 class Policy(nn.Module):
     """Separate policy and value networks."""
 
-    def __init__(self, obs_dim: int, action_dim: int) -> None:
+    def __init__(self, pool: Pool) -> None:
         super().__init__()
-        self.actor, self.critic = network(obs_dim, action_dim), network(obs_dim, 1)
-        self.log_std = nn.Parameter(torch.zeros(1, action_dim))
+        self.actor, self.critic = network(pool.obs_shape, pool.outputs), network(pool.obs_shape, 1)
+        self.log_std = None if pool.is_discrete else nn.Parameter(torch.zeros(1, pool.outputs))
 
     def forward_eval(self, obs, state=None):
         """Distribution and values."""
         mean = self.actor(obs)
+        if self.log_std is None:
+            return mean, self.critic(obs)
         return torch.distributions.Normal(mean, self.log_std.expand_as(mean).exp()), self.critic(obs)
 
     forward = forward_eval
@@ -99,7 +98,7 @@ def main() -> None:
     )
     pufferl.PuffeRL.print_dashboard = lambda *_, **__: None
     with tempfile.TemporaryDirectory() as folder:
-        trainer = pufferl.PuffeRL(settings(given.seed, folder), env, Policy(pool.obs_dim, pool.action_dim))
+        trainer = pufferl.PuffeRL(settings(given.seed, folder), env, Policy(pool))
         try:
             while True:
                 trainer.evaluate()

@@ -1,4 +1,4 @@
-"""rl_games' a2c_continuous, which is its PPO, with EnvPool as an IVecEnv.
+"""rl_games' a2c_continuous or a2c_discrete, which are its PPO, with EnvPool as an IVecEnv.
 
 rl_games has an EnvPool of its own, which counts the steps that EnvPool spends on resets, and has float64 observations.
 """
@@ -10,7 +10,6 @@ import tempfile
 from importlib.metadata import version
 from typing import Any
 
-import gymnasium
 import numpy as np
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.algo_observer import AlgoObserver
@@ -18,15 +17,16 @@ from rl_games.common.ivecenv import IVecEnv
 from rl_games.torch_runner import Runner
 
 from experiments.peers.common import (
+    CONVOLUTIONS,
     ENVS,
     EPOCHS,
-    HIDDEN,
     MINIBATCH,
     STEPS,
     Meter,
     Pool,
     TimeUpError,
     flags,
+    widths,
 )
 
 
@@ -48,8 +48,8 @@ class PoolVecEnv(IVecEnv):
     def get_env_info(self):
         """Spaces."""
         return {
-            "action_space": gymnasium.spaces.Box(self._pool.low, self._pool.high),
-            "observation_space": gymnasium.spaces.Box(-np.inf, np.inf, (self._pool.obs_dim,), np.float32),
+            "action_space": self._pool.actions,
+            "observation_space": self._pool.observations,
         }
 
 
@@ -64,13 +64,29 @@ class Clock(AlgoObserver):
         self._meter.iteration(self._pool.steps)
 
 
-def settings(seed: int, folder: str) -> dict[str, Any]:
-    """rl_games', as its files have them."""
+def network(pool: Pool) -> dict[str, Any]:
+    """In rl_games' words; for images the 512 units have ELU, too."""
     default = {"name": "default"}
     continuous = {
         "mu_activation": "None", "sigma_activation": "None", "mu_init": default,
         "sigma_init": {"name": "const_initializer", "val": 0}, "fixed_sigma": True,
     }  # fmt: skip
+    units = list(widths(pool.obs_shape))
+    mlp = {"units": units if pool.is_image else units[1:], "activation": "elu", "initializer": default}
+    space = {"discrete": {}} if pool.is_discrete else {"continuous": continuous}
+    found: dict[str, Any] = {"name": "actor_critic", "separate": True, "mlp": mlp, "space": space}
+    if pool.is_image:
+        convs = [
+            {"filters": filters, "kernel_size": size, "strides": stride, "padding": 0}
+            for filters, size, stride in CONVOLUTIONS
+        ]
+        cnn = {"type": "conv2d", "activation": "relu", "initializer": default, "convs": convs}
+        found["cnn"] = {**cnn, "permute_input": False}
+    return found
+
+
+def settings(pool: Pool, seed: int, folder: str) -> dict[str, Any]:
+    """rl_games', as its files have them."""
     config = {
         "name": "peers", "env_name": "pool", "device": "cpu", "device_name": "cpu", "multi_gpu": False, "ppo": True,
         "mixed_precision": False, "normalize_input": False, "normalize_value": False, "normalize_advantage": True,
@@ -80,13 +96,11 @@ def settings(seed: int, folder: str) -> dict[str, Any]:
         "horizon_length": STEPS, "minibatch_size": MINIBATCH, "mini_epochs": EPOCHS, "max_epochs": 10**9,
         "print_stats": False, "save_best_after": 10**9, "train_dir": folder,
     }  # fmt: skip
-    mlp = {"units": list(HIDDEN), "activation": "elu", "initializer": default}
-    network = {"name": "actor_critic", "separate": True, "mlp": mlp, "space": {"continuous": continuous}}
     return {
         "seed": seed,
-        "algo": {"name": "a2c_continuous"},
-        "model": {"name": "continuous_a2c_logstd"},
-        "network": network,
+        "algo": {"name": "a2c_discrete" if pool.is_discrete else "a2c_continuous"},
+        "model": {"name": "discrete_a2c" if pool.is_discrete else "continuous_a2c_logstd"},
+        "network": network(pool),
         "config": config,
     }
 
@@ -101,7 +115,7 @@ def main() -> None:
     env_configurations.register("pool", made)
     runner = Runner(Clock(meter, pool))
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(TimeUpError):
-        runner.load({"params": settings(given.seed, folder)})
+        runner.load({"params": settings(pool, given.seed, folder)})
         runner.run({"train": True, "play": False})
     meter.report(
         version("rl-games"),

@@ -11,6 +11,7 @@ from rsl_rl.env import VecEnv
 from rsl_rl.runners import OnPolicyRunner
 from tensordict import TensorDict
 
+from experiments.peers import DISCRETE
 from experiments.peers.common import (
     ENVS,
     EPOCHS,
@@ -30,7 +31,7 @@ class PoolVecEnv(VecEnv):
     num_envs, max_episode_length, device = ENVS, 1000, "cpu"
 
     def __init__(self, pool: Pool) -> None:
-        self.pool, self.num_actions, self.cfg = pool, pool.action_dim, dict[str, Any]()
+        self.pool, self.num_actions, self.cfg = pool, pool.outputs, dict[str, Any]()
         self._obs = pool.reset()
 
     @property
@@ -81,6 +82,8 @@ def main() -> None:
     """Command line."""
     given = flags("rsl_rl")
     meter = Meter("rsl-rl", given)
+    if given.task in DISCRETE:
+        raise SystemExit(f"{given.task}: rsl_rl has no policy that chooses among actions")
     pool = Pool(given, meter)
     runner = OnPolicyRunner(PoolVecEnv(pool), settings(), log_dir=None, device="cpu")
     log = runner.logger.log

@@ -12,7 +12,20 @@ from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
 from sample_factory.train import make_runner
 
-from experiments.peers.common import ENVS, EPOCHS, HIDDEN, MINIBATCH, MINIBATCHES, STEPS, Meter, Pool, flags
+from experiments.peers import PIXELS
+from experiments.peers.common import (
+    ENVS,
+    EPOCHS,
+    FEATURES,
+    HIDDEN,
+    IMAGE_HIDDEN,
+    MINIBATCH,
+    MINIBATCHES,
+    STEPS,
+    Meter,
+    Pool,
+    flags,
+)
 
 GIVEN = flags("Sample Factory")
 """Read when the module is imported: the processes that it spawns need torch's threads, too."""
@@ -28,8 +41,7 @@ class PoolEnv(gymnasium.Env):
 
     def __init__(self) -> None:
         self._pool = Pool(GIVEN)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (self._pool.obs_dim,), np.float32)
-        self.action_space = gymnasium.spaces.Box(self._pool.low, self._pool.high)
+        self.observation_space, self.action_space = self._pool.observations, self._pool.actions
 
     def reset(self, **_):
         """All of them."""
@@ -76,10 +88,13 @@ def settings(folder: str) -> list[str]:
         "kl_loss_coeff": 0.0, "with_vtrace": False, "save_every_sec": 10**6, "save_best_every_sec": 10**6,
         "reward_clip": 1e9,
     }  # fmt: skip
+    layers = {"encoder_mlp_layers": HIDDEN}
+    if GIVEN.task == PIXELS:
+        named |= {"encoder_conv_architecture": "convnet_atari", "obs_scale": 255.0}
+        layers = {"encoder_conv_mlp_layers": (FEATURES,), "decoder_mlp_layers": IMAGE_HIDDEN}
     return [
         *(f"--{name}={value}" for name, value in named.items()),
-        "--encoder_mlp_layers",
-        *map(str, HIDDEN),
+        *(word for name, sizes in layers.items() for word in (f"--{name}", *map(str, sizes))),
     ]
 
 

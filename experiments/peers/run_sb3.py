@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gymnasium
 import numpy as np
 import stable_baselines3
 import torch
@@ -10,7 +9,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from experiments.peers.common import ENVS, EPOCHS, HIDDEN, MINIBATCH, STEPS, Meter, Pool, flags
+from experiments.peers.common import ENVS, EPOCHS, MINIBATCH, STEPS, Meter, Pool, flags, widths
 
 
 class PoolVecEnv(VecEnv):
@@ -20,8 +19,8 @@ class PoolVecEnv(VecEnv):
         self.pool = pool
         super().__init__(
             ENVS,
-            gymnasium.spaces.Box(-np.inf, np.inf, (pool.obs_dim,), np.float32),
-            gymnasium.spaces.Box(pool.low, pool.high),
+            pool.observations,
+            pool.actions,
         )
 
     def reset(self):
@@ -84,9 +83,11 @@ def main() -> None:
     """Command line."""
     given = flags("Stable-Baselines3")
     meter = Meter("sb3-envpool", given)
+    pool = Pool(given)
+    hidden = list(widths(pool.obs_shape)[1:])
     model = PPO(
-        "MlpPolicy",
-        PoolVecEnv(Pool(given)),
+        "CnnPolicy" if pool.is_image else "MlpPolicy",
+        PoolVecEnv(pool),
         n_steps=STEPS,
         batch_size=MINIBATCH,
         n_epochs=EPOCHS,
@@ -99,8 +100,9 @@ def main() -> None:
         max_grad_norm=0.5,
         seed=given.seed,
         policy_kwargs={
-            "net_arch": {"pi": list(HIDDEN), "vf": list(HIDDEN)},
+            "net_arch": {"pi": hidden, "vf": hidden},
             "activation_fn": torch.nn.ELU,
+            "share_features_extractor": False,
         },
         device="cpu",
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 
 import gymnasium
-import numpy as np
 import skrl
 import torch
 from skrl.agents.torch.ppo import PPO, PPO_CFG
 from skrl.envs.wrappers.torch import Wrapper
 from skrl.memories.torch import RandomMemory
-from skrl.models.torch import DeterministicMixin, GaussianMixin, Model
+from skrl.models.torch import CategoricalMixin, DeterministicMixin, GaussianMixin, Model
 from skrl.trainers.torch import SequentialTrainer
 from torch import nn
 
@@ -37,17 +36,16 @@ class PoolWrapper(Wrapper):
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (pool.obs_dim,), np.float32)
-        self.action_space = gymnasium.spaces.Box(pool.low, pool.high)
+        self.observation_space, self.action_space = pool.observations, pool.actions
 
     def reset(self):
         """All of them."""
-        return torch.as_tensor(self.pool.reset()), {}
+        return torch.as_tensor(self.pool.reset()).flatten(1).float(), {}
 
     def step(self, actions):
         """Columns, as skrl wants them."""
         obs, *columns = (torch.as_tensor(each) for each in self.pool.step(actions.numpy())[:4])
-        return obs, *(column[:, None] for column in columns), {}
+        return obs.flatten(1).float(), *(column[:, None] for column in columns), {}
 
     def state(self):
         """None."""
@@ -59,7 +57,7 @@ class PoolWrapper(Wrapper):
         """Nothing to close."""
 
 
-class Policy(GaussianMixin, Model):
+class Normals(GaussianMixin, Model):
     """A normal distribution with a learned deviation."""
 
     def __init__(self, env: PoolWrapper) -> None:
@@ -70,12 +68,30 @@ class Policy(GaussianMixin, Model):
             device=env.device,
         )
         GaussianMixin.__init__(self, clip_actions=False, reduction="sum", role="policy")
-        self.net = network(env.pool.obs_dim, env.pool.action_dim)
-        self.log_std = nn.Parameter(torch.zeros(env.pool.action_dim))
+        self.net = network(env.pool.obs_shape, env.pool.outputs)
+        self.log_std = nn.Parameter(torch.zeros(env.pool.outputs))
 
     def compute(self, inputs, role=""):
         """Mean and log of the deviation."""
         return self.net(inputs["observations"]), {"log_std": self.log_std}
+
+
+class Choices(CategoricalMixin, Model):
+    """One of several actions."""
+
+    def __init__(self, env: PoolWrapper) -> None:
+        Model.__init__(
+            self,
+            observation_space=env.observation_space,
+            action_space=env.action_space,
+            device=env.device,
+        )
+        CategoricalMixin.__init__(self, role="policy")
+        self.net = network(env.pool.obs_shape, env.pool.outputs)
+
+    def compute(self, inputs, role=""):
+        """Logits."""
+        return self.net(inputs["observations"]), {}
 
 
 class Value(DeterministicMixin, Model):
@@ -89,7 +105,7 @@ class Value(DeterministicMixin, Model):
             device=env.device,
         )
         DeterministicMixin.__init__(self, clip_actions=False, role="value")
-        self.net = network(env.pool.obs_dim, 1)
+        self.net = network(env.pool.obs_shape, 1)
 
     def compute(self, inputs, role=""):
         """Values."""
@@ -134,10 +150,11 @@ def main() -> None:
     given = flags("skrl")
     meter = Meter("skrl", given)
     env = PoolWrapper(Pool(given, meter))
+    policy = Choices(env) if env.pool.is_discrete else Normals(env)
     agent = Clocked(
         meter,
         env.pool,
-        models={"policy": Policy(env), "value": Value(env)},
+        models={"policy": policy, "value": Value(env)},
         memory=RandomMemory(memory_size=STEPS, num_envs=ENVS, device=env.device),
         cfg=settings(),
         observation_space=env.observation_space,

@@ -48,8 +48,15 @@ class PoolEnv(EnvBase):
     def __init__(self, pool: Pool) -> None:
         super().__init__(device="cpu", batch_size=SIZE)
         self.pool, self._next = pool, np.zeros((0, 0), np.float32)
-        self.observation_spec = Composite(observation=Unbounded((ENVS, pool.obs_dim)), shape=SIZE)
-        self.action_spec = Bounded(-1, 1, shape=(ENVS, pool.action_dim), dtype=torch.float32)
+        dtype = torch.uint8 if pool.is_image else torch.float32
+        self.observation_spec = Composite(
+            observation=Unbounded((ENVS, *pool.obs_shape), dtype=dtype), shape=SIZE
+        )
+        self.action_spec = (
+            Categorical(pool.outputs, shape=(ENVS,))
+            if pool.is_discrete
+            else Bounded(-1, 1, shape=(ENVS, pool.outputs), dtype=torch.float32)
+        )
         self.reward_spec = Unbounded((ENVS, 1))
         flag = {
             name: Categorical(2, shape=(ENVS, 1), dtype=torch.bool)
@@ -83,17 +90,19 @@ class Loop:
 
     def __init__(self, pool: Pool) -> None:
         env = PoolEnv(pool)
-        scale = AddStateIndependentNormalScale(pool.action_dim, scale_lb=1e-8)
-        mean = nn.Sequential(network(pool.obs_dim, pool.action_dim), scale)
+        policy, keys = network(pool.obs_shape, pool.outputs), ["logits"]
+        if not pool.is_discrete:
+            scale = AddStateIndependentNormalScale(pool.outputs, scale_lb=1e-8)
+            policy, keys = nn.Sequential(policy, scale), ["loc", "scale"]
         self.actor = ProbabilisticActor(
-            TensorDictModule(mean, ["observation"], ["loc", "scale"]),
-            in_keys=["loc", "scale"],
+            TensorDictModule(policy, ["observation"], keys),
+            in_keys=keys,
             spec=env.action_spec_unbatched,
-            distribution_class=IndependentNormal,
+            distribution_class=torch.distributions.Categorical if pool.is_discrete else IndependentNormal,
             return_log_prob=True,
             default_interaction_type=ExplorationType.RANDOM,
         )
-        critic = ValueOperator(network(pool.obs_dim, 1), in_keys=["observation"])
+        critic = ValueOperator(network(pool.obs_shape, 1), in_keys=["observation"])
         self.collector = Collector(env, self.actor, frames_per_batch=BATCH, total_frames=-1)
         self.advantages = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=False)
         self.loss = ClipPPOLoss(

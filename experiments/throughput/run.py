@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.cores import all_seconds, not_idle_seconds
-from experiments.peers import TASKS
+from experiments.peers import DISCRETE, TASKS
 from experiments.scripts import command_line, origin, spread, write_results
 from experiments.throughput.watch import run_watched
 
@@ -251,7 +251,7 @@ def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
     parser.add_argument("--peers", type=Path, help="folder with the peers' virtual environments")
-    parser.add_argument("--tasks", nargs="+", default=["Ant-v5"], choices=[*TASKS, "all"])
+    parser.add_argument("--tasks", nargs="+", default=["Ant-v5"], choices=[*TASKS, *DISCRETE, "all"])
     parser.add_argument("--cases", nargs="+", help="only these of what is measured, by name")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0)
