@@ -1,8 +1,9 @@
 """Default layout on GPUs: the numbers of a run that gives none.
 
-On cores a plan has one GMI per core and the preset's environments. On GPUs that would be one process per GPU, which is the
-papers' baseline, so the numbers come from the first source that there is and that the machine can hold: a recorded search on
-this machine, then on the same GPU model, then the papers' own layout. It is a default with a source, not a ranking.
+On cores a plan has one GMI per core and the preset's environments. On GPUs the numbers come from the first source that there
+is and that the machine can hold: a recorded search on this machine, then on the same GPU model, then a published layout: the
+papers' own, and for MuJoCo Warp one GMI per GPU, whose rollouts are one CUDA graph and leave little of the GPU idle. It is a
+default with a source, not a ranking.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ PAPER_GMIS_PER_GPU = 3
 PAPER_ENVS_PER_GPU = 4096
 """Preprint §6.2, Figure 10: from 4,096 to 8,192 environments on a GPU, throughput hardly grows, and memory sharply."""
 _PAPERS = "the papers' layout: GMI-DRL Table 6, preprint Figure 10"
+_ONE_PROCESS = "with MuJoCo Warp one process was faster than 2 or 4 on an H200; environments: preprint Figure 10"
+"""experiments/gpu_sharing."""
 _HERE = "by a search on this machine"
 _SEARCH = "search throughput gmis=auto num_envs=auto"
 """Note of a search of both numbers (SearchSettings.name)."""
@@ -114,7 +117,7 @@ def _candidates(spec: RunSpec, machine: Machine) -> Iterator[_Candidate]:
         if here is not None:
             yield _recorded(here, _HERE)
     yield from _same_gpu(store)
-    yield from _of_papers(spec, machine)
+    yield from _published(spec, machine)
 
 
 def _recorded(note: dict[str, Any], source: str) -> _Candidate:
@@ -141,19 +144,21 @@ def _of_search(key: dict[str, Any]) -> tuple[Any, ...]:
     return task["env"], task["algorithm"], task["gmi"]["template"], gpus
 
 
-def _of_papers(spec: RunSpec, machine: Machine) -> Iterator[_Candidate]:
-    """The papers' GMIs and environments, fewer where cores or memory do not suffice for them.
+def _published(spec: RunSpec, machine: Machine) -> Iterator[_Candidate]:
+    """The papers' GMIs and environments, or one GMI with MuJoCo Warp; fewer where cores or memory do not suffice for them.
 
     A GMI has a core at least. With physics on cores, each of its cores has the preset's environments.
     """
-    on_gpu = spec.env.factory().engine in GPU_ENGINES
+    engine = spec.env.factory().engine
+    on_gpu = engine in GPU_ENGINES
+    most, source = (1, _ONE_PROCESS) if engine == "mujoco_warp" else (PAPER_GMIS_PER_GPU, _PAPERS)
     cores_per_gpu = min(
         len(node.usable_cores) // len(node.usable_gpus) for node in machine.nodes if node.usable_gpus
     )
-    for gmis in range(min(PAPER_GMIS_PER_GPU, max(1, cores_per_gpu)), 0, -1):
+    for gmis in range(min(most, max(1, cores_per_gpu)), 0, -1):
         num_envs = 2 ** ((PAPER_ENVS_PER_GPU // gmis).bit_length() - 1)  # a power of two, as in Algorithm 1
         if not on_gpu:
             num_envs = min(num_envs, spec.gmi.envs * max(1, cores_per_gpu // gmis))
         while num_envs >= spec.gmi.envs:
-            yield _Candidate(gmis_per_gpu=gmis, num_envs=num_envs, source=_PAPERS)
+            yield _Candidate(gmis_per_gpu=gmis, num_envs=num_envs, source=source)
             num_envs //= 2
