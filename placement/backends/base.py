@@ -104,15 +104,17 @@ class Backend(Protocol):
 
         Default: Ray sets CUDA_VISIBLE_DEVICES to the GPU that it allocated. It does not publish which GPU it allocated to
         whom, so a process that chose by itself could take another run's GPU. The variable is set to 0 explicitly, since the
-        node may have been started with it set to 1.
+        node may have been started with it set to 1. Ray gives an index, which CUDA counts from the fastest GPU, and NVML and
+        nvidia-smi by PCI bus: once the GPU is known, its UUID takes the index's place.
 
         Raises:
             SliceError: the slice has no GPU, and the backend divides GPUs.
         """
         if gmi_slice.gpu_uuid is None:
             raise SliceError("a GPU", f"none in the slice {gmi_slice.label()}", "Use the cpu backend for it")
+        known = {} if gmi_slice.share is None else {"CUDA_VISIBLE_DEVICES": gmi_slice.share.gpu_uuid}
         threads = thread_environment(gmi_slice.num_threads)
-        return threads | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"}
+        return threads | {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0"} | known
 
     def device(self, gmi_slice: Slice) -> str:
         """The slice's torch device, as a string for ``torch.device``. Default: the only GPU that the process sees."""

@@ -6,6 +6,7 @@ share a whole GPU by the driver's time slicing, without limits. green (green.py)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from placement.backends.base import (
@@ -90,7 +91,8 @@ class DirectBackend(UnpartitionedBackend):
         return Availability(usable=True, reason="processes may share the GPU")
 
     def enter(self, gmi_slice: Slice) -> None:
-        """Pin to the slice's cores, limit torch's threads, and check that CUDA has a device."""
+        """Pin to the slice's cores, limit torch's threads, show CUDA the slice's GPU only, and check that it has it."""
+        os.environ.update(self.environment(gmi_slice))
         pin_to_cores(gmi_slice.cores)
         limit_torch_threads(gmi_slice.num_threads)
         import torch  # the slice's environment has to be in place before this import

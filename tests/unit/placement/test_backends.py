@@ -6,10 +6,11 @@ import sys
 
 import pytest
 
-from placement.backends import BACKENDS, get_backend
+from placement.backends import BACKENDS, get_backend, unpartitioned
 from placement.backends.base import pin_to_cores
 from placement.backends.unpartitioned import DirectBackend
 from placement.errors import PlanError, SliceError
+from placement.ledger import Ledger
 from placement.plan import make_plan
 from placement.types import Machine, Node, Slice
 from rayagi.cli.parser import build_parser
@@ -73,6 +74,30 @@ def test_the_direct_backend_leaves_the_choice_of_the_gpu_to_ray():
     assert environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] == "0"
     assert environment["OMP_NUM_THREADS"] == "4"
     assert backend.device(gmi_slice) == "cuda:0"
+
+
+def test_a_process_of_the_direct_backend_sees_the_planned_gpu_whatever_order_cuda_counts_in(
+    monkeypatch, tmp_path
+):
+    """Ray gives an index of NVML's, by PCI bus; CUDA's own order begins with the fastest GPU, which may be another one."""
+    monkeypatch.setattr(os, "environ", {"CUDA_VISIBLE_DEVICES": "0"})  # as Ray sets it
+    monkeypatch.setattr(unpartitioned, "limit_torch_threads", lambda num_threads: None)
+    order_of_cuda = {"0": "GPU-fast", "1": "GPU-slow"}
+    seen = []
+
+    def first_call_of_cuda():
+        visible = os.environ["CUDA_VISIBLE_DEVICES"]
+        seen.append(order_of_cuda.get(visible, visible))
+        return True
+
+    monkeypatch.setattr("torch.cuda.is_available", first_call_of_cuda)
+    slow = gpu("GPU-slow", index=0)
+    backend = get_backend("direct")
+    (share,) = backend.partition(slow, (1.0,), Ledger.open("run", tmp_path))
+    planned = Slice(node="n", backend="direct", gpu_uuid="GPU-slow", gpu_fraction=1.0, share=share)
+    backend.enter(planned)
+    assert seen == ["GPU-slow"]
+    assert backend.environment(planned)["CUDA_VISIBLE_DEVICES"] == "GPU-slow"
 
 
 def test_the_direct_backend_refuses_a_slice_without_a_gpu():
