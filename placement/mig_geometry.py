@@ -94,6 +94,15 @@ def geometry_of(gpu: Gpu) -> Geometry | None:
     return None
 
 
+def nominal_memory_bytes(name: str) -> int | None:
+    """Memory of a GPU of this name, which may state it; None if it is not in the table."""
+    whole = next(
+        (geometry.profiles[-1].name for pattern, _, geometry in _MODELS if re.search(pattern, name)), None
+    )
+    stated = re.search(r"(\d+) ?GB\b", name) or re.search(r"(\d+)gb", whole or "")
+    return None if whole is None or stated is None else int(stated.group(1)) * GIB
+
+
 @cache
 def layouts(geometry: Geometry, taken: frozenset[Placement] = frozenset()) -> tuple[Layout, ...]:
     """Every legal layout next to the ``taken`` placements, including the empty one. A few hundred at most."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from placement.errors import InventoryError
 from placement.inventory.nvml_queries import (
+    if_known,
     if_supported,
     mig_mode,
     read_instances,
@@ -21,10 +22,13 @@ from placement.inventory.nvml_queries import (
     read_processes,
     text,
 )
-from placement.mig_geometry import geometry_of
+from placement.mig_geometry import geometry_of, nominal_memory_bytes
 from placement.types import ComputeMode, Gpu, GpuLink, GpuProcess, MigInstance
 
 WITHOUT_GPU = "Repair the driver, or set CUDA_VISIBLE_DEVICES= (empty) to run without GPUs"
+WITHOUT_THIS_GPU = (
+    "Reset it or restart the host, or set CUDA_VISIBLE_DEVICES to the others, or empty to run without GPUs"
+)
 
 CORES_PER_SM = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 """CUDA cores per multiprocessor by compute capability, if not 128 (CUDA C++ programming guide, technical specifications per
@@ -82,7 +86,7 @@ def read_driver(*, host_memory_bytes: int) -> DriverReading:
         host_memory_bytes: used as the GPU's memory if NVML reports none (GPUs that share the host's memory)
 
     Raises:
-        InventoryError: the driver returns an error.
+        InventoryError: the driver returns an error, or cannot read a GPU that CUDA could see.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and wanted.strip() in ("", "-1"):
@@ -90,10 +94,10 @@ def read_driver(*, host_memory_bytes: int) -> DriverReading:
     with nvml_session() as nvml:
         if nvml is None:
             return DriverReading()
-        reading = _read_all(nvml, host_memory_bytes)
-    if wanted is None:
-        return reading
-    gpus = select_visible(reading.gpus, wanted)
+        reading, failures = _read_all(nvml, host_memory_bytes)
+    gpus = reading.gpus if wanted is None else select_visible(reading.gpus, wanted)
+    if failures and (wanted is None or len(gpus) < len(wanted.split(","))):
+        raise failures[0]  # else the GPU that cannot be read is none of those that are wanted
     uuids = {gpu.uuid for gpu in gpus}
     links = tuple(link for link in reading.gpu_links if uuids.issuperset(link.gpus))
     return replace(reading, gpus=gpus, gpu_links=links)
@@ -139,43 +143,63 @@ def as_gpu(owner: Gpu, instance: MigInstance, *, index: int) -> Gpu:
     )
 
 
-def _read_all(nvml: Any, host_memory_bytes: int) -> DriverReading:
-    where = "the driver"
+def _read_all(nvml: Any, host_memory_bytes: int) -> tuple[DriverReading, list[InventoryError]]:
+    """What NVML has, and an error for each GPU that it cannot read."""
     try:
         version = if_supported(nvml, nvml.nvmlSystemGetDriverVersion)
         cuda = if_supported(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
-        handles, gpus = [], []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            where = f"GPU {index}"
-            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
-            gpus.append(_read_gpu(nvml, handles[-1], index, host_memory_bytes))
-        where = "the links between the GPUs"
-        links = read_links(nvml, handles, [gpu.uuid for gpu in gpus])
+        count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        raise InventoryError("NVML", f"{where} could not be read: {error}", WITHOUT_GPU) from error
-    return DriverReading(
+        raise InventoryError("NVML", f"the driver could not be read: {error}", WITHOUT_GPU) from error
+    handles, gpus, failures = list[Any](), list[Gpu](), list[InventoryError]()
+    for number in range(count):
+        index = len(gpus) + len(failures)
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            gpus.append(_read_gpu(nvml, handle, index, host_memory_bytes))
+        except nvml.NVMLError_NoPermission:
+            continue  # as of another job of the node: NVML counts it, and CUDA does not
+        except nvml.NVMLError as error:
+            problem = f"GPU {index} could not be read: {error}"
+            failures.append(InventoryError("NVML", problem, WITHOUT_THIS_GPU))
+        else:
+            handles.append(handle)
+    reading = DriverReading(
         gpus=tuple(gpus),
-        gpu_links=links,
+        gpu_links=read_links(nvml, handles, [gpu.uuid for gpu in gpus]),
         driver_version=None if version is None else text(version),
         cuda_version=None if cuda is None else (int(cuda) // 1000, int(cuda) % 1000 // 10),
     )
+    return reading, failures
+
+
+def _memory(nvml: Any, handle: Any, name: str, host_memory_bytes: int) -> tuple[int, int | None]:
+    """Memory of a GPU and how much of it is free, in bytes."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError_NoPermission:  # of a GPU in MIG mode without the permission to configure it
+        return nominal_memory_bytes(name) or 0, None
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):  # it shares the host's memory
+        return host_memory_bytes, None
+    return int(memory.total), int(memory.free)
 
 
 def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu:
-    memory = if_supported(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    name = text(nvml.nvmlDeviceGetName(handle))
+    total, free = _memory(nvml, handle, name, host_memory_bytes)
     capability = if_supported(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     cores = if_supported(nvml, nvml.nvmlDeviceGetNumGpuCores, handle)
     capability = None if capability is None else (int(capability[0]), int(capability[1]))
     mode = mig_mode(nvml, handle) or (None, None)
     compute_mode = if_supported(nvml, nvml.nvmlDeviceGetComputeMode, handle)
     processes = read_processes(nvml, handle)
-    near = if_supported(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
+    near = if_known(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
     gpu = Gpu(
         index=index,
         uuid=text(nvml.nvmlDeviceGetUUID(handle)),
-        name=text(nvml.nvmlDeviceGetName(handle)),
-        memory_total_bytes=host_memory_bytes if memory is None else int(memory.total),
-        memory_free_bytes=None if memory is None else int(memory.free),
+        name=name,
+        memory_total_bytes=total,
+        memory_free_bytes=free,
         sm_count=None
         if cores is None or capability is None
         else int(cores) // CORES_PER_SM.get(capability, 128),
@@ -187,11 +211,13 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
         processes=processes,
         mps_running=_mps_running(nvml, handle, processes),
         numa_node=next(iter(_bits(near)), None),
-        cores=_bits(if_supported(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_HOST_CORES // 64)),
+        cores=_bits(if_known(nvml, nvml.nvmlDeviceGetCpuAffinity, handle, MAX_HOST_CORES // 64)),
     )
     if not gpu.mig_enabled:
         return gpu
-    return replace(gpu, mig_instances=read_instances(nvml, handle, geometry_of(gpu)))
+    instances = read_instances(nvml, handle, geometry_of(gpu))
+    at_least = sum(instance.memory_bytes for instance in instances)
+    return replace(gpu, mig_instances=instances, memory_total_bytes=max(total, at_least))
 
 
 def mps_clients(gpu_uuid: str) -> int | None:
@@ -249,7 +275,7 @@ def _process_name(nvml: Any, pid: int) -> str | None:
 
 def _architecture(nvml: Any, handle: Any) -> str | None:
     """Architecture name from NVML's constants: NVML_DEVICE_ARCH_HOPPER is ``Hopper``."""
-    number = if_supported(nvml, nvml.nvmlDeviceGetArchitecture, handle)
+    number = if_known(nvml, nvml.nvmlDeviceGetArchitecture, handle)
     prefix = "NVML_DEVICE_ARCH_"
     names = [
         name.removeprefix(prefix).capitalize()

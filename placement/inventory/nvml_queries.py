@@ -22,6 +22,17 @@ def if_supported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
+def if_known(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
+    """The query's result; None after any error. For what only describes a device: a run goes on without it.
+
+    In WSL and in some virtual machines and containers CPU affinity and topology end with "Unknown Error".
+    """
+    try:
+        return query(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
 PROC = Path("/proc")
 
 
@@ -60,10 +71,10 @@ def read_links(nvml: Any, handles: Sequence[Any], uuids: Sequence[str]) -> tuple
     if len(handles) < 2:
         return ()
     switched, peers = zip(*(_read_ends(nvml, handle) for handle in handles), strict=True)
-    buses = [_bus_id(if_supported(nvml, nvml.nvmlDeviceGetPciInfo, handle)) for handle in handles]
+    buses = [_bus_id(if_known(nvml, nvml.nvmlDeviceGetPciInfo, handle)) for handle in handles]
     links = []
     for one, other in combinations(range(len(handles)), 2):
-        level = if_supported(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
+        level = if_known(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
         through_switch = min(switched[one], switched[other])
         straight = peers[one].count(buses[other]) if buses[other] else 0
         links.append(
@@ -80,17 +91,14 @@ def _read_ends(nvml: Any, handle: Any) -> tuple[int, list[str]]:
     """A GPU's active NVLinks: how many lead to a switch, and the PCI bus ids of the other GPUs, one per link."""
     switched, peers = 0, list[str]()
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active = if_supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
-        except nvml.NVMLError_InvalidArgument:  # the GPU has fewer links than NVML's maximum
-            break
-        if not active:
+        # An invalid argument where the GPU has fewer links than NVML's maximum.
+        if not if_known(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link):
             continue
-        kind = if_supported(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
+        kind = if_known(nvml, nvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         if kind == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
             switched += 1
         else:
-            peers.append(_bus_id(if_supported(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
+            peers.append(_bus_id(if_known(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)))
     return switched, peers
 
 

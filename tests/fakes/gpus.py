@@ -103,6 +103,7 @@ class FakeGpu:
     numa_node: int | None = None
     bus: int = 0
     lost: bool = False
+    handle_code: int = OK  # what asking for the device ends with
 
     def layout(self) -> set[tuple[int, int, int, tuple[int, ...]]]:
         """What exists, without ids: profile, start, size, and the slices of its compute instances."""

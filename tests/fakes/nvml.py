@@ -7,7 +7,15 @@ from typing import Any
 
 import pynvml
 
-from tests.fakes.gpus import INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_DATA, NOT_FOUND, NOT_SUPPORTED, OK
+from tests.fakes.gpus import (
+    INSUFFICIENT_SIZE,
+    INVALID_ARGUMENT,
+    NO_DATA,
+    NO_PERMISSION,
+    NOT_FOUND,
+    NOT_SUPPORTED,
+    OK,
+)
 from tests.fakes.nvml_mig import MigCalls
 
 
@@ -50,7 +58,8 @@ class FakeDriver(MigCalls):
     def _nvmlDeviceGetHandleByIndex_v2(self, index, device):
         if index.value >= len(self.gpus):
             return INVALID_ARGUMENT
-        return self._give(device, (self.gpus[index.value].uuid,))
+        gpu = self.gpus[index.value]
+        return gpu.handle_code or self._give(device, (gpu.uuid,))
 
     def _nvmlDeviceGetHandleByUUID(self, uuid, device):
         wanted = uuid.value.decode()
@@ -72,6 +81,8 @@ class FakeDriver(MigCalls):
 
     def _nvmlDeviceGetMemoryInfo(self, device, info):
         memory = self._gpu(device).memory
+        if self._gpu(device).mig[0] and not self.privileged:
+            return NO_PERMISSION  # of a MIG device it would be told
         if memory is None:
             return NOT_SUPPORTED
         info._obj.total, info._obj.free = memory

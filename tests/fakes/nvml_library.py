@@ -26,6 +26,8 @@ class FakeLibrary:
         self.privileged = privileged
         self.missing = missing
         """Functions that this driver is too old to have."""
+        self.failing: dict[str, int] = {}
+        """Functions that always end with an error code here."""
         self.init_code = OK
         self.process_names: dict[int, str] = {}
         self.open_sessions = 0
@@ -72,7 +74,7 @@ class FakeLibrary:
                     gpu.lost = True
             if any(gpu.lost for gpu in self.gpus):
                 return GPU_IS_LOST
-            result = function(self, *arguments)
+            result = self.failing[name] if name in self.failing else function(self, *arguments)
             if what == "killed after":
                 raise ProcessKilled
             return result

@@ -17,7 +17,15 @@ from placement.inventory.nvml import (
     select_visible,
 )
 from placement.types import Gpu, GpuLink, GpuProcess, MigInstance
-from tests.fakes.gpus import DRIVER_NOT_LOADED, GPU_IS_LOST, H100, UNKNOWN, FakeGpu, a_free_mig_gpu
+from tests.fakes.gpus import (
+    DRIVER_NOT_LOADED,
+    GPU_IS_LOST,
+    H100,
+    NO_PERMISSION,
+    UNKNOWN,
+    FakeGpu,
+    a_free_mig_gpu,
+)
 from tests.fakes.nvml import FakeDriver
 
 HOST_MEMORY = 64 * 2**30
@@ -101,6 +109,72 @@ def test_a_lost_gpu_is_an_error_that_names_it_and_nvml_is_closed(monkeypatch):
     with pytest.raises(InventoryError, match="GPU 1 could not be read: GPU is lost"):
         read_driver(host_memory_bytes=HOST_MEMORY)
     assert driver.open_sessions == 0
+
+
+def test_a_lost_gpu_keeps_nobody_from_the_others(monkeypatch):
+    driver = FakeDriver(a100(0), a100(1, handle_code=GPU_IS_LOST), a100(2))
+    with pytest.raises(InventoryError, match=r"GPU 1 .*: GPU is lost\. .*CUDA_VISIBLE_DEVICES to the others"):
+        read(monkeypatch, driver)
+    for others in ("0,2", "GPU-a1000000,GPU-a1000002"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", others)
+        assert [gpu.index for gpu in read(monkeypatch, driver).gpus] == [0, 2]
+    for with_it in ("0,1,2", "1", "GPU-a1000001"):  # no run on fewer GPUs, or on none, without a word
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", with_it)
+        with pytest.raises(InventoryError, match="GPU 1 could not be read"):
+            read(monkeypatch, driver)
+
+
+def test_gpus_of_another_job_of_the_node_are_counted_by_nvml_and_not_by_cuda(monkeypatch):
+    """nvmlDeviceGetCount_v2 counts devices of which nvmlDeviceGetHandleByIndex_v2 says NO_PERMISSION."""
+    driver = FakeDriver(a100(0, handle_code=NO_PERMISSION), a100(1), a100(2))
+    assert [(gpu.index, gpu.uuid) for gpu in read(monkeypatch, driver).gpus] == [
+        (0, "GPU-a1000001"),
+        (1, "GPU-a1000002"),
+    ]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # the index among those of the job, as Slurm gives it
+    assert [gpu.uuid for gpu in read(monkeypatch, driver).gpus] == ["GPU-a1000001"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "nvmlDeviceGetCpuAffinity",
+        "nvmlDeviceGetMemoryAffinity",
+        "nvmlDeviceGetArchitecture",
+        "nvmlDeviceGetTopologyCommonAncestor",
+        "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+        "nvmlDeviceGetNvLinkRemotePciInfo_v2",
+        "nvmlDeviceGetPciInfo_v3",
+    ],
+)
+def test_what_only_describes_a_gpu_may_end_with_an_unknown_error(monkeypatch, query):
+    """As CPU affinity does in WSL."""
+    driver = FakeDriver(*(a100(i, numa_node=0, nvlinks=[f"GPU-a100000{1 - i}"]) for i in range(2)))
+    driver.failing = {query: UNKNOWN}
+    reading = read(monkeypatch, driver)
+    assert query in driver.calls
+    assert [gpu.sm_count for gpu in reading.gpus] == [108, 108]
+    assert len(reading.gpu_links) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA A100 80GB PCIe", 80),
+        ("NVIDIA H200", 141),
+        ("NVIDIA GH200 480GB", 2 * 20096 / 1024),  # not in the table: its instances together
+    ],
+)
+def test_the_memory_of_a_gpu_in_mig_mode_is_told_to_administrators_only(monkeypatch, name, gib):
+    """Else a host's memory counted as the GPU's, and every instance as a small part of that."""
+    gpu = a_free_mig_gpu(name=name)
+    gpu.make(9, 0)
+    gpu.make(9, 4)
+    (found,) = read(monkeypatch, FakeDriver(gpu, privileged=False)).gpus
+    assert (found.memory_total_bytes, found.memory_free_bytes) == (gib * 2**30, None)
+    assert [one.memory_bytes for one in found.mig_instances] == [20096 * 2**20] * 2
 
 
 @pytest.mark.parametrize("value", ["", "-1", " "])
