@@ -220,20 +220,6 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
     return replace(gpu, mig_instances=instances, memory_total_bytes=max(total, at_least))
 
 
-def mps_clients(gpu_uuid: str) -> int | None:
-    """Number of MPS clients on a GPU; None if NVML does not report it, as for MIG instances."""
-    with nvml_session() as nvml:
-        if nvml is None or gpu_uuid.startswith("MIG-"):
-            return None
-        handle = if_supported(nvml, nvml.nvmlDeviceGetHandleByUUID, gpu_uuid)
-        found = (
-            None
-            if handle is None
-            else if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
-        )
-        return None if found is None else len(found)
-
-
 def memory_by_process(device_uuid: str) -> dict[int, int]:
     """pid -> bytes on a GPU or MIG instance, including MPS clients; empty if NVML does not report it.
 
