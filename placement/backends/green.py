@@ -46,6 +46,7 @@ class GreenBackend(DirectBackend):
 
     def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
         """SMs in whole groups; no memory limit."""
+        super().predict_limits(node, gpu, sizes)
         if min(_sms(gpu, size) for size in sizes) == 0:
             raise PlanError(*_too_small(gpu, min(sizes)))
         return tuple(SliceLimits(sm_count=_sms(gpu, size)) for size in sizes)

@@ -13,6 +13,7 @@ from placement.backends.base import (
     Availability,
     Backend,
     SliceHealth,
+    SliceLimits,
     cuda_missing_error,
     limit_torch_threads,
     pin_to_cores,
@@ -20,6 +21,7 @@ from placement.backends.base import (
     thread_environment,
     validate_sizes,
 )
+from placement.errors import PlanError, counted
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice
 
@@ -83,12 +85,27 @@ class DirectBackend(UnpartitionedBackend):
                 f"{gpu.uuid} admits no process (compute mode prohibited)",
                 f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root",
             )
+        pids = ", ".join(str(process.pid) for process in gpu.processes if not process.of_ray)
+        if _is_exclusive(gpu) and pids:
+            reason = f"process {pids} uses {gpu.uuid} exclusively (compute mode exclusive_process)"
+            return refused(reason, "Wait until it has ended")
         if gpu.mig_enabled:
             return refused(
                 f"{gpu.uuid} is in MIG mode, where only its instances are devices",
                 "Use backend='mig', or start Ray with CUDA_VISIBLE_DEVICES=MIG-... and --num-gpus",
             )
         return Availability(usable=True, reason="processes may share the GPU")
+
+    def predict_limits(self, node: Node, gpu: Gpu, sizes: Sequence[float]) -> tuple[SliceLimits, ...]:
+        """No limits; one process where the compute mode admits one."""
+        if _is_exclusive(gpu) and len(sizes) > 1:
+            raise PlanError(
+                f"{counted(len(sizes), 'GMI')} on {gpu.uuid}",
+                "it admits one process without MPS (compute mode exclusive_process)",
+                "Use one GMI per GPU or backend='mps', "
+                f"or have an administrator run `nvidia-smi -i {gpu.uuid} -c DEFAULT`",
+            )
+        return super().predict_limits(node, gpu, sizes)
 
     def enter(self, gmi_slice: Slice) -> None:
         """Pin to the slice's cores, limit torch's threads, show CUDA the slice's GPU only, and check that it has it."""
@@ -99,3 +116,8 @@ class DirectBackend(UnpartitionedBackend):
 
         if not torch.cuda.is_available():
             raise cuda_missing_error(gmi_slice)
+
+
+def _is_exclusive(gpu: Gpu) -> bool:
+    """Whether one process only may use the GPU. Clients of an MPS server that somebody runs on it do that together."""
+    return gpu.compute_mode == "exclusive_process" and not gpu.mps_running

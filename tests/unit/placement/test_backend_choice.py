@@ -9,7 +9,7 @@ from placement.backend_choice import choose_backend
 from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.plan import make_plan, predict_limits
-from placement.types import Machine, MigInstance, Node
+from placement.types import GpuProcess, Machine, MigInstance, Node
 
 MACHINES = Path(__file__).parents[2] / "data" / "machines"
 TRAINING = ("simulator", "agent", "trainer")
@@ -89,6 +89,32 @@ def test_an_unavailable_backend_is_refused_with_a_hint(backend, changes, texts):
         make_plan(changed("h100x1", **changes), num_envs=1, gmis_per_gpu=2, backend=backend)
     for text in texts:
         assert text in str(caught.value)
+
+
+EXCLUSIVE = {"compute_mode": "exclusive_process", "node": {"mps_control": False}}
+
+
+def test_a_gpu_in_exclusive_mode_has_one_process_unless_mps_shares_it():
+    """Clusters set this mode; a second context would end with "all CUDA-capable devices are busy or unavailable"."""
+    assert make_plan(changed("h100x1", **EXCLUSIVE), num_envs=1).backend == "direct"
+    for backend in ("auto", "direct", "green"):
+        with pytest.raises(
+            PlanError, match=r"2 GMIs on GPU-.*: it admits one process without MPS .*backend='mps'"
+        ):
+            make_plan(changed("h100x1", **EXCLUSIVE), num_envs=1, gmis_per_gpu=2, backend=backend)
+    with_mps = changed("h100x1", compute_mode="exclusive_process")
+    assert make_plan(with_mps, num_envs=1, gmis_per_gpu=2).backend == "mps"
+    # Within an administrator's MPS server, which then is the one process.
+    theirs = changed("h100x1", **EXCLUSIVE, mps_running=True)
+    assert make_plan(theirs, num_envs=1, gmis_per_gpu=2).backend == "direct"
+
+
+def test_a_gpu_that_somebody_has_exclusively_is_left_alone():
+    theirs = (GpuProcess(pid=41),)
+    with pytest.raises(PlanError, match=r"process 41 uses GPU-.* exclusively"):
+        make_plan(changed("h100x1", **EXCLUSIVE, processes=theirs), num_envs=1)
+    just_ending = (GpuProcess(pid=41, of_ray=True),)
+    assert make_plan(changed("h100x1", **EXCLUSIVE, processes=just_ending), num_envs=1).backend == "direct"
 
 
 def test_a_gpu_that_nothing_can_use_is_an_error_with_every_reason():
