@@ -30,7 +30,7 @@ from collectives.solo import SoloCommunicator
 from collectives.transport_factory import TransportName
 from collectives.transports.shm.memory import MEMORY_LIMIT
 from placement.backends import get_backend
-from placement.backends.base import cuda_missing_error
+from placement.backends.base import cuda_missing_error, unusable_gpu_error
 from placement.inventory.limits import memory_bytes
 from placement.types import Slice
 
@@ -312,7 +312,7 @@ class Gmi(ClosesOnExit):
 
     @contextmanager
     def _needing_device(self) -> Iterator[torch.device]:
-        """The slice's device; raises SliceError if the block fails because CUDA is not available."""
+        """The slice's device; raises SliceError if the block fails because CUDA is not available, or not on this GPU."""
         device = torch.device(self._backend.device(self.identity.slice))
         try:
             yield device
@@ -321,6 +321,8 @@ class Gmi(ClosesOnExit):
             by_torch = type(error) in (RuntimeError, AssertionError)
             if by_torch and device.type == "cuda" and not torch.cuda.is_available():
                 raise cuda_missing_error(self.identity.slice) from error
+            if device.type == "cuda" and (known := unusable_gpu_error(self.identity.slice, error)):
+                raise known from error
             raise
 
     def _leave(self) -> None:

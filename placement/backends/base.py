@@ -219,12 +219,46 @@ def limit_torch_threads(num_threads: int) -> None:
 
 
 def cuda_missing_error(gmi_slice: Slice) -> SliceError:
-    """The error of a process that has a share of a GPU but no CUDA device."""
+    """The error of a process that has a share of a GPU but no CUDA device, with torch's reason."""
     import torch  # the slice's environment has to be in place before this import
 
+    reason = ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a torch without CUDA
+        reason = f": {' '.join(str(error).split())[:300].rstrip('.')}"
+    if torch.version.cuda is None:
+        hint = "Install a CUDA build of torch"
+    elif "driver on your system is too old" in reason:
+        hint = "Update NVIDIA's driver, or install a torch that is built for the CUDA version of this one"
+    else:
+        hint = "Repair it until `python -c 'import torch; torch.cuda.init()'` succeeds there"
     return SliceError(
         f"{gmi_slice.gpu_fraction:g} of a GPU",
         f"no CUDA device in process {os.getpid()} (torch {torch.__version__}, "
-        f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r})",
-        "Install a CUDA build of torch, or use the cpu backend",
+        f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r}){reason}",
+        f"{hint}, or use backend='cpu'",
     )
+
+
+def unusable_gpu_error(gmi_slice: Slice, error: Exception) -> SliceError | None:
+    """The error of a process whose GPU cannot run torch, or takes no further process; None for others of CUDA."""
+    import torch  # the slice's environment has to be in place before this import
+
+    wanted = f"{gmi_slice.gpu_fraction:g} of a GPU"
+    if "no kernel image is available" in str(error):
+        major, minor = torch.cuda.get_device_capability(0)
+        kernels = " ".join(torch.cuda.get_arch_list())
+        return SliceError(
+            wanted,
+            f"{torch.cuda.get_device_name(0)} of compute capability {major}.{minor}, "
+            f"and torch {torch.__version__} has kernels for {kernels} only",
+            "Install a torch that is built for this GPU, leave it out by CUDA_VISIBLE_DEVICES, or use backend='cpu'",
+        )
+    if "busy or unavailable" in str(error):
+        return SliceError(
+            wanted,
+            "a GPU that admits no further process",
+            "`nvidia-smi` shows who uses it: wait for them, or have an administrator set the compute mode to default",
+        )
+    return None

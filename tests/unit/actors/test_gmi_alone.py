@@ -153,6 +153,77 @@ def test_a_program_on_a_missing_gpu_fails_with_one_message():
         Gmi(identity, "mps").build(lambda context: torch.zeros(1, device=context.device))
 
 
+def on_a_gpu(build):
+    """The error with which a GMI's program on a GPU is not built."""
+    gmi_slice = Slice(node="here", backend="direct", gpu_uuid="GPU-1", gpu_fraction=1.0)
+    identity = GmiIdentity(index=0, num_gmis=1, slice=gmi_slice, roles=("trainer",), task="Ant-v5")
+    with pytest.raises(SliceError) as caught:
+        Gmi(identity, "direct").build(build)
+    return str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize(
+    ("cuda", "reason", "hint"),
+    [
+        (None, AssertionError("Torch not compiled with CUDA enabled"), "Install a CUDA build of torch, or"),
+        (
+            "13.0",
+            RuntimeError(
+                "The NVIDIA driver on your system is too old (found version 12020).\nPlease update your GPU driver."
+            ),
+            "Update NVIDIA's driver, or install a torch",
+        ),
+        (
+            "13.0",
+            RuntimeError("Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"),
+            "Repair it until",
+        ),
+    ],
+)
+def test_a_torch_that_cannot_use_the_gpu_says_why_and_what_to_do(monkeypatch, cuda, reason, hint):
+    def init():
+        raise reason
+
+    monkeypatch.setattr("torch.version.cuda", cuda)
+    monkeypatch.setattr("torch.cuda.init", init)
+    message = on_a_gpu(lambda context: torch.zeros(1, device=context.device))
+    assert " ".join(str(reason).split()).rstrip(".") in message
+    assert hint in message
+    assert message.endswith("or use backend='cpu'.")
+
+
+@pytest.mark.parametrize(
+    ("error", "texts"),
+    [
+        (
+            "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors might ...",
+            (
+                "Quadro P400 of compute capability 6.1",
+                "kernels for sm_75 sm_90 only",
+                "leave it out by CUDA_VISIBLE",
+            ),
+        ),
+        (
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            ("admits no further process", "`nvidia-smi` shows who uses it"),
+        ),
+    ],
+)
+def test_a_gpu_that_this_torch_or_another_process_makes_useless_is_named(monkeypatch, error, texts):
+    """torch.AcceleratorError is a RuntimeError, raised by the first kernel."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (6, 1))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Quadro P400")
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_90"])
+
+    def build(context):
+        raise torch.AcceleratorError(error)
+
+    message = on_a_gpu(build)
+    assert all(text in message for text in texts)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_gmis_that_join_on_a_missing_gpu_fail_with_the_same_message():
     gmi_slice = Slice(node="here", backend="mps", gpu_uuid="GPU-1", gpu_fraction=0.5)
