@@ -287,11 +287,12 @@ class MpsDaemon:
         """Last lines of the logs, for the error message: the logs are removed with the folder."""
         lines = [last_line(path.read_text(errors="replace")) for path in sorted(self.log.glob("*.log"))]
         ends = "; ".join(line for line in lines if line)
-        return (
+        found = (
             f"Its logs end with: {ends}"
             if ends
             else "It wrote no log; see `dmesg` and the driver's installation"
         )
+        return f"{found}. backend='direct' needs no MPS"
 
 
 def parse_partition(answer: str, gpu_uuid: str) -> str | None:
