@@ -1,10 +1,11 @@
-"""Memory of this process: resident size, its peak, what torch holds on a GPU, and the release of freed memory."""
+"""Memory of this process: resident size, its peak, what it holds on a GPU, and the release of freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,10 +23,25 @@ def resident_bytes() -> int:
 
 
 def memory_metrics(device: torch.device) -> dict[str, float]:
-    """Resident memory, and torch's peak of reserved GPU memory, without the CUDA context."""
+    """Resident memory, and what this process holds on a GPU."""
     held = {"resident_bytes": float(resident_bytes())}
     if device.type == "cuda":
-        held["device_bytes"] = float(torch.cuda.max_memory_reserved(device))
+        held["device_bytes"] = float(device_bytes(device))
+    return held
+
+
+def device_bytes(device: torch.device) -> int:
+    """Torch's peak of reserved memory of a GPU, and what Warp has from its own pool, where the worlds of MuJoCo Warp are.
+
+    The CUDA context, kernels, and what CUDA graphs allocate while they run are not included.
+    """
+    held = int(torch.cuda.max_memory_reserved(device))
+    of_pool = getattr(
+        sys.modules.get("warp"), "get_mempool_used_mem_current", None
+    )  # if this process uses Warp
+    if of_pool is not None:
+        with suppress(RuntimeError):  # the device has no memory pools
+            held += int(of_pool(str(device)))
     return held
 
 

@@ -29,7 +29,9 @@ PAPER_GMIS_PER_GPU = 3
 PAPER_ENVS_PER_GPU = 4096
 """Preprint §6.2, Figure 10: from 4,096 to 8,192 environments on a GPU, throughput hardly grows, and memory sharply."""
 _PAPERS = "the papers' layout: GMI-DRL Table 6, preprint Figure 10"
-_ONE_PROCESS = "with MuJoCo Warp one process was faster than 2 or 4 on an H200; environments: preprint Figure 10"
+_ONE_PROCESS = (
+    "with MuJoCo Warp one process was faster than 2 or 4 on an H200; environments: preprint Figure 10"
+)
 """experiments/gpu_sharing."""
 _HERE = "by a search on this machine"
 _SEARCH = "search throughput gmis=auto num_envs=auto"

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from actors.gmi import GmiContext
-from actors.host_memory import resident_bytes
+from actors.host_memory import device_bytes, resident_bytes
 from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, StepResult
 from actors.roles import collect
 from actors.stepping import RemoteSimulators, StepServer
@@ -273,7 +273,7 @@ class CostProgram:
 
     def _memory_in_use(self) -> int:
         if self._context.device.type == "cuda":
-            return int(torch.cuda.max_memory_reserved(self._context.device))
+            return device_bytes(self._context.device)
         return resident_bytes()
 
     def evaluate(self, num_episodes: int, seed: int) -> EvaluationResult:

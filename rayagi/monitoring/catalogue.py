@@ -129,7 +129,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
     ),
     *_of_gmis("resources", "bytes", "max",
         resident_bytes="resident memory of the largest GMI process",
-        device_bytes="memory that torch holds on its GPU in the largest GMI process, the CUDA context not included",
+        device_bytes="memory that torch and Warp hold on the GPU in the largest GMI process, the CUDA context not included",
     ),
     *_of_gmis("resources", "pages", "max",  # a counter would be exported from its first count on only
         major_faults="pages that the training thread waited for to come from disk: memory is short",

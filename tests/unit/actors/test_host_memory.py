@@ -1,10 +1,12 @@
 """Resident memory, its peak, and releasing freed memory, on Linux."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from actors.host_memory import peak_bytes, release_free_memory, reset_peak, resident_bytes
+from actors.host_memory import memory_metrics, peak_bytes, release_free_memory, reset_peak, resident_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MIB = 2**20
@@ -34,3 +36,23 @@ def test_freed_memory_is_released():
     del pieces
     release_free_memory()
     assert resident_bytes() < held - 32 * MIB
+
+
+def no_pools(device):
+    raise RuntimeError(f"Device {device} does not support memory pools")
+
+
+@pytest.mark.parametrize(
+    ("warp", "bytes_"),
+    [
+        (None, 3 * MIB),
+        (SimpleNamespace(get_mempool_used_mem_current=lambda device: {"cuda:0": 5 * MIB}[device]), 8 * MIB),
+        (SimpleNamespace(get_mempool_used_mem_current=no_pools), 3 * MIB),
+        (SimpleNamespace(), 3 * MIB),
+    ],
+)
+def test_memory_of_a_gpu_is_torchs_and_warps(monkeypatch, warp, bytes_):
+    """The worlds of MuJoCo Warp are in a pool of Warp's, of which torch's allocator knows nothing."""
+    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda device: 3 * MIB)
+    monkeypatch.setitem(sys.modules, "warp", warp)
+    assert memory_metrics(torch.device("cuda:0"))["device_bytes"] == bytes_
