@@ -19,6 +19,9 @@ from placement.mig_geometry import geometry_of
 from placement.mig_planner import choose_existing, has_room, idle_shares, plan_instances, required_geometry
 from placement.types import BackendName, Gpu, MigInstance, Node, Share, Slice
 
+MEMORY_TOLERANCE = 1.05
+"""Of CUDA's figure for an instance's memory: NVML's is in whole MB. The next larger instance has twice as much."""
+
 
 class MigBackend(PartitionedBackend):
     """Shares of a GPU as MIG instances.
@@ -34,9 +37,7 @@ class MigBackend(PartitionedBackend):
         if gpu is None:
             return refused("there is no GPU", "Use backend='cpu' and num_gmis")
         if geometry_of(gpu) is None:
-            return refused(
-                f"{gpu.name} has no MIG, or its geometry is not known", "Use backend='mps' or 'direct'"
-            )
+            return refused(f"{gpu.name} has no MIG, or its geometry is not known", _without_geometry(gpu))
         problem = mode_problem(gpu.mig_enabled, gpu.mig_pending)
         if problem is not None:
             return refused(problem, f"Run {mode_commands(gpu, gpu.mig_enabled, gpu.mig_pending)}")
@@ -127,9 +128,8 @@ class MigBackend(PartitionedBackend):
         assert gmi_slice.share is not None  # entered
         device = torch.cuda.get_device_properties(0)
         limits = self.limits(gmi_slice)
-        if device.multi_processor_count > (limits.sm_count or 0) or device.total_memory > (
-            limits.memory_bytes or 0
-        ):
+        most_bytes = MEMORY_TOLERANCE * (limits.memory_bytes or 0)
+        if device.multi_processor_count > (limits.sm_count or 0) or device.total_memory > most_bytes:
             raise SliceError(
                 f"MIG instance {gmi_slice.share.mig_uuid} with {limits.sm_count} SMs and {limits.memory_bytes} bytes",
                 f"{device.multi_processor_count} SMs and {device.total_memory} bytes as CUDA reports",
@@ -171,6 +171,14 @@ class MigBackend(PartitionedBackend):
                 return claim_idle_instances(device, gpu, sizes, ledger)
             raise PartitionError(error.what, error.problem, error.hint) from error
         return create_instances(device, gpu, sizes, placed, ledger)
+
+
+def _without_geometry(gpu: Gpu) -> str:
+    """What to do with a GPU whose geometry is not known."""
+    if not gpu.mig_enabled:
+        return "Use backend='mps' or 'direct'"
+    idle = next((one.uuid for one in gpu.mig_instances if not one.in_use), "MIG-...")
+    return f"Set CUDA_VISIBLE_DEVICES={idle}: one of its instances is used as a GPU of its own"
 
 
 def _require_mode(device: MigGpu, gpu: Gpu) -> None:

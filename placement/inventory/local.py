@@ -24,6 +24,9 @@ def local_node() -> Node:
     cores, pinnable = allowed_cores()
     memory = memory_bytes()
     reading = read_driver(host_memory_bytes=memory)
+    instances = [one for gpu in reading.gpus for one in gpu.mig_instances]
+    # In a container root may lack the permission: the driver then does not say where an instance is placed.
+    may_configure = may_configure_mig() and all(one.start is not None for one in instances)
     return Node(
         name=socket.gethostname(),
         cores=cores,
@@ -35,5 +38,5 @@ def local_node() -> Node:
         driver_version=reading.driver_version,
         cuda_version=reading.cuda_version,
         mps_control=shutil.which("nvidia-cuda-mps-control") is not None if reading.gpus else None,
-        may_configure_mig=may_configure_mig() if reading.gpus else None,
+        may_configure_mig=may_configure if reading.gpus else None,
     )

@@ -8,6 +8,7 @@ import pytest
 from placement.backend_choice import choose_backend
 from placement.errors import PlanError
 from placement.inventory import load_machine
+from placement.inventory.nvml import select_visible
 from placement.plan import make_plan, predict_limits
 from placement.types import GpuProcess, Machine, MigInstance, Node
 
@@ -21,7 +22,7 @@ def machine(name: str) -> Machine:
     return load_machine(MACHINES / f"{name}.json")
 
 
-def changed(name: str, *, node=None, **gpu) -> Machine:
+def changed(name: str, /, *, node=None, **gpu) -> Machine:
     """The recorded machine with something about its node and all its GPUs changed."""
     found = machine(name)
     nodes = tuple(
@@ -115,6 +116,19 @@ def test_a_gpu_that_somebody_has_exclusively_is_left_alone():
         make_plan(changed("h100x1", **EXCLUSIVE, processes=theirs), num_envs=1)
     just_ending = (GpuProcess(pid=41, of_ray=True),)
     assert make_plan(changed("h100x1", **EXCLUSIVE, processes=just_ending), num_envs=1).backend == "direct"
+
+
+def test_a_model_in_mig_mode_that_is_not_in_the_table_is_used_by_its_instances_one_by_one():
+    idle = MigInstance(uuid="MIG-2", profile="3g.47gb", memory_bytes=47 * GIB)
+    instances = (replace(idle, uuid="MIG-1", in_use=True), idle)
+    strange = changed("h100x1", name="NVIDIA H100 NVL", mig_enabled=True, mig_instances=instances)
+    with pytest.raises(
+        PlanError, match=r"not mig, since NVIDIA H100 NVL .* not known. Set CUDA_VISIBLE_DEVICES=MIG-2:"
+    ):
+        make_plan(strange, num_envs=1)
+    (node,) = strange.nodes
+    alone = replace(strange, nodes=(replace(node, gpus=select_visible(node.gpus, "MIG-2")),))
+    assert make_plan(alone, num_envs=1).slices[0].gpu_uuid == "MIG-2"
 
 
 def test_a_gpu_that_nothing_can_use_is_an_error_with_every_reason():

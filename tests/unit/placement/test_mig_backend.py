@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -458,6 +459,26 @@ def test_a_process_sees_its_instance_only():
     limits = BACKEND.limits(gmi_slice(SHARE))
     assert (limits.sm_count, limits.memory_bytes) == (42, 20 * 2**30)
     assert BACKEND.device(gmi_slice(SHARE)) == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("sms", "bytes_", "inside"),
+    [
+        (42, 20 * 2**30, True),
+        (42, 20 * 2**30 + 2**19, True),
+        (42, 40 * 2**30, False),
+        (56, 20 * 2**30, False),
+    ],
+)
+def test_a_process_must_have_no_more_than_its_instance(monkeypatch, sms, bytes_, inside):
+    """NVML states an instance's memory in whole MiB; CUDA may count a part of one more."""
+    properties = SimpleNamespace(multi_processor_count=sms, total_memory=bytes_)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    if inside:
+        BACKEND.verify(gmi_slice(SHARE))
+    else:
+        with pytest.raises(SliceError, match=rf"there is {sms} SMs and {bytes_} bytes as CUDA reports"):
+            BACKEND.verify(gmi_slice(SHARE))
 
 
 def test_an_unpartitioned_slice_cannot_be_entered():

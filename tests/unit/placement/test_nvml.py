@@ -9,6 +9,7 @@ import pytest
 
 from placement.errors import InventoryError
 from placement.inventory import nvml_queries
+from placement.inventory.local import local_node
 from placement.inventory.nvml import (
     DriverReading,
     as_gpu,
@@ -272,6 +273,16 @@ def test_placements_are_unknown_without_permission(monkeypatch):
     (read_gpu,) = read(monkeypatch, FakeDriver(gpu, privileged=False)).gpus
     (instance,) = read_gpu.mig_instances
     assert (instance.profile, instance.start, instance.size) == ("2g.10gb", None, None)
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_root_in_a_container_may_lack_the_permission_for_mig(monkeypatch, privileged):
+    """There the driver's device files are missing, and so is what would say so under /proc."""
+    monkeypatch.setattr("placement.inventory.local.may_configure_mig", lambda: True)  # as root
+    gpu = a_free_mig_gpu()
+    gpu.make(14, 2)
+    FakeDriver(gpu, privileged=privileged).install(monkeypatch)
+    assert local_node().may_configure_mig is privileged
 
 
 def test_a_compute_instance_that_does_not_fill_its_gpu_instance_says_so(monkeypatch):
