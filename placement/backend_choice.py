@@ -23,6 +23,8 @@ MPS_FOR_TRAINING = "mps for training: processes run side by side and exchange gr
 MIG_FOR_SERVING = "mig for serving: its isolation pays where nothing is exchanged"
 MIN_FREE_SHARE = 0.1
 """Least free share of a GPU's memory with which it is used: others' processes that hold more are busy on it."""
+MIN_SIZE = 0.25
+"""Least part of the largest GPU's SMs with which `auto` uses another one beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +92,24 @@ def choose_backend(
         candidates = [("direct", "direct: each GMI has a GPU to itself"), *instances]
     else:
         candidates = [("mps", MPS_FOR_TRAINING), *instances, plain]
-    return _most_usable(machine, candidates, asked)
+    best, why, unused = _most_usable(machine, candidates, asked)
+    return best, why, unused or _much_smaller(machine)
+
+
+def _much_smaller(machine: Machine) -> tuple[UnusedGpu, ...]:
+    """GPUs that would keep the others waiting, such as one that a workstation has for its display."""
+    counts = {gpu.uuid: gpu.sm_count for _, gpu in _gpus(machine) if not gpu.uuid.startswith("MIG-")}
+    most = max((count or 0 for count in counts.values()), default=0)
+    return tuple(
+        unused_gpu(
+            node,
+            gpu,
+            f"it has {gpu.sm_count} SMs, another one {most}, and GMIs wait for the slowest",
+            "To use it, set CUDA_VISIBLE_DEVICES to GPUs of its size",
+        )
+        for node, gpu in _gpus(machine)
+        if (counts.get(gpu.uuid) or most) < MIN_SIZE * most
+    )
 
 
 def _most_usable(

@@ -178,6 +178,23 @@ def mixed(**first) -> Machine:
     return replace(found, nodes=(replace(node, gpus=(replace(node.gpus[0], **first), *node.gpus[1:])),))
 
 
+def test_auto_leaves_out_a_gpu_that_would_keep_the_others_waiting():
+    """As the small one for the display of a workstation; a backend that was asked for takes it too."""
+    plan = make_plan(mixed(sm_count=6), num_envs=1)
+    assert (plan.backend, plan.num_gmis) == ("direct", 7)
+    assert [(gpu.index, gpu.reason) for gpu in plan.unused] == [
+        (0, "it has 6 SMs, another one 132, and GMIs wait for the slowest")
+    ]
+    assert make_plan(mixed(sm_count=6), num_envs=1, backend="direct").num_gmis == 8
+    assert make_plan(mixed(sm_count=66), num_envs=1).num_gmis == 8
+    assert make_plan(mixed(sm_count=None), num_envs=1).num_gmis == 8
+    # It is better than none.
+    (node,) = mixed(sm_count=6).nodes
+    large = replace(node.gpus[1], compute_mode="prohibited")
+    plan = make_plan(replace(mixed(), nodes=(replace(node, gpus=(node.gpus[0], large)),)), num_envs=1)
+    assert [gpu_slice.gpu_uuid for gpu_slice in plan.slices] == [node.gpus[0].uuid]
+
+
 def test_the_backend_that_the_most_gpus_allow_is_taken():
     # Direct could use all eight: nothing is left out for MPS.
     plan = make_plan(mixed(mps_running=True), num_envs=1, gmis_per_gpu=2)
