@@ -60,7 +60,7 @@ class MpsBackend(PartitionedBackend):
                 "Run `rayagi cleanup` if it was left by a run of yours; else its owner ends it with "
                 "`echo quit | nvidia-cuda-mps-control`, or use backend='direct' inside of it"
             )
-            return refused(f"an MPS server that this run did not start uses {gpu.uuid}", hint)
+            return refused(f"an MPS daemon that this run did not start is there for {gpu.uuid}", hint)
         if gpu.compute_mode == "prohibited":
             hint = f"Run `nvidia-smi -i {gpu.uuid} -c DEFAULT` as root"
             return refused(f"{gpu.uuid} admits no process (compute mode prohibited)", hint)

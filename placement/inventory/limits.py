@@ -10,6 +10,9 @@ from placement.types import NumaNode
 
 ROOT = Path("/")
 
+MPS_DEFAULT = "/tmp/nvidia-mps"
+"""Where CUDA looks for an MPS daemon."""
+
 
 def allowed_cores(root: Path = ROOT) -> tuple[tuple[int, ...], bool]:
     """Ids of the cores this process may use, and whether it may pin to them.
@@ -85,6 +88,19 @@ def may_configure_mig(root: Path = ROOT) -> bool:
         return os.geteuid() == 0
     minor = minors[minors.index("DeviceFileMinor:") + 1]
     return os.access(root / f"dev/nvidia-caps/nvidia-cap{minor}", os.R_OK)
+
+
+def mps_is_given(root: Path = ROOT) -> bool:
+    """Whether CUDA connects this process to an MPS daemon that somebody else runs, as an administrator or a cluster does.
+
+    It looks for the daemon in CUDA_MPS_PIPE_DIRECTORY, else in /tmp/nvidia-mps. NVML does not report one without clients. A
+    socket that a dead daemon left at the default place is not listed as open. Where the variable is set, the daemon may be
+    in another network namespace, which lists it there only.
+    """
+    given = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    if given:
+        return (root / given.lstrip("/") / "control").exists()
+    return f"{MPS_DEFAULT}/control" in _words(root / "proc/net/unix")
 
 
 def _parse_ranges(listed: str) -> tuple[int, ...]:

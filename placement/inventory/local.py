@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import shutil
 import socket
+from dataclasses import replace
 
-from placement.inventory.limits import allowed_cores, may_configure_mig, memory_bytes, numa_nodes
+from placement.inventory.limits import (
+    allowed_cores,
+    may_configure_mig,
+    memory_bytes,
+    mps_is_given,
+    numa_nodes,
+)
 from placement.inventory.nvml import read_driver
 from placement.types import Machine, Node
 
@@ -27,12 +34,15 @@ def local_node() -> Node:
     instances = [one for gpu in reading.gpus for one in gpu.mig_instances]
     # In a container root may lack the permission: the driver then does not say where an instance is placed.
     may_configure = may_configure_mig() and all(one.start is not None for one in instances)
+    gpus = reading.gpus
+    if mps_is_given():
+        gpus = tuple(replace(gpu, mps_running=True) for gpu in gpus)
     return Node(
         name=socket.gethostname(),
         cores=cores,
         pinnable=pinnable,
         memory_total_bytes=memory,
-        gpus=reading.gpus,
+        gpus=gpus,
         numa_nodes=numa_nodes(),
         gpu_links=reading.gpu_links,
         driver_version=reading.driver_version,

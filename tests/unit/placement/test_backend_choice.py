@@ -49,7 +49,7 @@ def changed(name: str, /, *, node=None, **gpu) -> Machine:
             TRAINING,
             2,
             "direct",
-            "not mps, since an MPS server that this run did not start",
+            "not mps, since an MPS daemon that this run did not start",
         ),
     ],
 )
@@ -64,7 +64,7 @@ def test_auto_follows_the_papers_where_the_machine_allows(name, roles, per_gpu, 
     [
         ({"node": {"mps_control": False}}, "has no nvidia-cuda-mps-control on PATH"),
         ({"compute_capability": (6, 0)}, "has compute capability 6.0, and MPS shares need 7.0"),
-        ({"mps_running": True}, "an MPS server that this run did not start uses GPU-"),
+        ({"mps_running": True}, "an MPS daemon that this run did not start is there for GPU-"),
     ],
 )
 def test_where_mps_cannot_be_used_training_shares_plainly_and_the_plan_says_why(changes, reason):

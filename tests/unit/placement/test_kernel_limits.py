@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from placement.backends import BACKENDS
 from placement.inventory.limits import (
     allowed_cores,
     available_bytes,
     cpu_quota_cores,
     may_configure_mig,
     memory_bytes,
+    mps_is_given,
     numa_nodes,
 )
-from placement.inventory.local import local_machine
+from placement.inventory.local import local_machine, local_node
 from placement.types import NumaNode
+from tests.fakes.gpus import FakeGpu
+from tests.fakes.nvml import FakeDriver
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -138,6 +143,35 @@ def test_who_may_open_the_drivers_device_file_may_configure_mig(tmp_path):
 def test_drivers_without_that_file_ask_for_root(user, may, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert may_configure_mig(tmp_path) is may
+
+
+UNIX_SOCKETS = (
+    "Num       RefCount Protocol Flags    Type St Inode Path\n"
+    "0000000000000000: 00000002 00000000 00010000 0005 01 31337 /tmp/nvidia-mps/control\n"
+)
+
+
+def test_an_mps_daemon_of_somebody_else_is_found_where_cuda_looks_for_it(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    write(tmp_path, {"tmp/nvidia-mps/control": ""})
+    assert not mps_is_given(tmp_path)  # left by a dead daemon
+    write(tmp_path, {"proc/net/unix": UNIX_SOCKETS})
+    assert mps_is_given(tmp_path)
+    # In a pod the daemon is in another one, and its folder is mounted.
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/mps/nvidia.com/gpu/pipe")
+    assert not mps_is_given(tmp_path)
+    assert mps_is_given(write(tmp_path, {"mps/nvidia.com/gpu/pipe/control": ""}))
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_gpus_of_such_a_daemon_are_not_for_one_of_this_run(monkeypatch, given):
+    """NVML does not say so before the daemon has a client."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("placement.inventory.local.mps_is_given", lambda: given)
+    FakeDriver(FakeGpu()).install(monkeypatch)
+    node = local_node()
+    assert BACKENDS["mps"].availability(replace(node, mps_control=True), node.gpus[0]).usable is not given
+    assert BACKENDS["direct"].availability(node, node.gpus[0]).usable
 
 
 def test_what_may_still_be_taken_is_the_least_of_host_and_groups(tmp_path):
