@@ -29,6 +29,8 @@ WITHOUT_GPU = "Repair the driver, or set CUDA_VISIBLE_DEVICES= (empty) to run wi
 WITHOUT_THIS_GPU = (
     "Reset it or restart the host, or set CUDA_VISIBLE_DEVICES to the others, or empty to run without GPUs"
 )
+NO_DEVICES = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that hide all GPUs; the last one is Slurm's for a job that has none."""
 
 CORES_PER_SM = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 """CUDA cores per multiprocessor by compute capability, if not 128 (CUDA C++ programming guide, technical specifications per
@@ -86,10 +88,11 @@ def read_driver(*, host_memory_bytes: int) -> DriverReading:
         host_memory_bytes: used as the GPU's memory if NVML reports none (GPUs that share the host's memory)
 
     Raises:
-        InventoryError: the driver returns an error, or cannot read a GPU that CUDA could see.
+        InventoryError: the driver returns an error, or cannot read a GPU that CUDA could see, or
+            CUDA_VISIBLE_DEVICES names none of its GPUs.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is not None and wanted.strip() in ("", "-1"):
+    if wanted is not None and wanted.strip() in NO_DEVICES:
         return DriverReading()
     with nvml_session() as nvml:
         if nvml is None:
@@ -98,6 +101,8 @@ def read_driver(*, host_memory_bytes: int) -> DriverReading:
     gpus = reading.gpus if wanted is None else select_visible(reading.gpus, wanted)
     if failures and (wanted is None or len(gpus) < len(wanted.split(","))):
         raise failures[0]  # else the GPU that cannot be read is none of those that are wanted
+    if reading.gpus and not gpus:
+        raise _names_none(reading.gpus, str(wanted))
     uuids = {gpu.uuid for gpu in gpus}
     links = tuple(link for link in reading.gpu_links if uuids.issuperset(link.gpus))
     return replace(reading, gpus=gpus, gpu_links=links)
@@ -123,6 +128,17 @@ def select_visible(gpus: tuple[Gpu, ...], wanted: str) -> tuple[Gpu, ...]:
             break
         chosen[found[0].uuid] = found[0]
     return tuple(chosen.values())
+
+
+def _names_none(gpus: tuple[Gpu, ...], wanted: str) -> InventoryError:
+    """The error for a value that hides all GPUs by mistake: the run would be on cores, without a word."""
+    parts = [one.uuid for gpu in gpus for one in gpu.mig_instances]
+    there = ", ".join([*(f"{gpu.index} ({gpu.uuid})" for gpu in gpus), *parts])
+    return InventoryError(
+        f"CUDA_VISIBLE_DEVICES={wanted}",
+        f"its first entry is none of the GPUs that CUDA has here: {there}",
+        "Name some of them, or set it empty to run without GPUs",
+    )
 
 
 def as_gpu(owner: Gpu, instance: MigInstance, *, index: int) -> Gpu:

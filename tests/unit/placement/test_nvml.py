@@ -178,7 +178,7 @@ def test_the_memory_of_a_gpu_in_mig_mode_is_told_to_administrators_only(monkeypa
     assert [one.memory_bytes for one in found.mig_instances] == [20096 * 2**20] * 2
 
 
-@pytest.mark.parametrize("value", ["", "-1", " "])
+@pytest.mark.parametrize("value", ["", "-1", " ", "NoDevFiles"])
 def test_hidden_gpus_are_not_asked_for(monkeypatch, value):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     driver = FakeDriver(a100(0))
@@ -191,6 +191,18 @@ def test_the_environment_chooses_among_the_gpus_and_their_links(monkeypatch):
     reading = read(monkeypatch, FakeDriver(a100(0), a100(1), a100(2)))
     assert [gpu.index for gpu in reading.gpus] == [2, 1]
     assert [link.gpus for link in reading.gpu_links] == [("GPU-a1000001", "GPU-a1000002")]
+
+
+@pytest.mark.parametrize("wanted", ["2", "GPU-b", "MIG-7", "x,0"])
+def test_names_of_no_gpu_are_an_error_and_no_run_on_cores(monkeypatch, wanted):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", wanted)
+    with pytest.raises(InventoryError) as caught:
+        read(monkeypatch, FakeDriver(a100(0), a100(1)))
+    assert str(caught.value) == (
+        f"CUDA_VISIBLE_DEVICES={wanted}: its first entry is none of the GPUs that CUDA has here: "
+        "0 (GPU-a1000000), 1 (GPU-a1000001). Name some of them, or set it empty to run without GPUs."
+    )
+    assert read(monkeypatch, FakeDriver()).gpus == ()  # a host without GPUs
 
 
 def test_processes_and_the_mps_server_are_found(monkeypatch):
