@@ -10,6 +10,7 @@ a piece overlap with the reduction of the previous piece.
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -18,6 +19,8 @@ from torch import Tensor
 
 from collectives.page_locking import page_lock, unlock
 from collectives.transports.shm.memory import STAGING_BUFFER_BYTES, Region
+
+_logger = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=256)
@@ -33,7 +36,9 @@ class Staging:
     def __init__(self, staging_buffers: Sequence[Region], rank: int) -> None:
         self._staging_buffers, self._rank = staging_buffers, rank
         self._turn = 0
-        self._pinned = False
+        self._tried_to_pin = False
+        self._pinned: list[int] = []
+        """Addresses."""
         self._addresses = [
             [piece.data_ptr() for piece in staging_buffer.pieces] for staging_buffer in staging_buffers
         ]
@@ -73,21 +78,29 @@ class Staging:
     def pin(self, tensor: Tensor) -> None:
         """Pin the staging memory for asynchronous copies, when the first CUDA tensor comes.
 
-        Raises:
-            torch.cuda.CudaError: CUDA refuses to pin the memory.
+        Where CUDA refuses, as in WSL, copies are not asynchronous, and right all the same.
         """
-        if tensor.is_cuda and not self._pinned:
-            for staging_buffer in self._staging_buffers:
-                size = len(staging_buffer.pieces) * STAGING_BUFFER_BYTES
-                torch.cuda.check_error(page_lock(staging_buffer.pieces[0].data_ptr(), size))
-            self._pinned = True
+        if not tensor.is_cuda or self._tried_to_pin:
+            return
+        self._tried_to_pin = True
+        for staging_buffer in self._staging_buffers:
+            address, size = (
+                staging_buffer.pieces[0].data_ptr(),
+                len(staging_buffer.pieces) * STAGING_BUFFER_BYTES,
+            )
+            status = page_lock(address, size)
+            if status == 0:
+                self._pinned.append(address)
+            else:
+                _logger.warning(
+                    "staging memory is not page-locked (error %s): copies to the GPU are slower", status
+                )
 
     def close(self) -> None:
         """Unpin and release the memory. Safe to call twice."""
-        if self._pinned:
-            for staging_buffer in self._staging_buffers:
-                unlock(staging_buffer.pieces[0].data_ptr())
-            self._pinned = False
+        for address in self._pinned:
+            unlock(address)
+        self._pinned = []
         self._staging_buffers = ()
 
     def _view(self, tensor: Tensor, numel: int, staging_buffer: int, rank: int) -> Tensor:
