@@ -30,7 +30,7 @@ from collectives.solo import SoloCommunicator
 from collectives.transport_factory import TransportName
 from collectives.transports.shm.memory import MEMORY_LIMIT
 from placement.backends import get_backend
-from placement.backends.base import cuda_missing_error, unusable_gpu_error
+from placement.backends.cuda_errors import cuda_missing_error, gpu_memory_error, unusable_gpu_error
 from placement.inventory.limits import memory_bytes
 from placement.types import Slice
 
@@ -298,6 +298,7 @@ class Gmi(ClosesOnExit):
 
         Raises:
             ProgramInterruptedError: the block raised KeyboardInterrupt.
+            GpuMemoryError: the block needed more memory of the GPU than there is.
         """
         try:
             yield
@@ -306,8 +307,10 @@ class Gmi(ClosesOnExit):
             innermost = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{innermost.filename}:{innermost.lineno} in {innermost.name}"
             raise ProgramInterruptedError(str(self), where) from error
-        except BaseException:
+        except BaseException as error:
             self._leave()
+            if short := gpu_memory_error(self.identity.slice, error):
+                raise short from error
             raise
 
     @contextmanager

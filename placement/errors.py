@@ -69,6 +69,20 @@ class SliceError(PlacementError):
         return f"Wanted {self.wanted}; there is {self.available}. {self.hint}."
 
 
+class GpuMemoryError(PlacementError):
+    """A process needed more memory of its GPU than it has there."""
+
+    def __init__(self, gmi_slice: str, problem: str) -> None:
+        super().__init__(gmi_slice, problem)
+        self.slice, self.problem = gmi_slice, problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.slice} has too little memory: {self.problem}. Use fewer environments (--num-envs), smaller networks or "
+            "minibatches, or fewer GMIs on the GPU."
+        )
+
+
 class SliceLostError(PlacementError):
     """The share of a running GMI has failed: its MPS daemon has ended or is in FAULT, or its MIG instance was destroyed."""
 

@@ -14,13 +14,13 @@ from placement.backends.base import (
     Backend,
     SliceHealth,
     SliceLimits,
-    cuda_missing_error,
     limit_torch_threads,
     pin_to_cores,
     refused,
     thread_environment,
     validate_sizes,
 )
+from placement.backends.cuda_errors import cuda_missing_error
 from placement.errors import PlanError, counted
 from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice

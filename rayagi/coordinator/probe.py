@@ -19,7 +19,7 @@ from scipy.special import stdtrit
 from actors.errors import GmiSilentError
 from actors.protocols import IterationResult
 from collectives.closing import ClosesOnExit
-from placement.errors import InventoryError, PlanError, ReservationError
+from placement.errors import GpuMemoryError, InventoryError, PlanError, ReservationError
 from placement.plan import PlacementPlan
 from placement.search import FailureKind, TrialFailure, TrialMeasurement
 from placement.types import Machine
@@ -27,7 +27,12 @@ from rayagi.config.errors import ConfigError
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.probe_program import ProbeProgram, parts_of
 from rayagi.coordinator.session import Session
-from rayagi.envs.errors import EnvironmentOptionError, UnknownEnvironmentError, UnsupportedSpaceError
+from rayagi.envs.errors import (
+    EnvironmentOptionError,
+    MemoryShortError,
+    UnknownEnvironmentError,
+    UnsupportedSpaceError,
+)
 from rayagi.planning import plan_of, uses_gpus
 
 
@@ -318,7 +323,10 @@ def failure_kind(error: Exception) -> FailureKind | None:
     if isinstance(error, _UNRELATED_ERRORS):
         return None
     # By name, since the module of torch's class differs between versions. Ray's memory monitor is known by its text.
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    out_of_memory = (
+        isinstance(error, MemoryError | GpuMemoryError | MemoryShortError)
+        or type(error).__name__ == "OutOfMemoryError"
+    )
     if out_of_memory or "running low on memory" in str(error).lower():
         return "out of memory"
     return "hung" if isinstance(error, GmiSilentError) else "crashed"

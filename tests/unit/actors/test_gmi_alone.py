@@ -15,7 +15,7 @@ from collectives.errors import CommunicatorError
 from collectives.experience.errors import ChannelError
 from collectives.experience.file_layout import SharedFile
 from collectives.transports.shm.memory import MEMORY_LIMIT, Segment
-from placement.errors import SliceError
+from placement.errors import GpuMemoryError, SliceError
 from placement.types import Slice
 from rayagi.cli.failures import explain
 from tests.threads import in_threads
@@ -222,6 +222,46 @@ def test_a_gpu_that_this_torch_or_another_process_makes_useless_is_named(monkeyp
 
     message = on_a_gpu(build)
     assert all(text in message for text in texts)
+
+
+TOO_LITTLE = (
+    "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 7.61 GiB of which 6.53 GiB is free. "
+    "Including non-PyTorch memory, this process has 600.00 MiB memory in use. See documentation."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (torch.OutOfMemoryError(TOO_LITTLE), "of which 6.53 GiB is free."),
+        (
+            RuntimeError("Failed to allocate 8589934592 bytes on device 'cuda:0'"),
+            "8589934592 bytes on device 'cuda:0'.",
+        ),
+        (
+            torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might"),
+            "CUDA error: out of memory",
+        ),
+    ],
+)
+def test_too_little_memory_of_a_gpu_is_one_sentence_with_what_to_do(monkeypatch, error, problem):
+    """Of torch, of Warp, and of a context that does not fit beside what other processes have."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    gmi_slice = Slice(node="here", backend="direct", gpu_uuid="GPU-1", gpu_fraction=1.0)
+    identity = GmiIdentity(index=0, num_gmis=1, slice=gmi_slice, roles=("trainer",), task="Ant-v5")
+
+    def build(context):
+        raise error
+
+    with pytest.raises(GpuMemoryError) as caught:
+        Gmi(identity, "direct").build(build)
+    assert str(caught.value).startswith("direct[GPU-1 x1.00] has too little memory: ")
+    assert problem in str(caught.value)
+    assert "fewer environments (--num-envs)" in str(caught.value)
+    assert "See documentation" not in str(caught.value)
+    assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
+    with pytest.raises(type(error)):  # on cores the same text means something else
+        gmi().build(build)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -11,7 +11,7 @@ import pytest
 
 import rayagi
 from actors.errors import GmiLostError, GmiSilentError
-from placement.errors import PlanError, ReservationError
+from placement.errors import GpuMemoryError, PlanError, ReservationError
 from placement.inventory import load_machine
 from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.errors import ConfigError
@@ -27,6 +27,7 @@ from rayagi.coordinator.search_store import (
     search_key,
 )
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
+from rayagi.envs.errors import MemoryShortError
 from rayagi.planning import plan_of
 from rayagi.run.prediction import (
     Prediction,
@@ -516,6 +517,8 @@ def test_a_candidate_has_one_gpu_and_its_share_of_the_cores(eight_gpus):
     ("error", "kind"),
     [
         (MemoryError("no 8 GiB"), "out of memory"),
+        (GpuMemoryError("mps[GPU-1 x0.50]", "Failed to allocate 8 bytes"), "out of memory"),
+        (MemoryShortError("mujoco_warp", 8192, 2**20, 2**30, "cuda:0"), "out of memory"),
         (GmiLostError(0, "GMI 0", "training", "the node is running low on memory"), "out of memory"),
         (GmiLostError(0, "GMI 0", "training", "killed by SIGKILL by OOM killer or else"), "crashed"),
         (GmiSilentError("GMI 0", "training", 5.0), "hung"),
