@@ -16,6 +16,7 @@ from rayagi.cli.failures import INTERRUPTED, UsageError
 from rayagi.cli.output import say, say_if_temporary
 from rayagi.cli.settings import machine_of_run
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.cluster import continue_stopped
 from rayagi.coordinator.session import Session
 from rayagi.planning import serving_plan_of
 from rayagi.run.errors import RunError
@@ -74,9 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if target is not None:
         say_if_temporary(target.folder.path)
-    interrupt = Interrupt(
-        lambda: say("Finishing the current request, then completing the files. Ctrl-C again quits at once.")
-    )
+    interrupt = Interrupt(_begin_to_end)
     provenance = _provenance(arguments, saved, job, template)
     try:
         served = _serve(job, template, arguments.agents, limits, interrupt, target, provenance)
@@ -87,6 +86,12 @@ def run(arguments: argparse.Namespace) -> int:
         if target is not None:
             target.folder.unlock()
     return _conclude(served, target, interrupt)
+
+
+def _begin_to_end() -> None:
+    """After a signal: the GMIs answer through Ray."""
+    continue_stopped()
+    say("Finishing the current request, then completing the files. Ctrl-C again quits at once.")
 
 
 def _spec(spec: RunSpec, arguments: argparse.Namespace) -> RunSpec:

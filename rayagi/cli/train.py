@@ -35,7 +35,7 @@ from rayagi.cli.settings import (
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolve_auto
-from rayagi.coordinator.cluster import starts_local
+from rayagi.coordinator.cluster import continue_stopped, starts_local
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
 from rayagi.coordinator.default_layout import takes_default, with_default_layout
 from rayagi.coordinator.health_monitor import RunHealthMonitor
@@ -77,9 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder, spec, checkpoint, initial = opened
     settings = _settings(arguments, spec, folder)
     before = None if arguments.resume is None else Resumed(folder.record, folder.checkpoints.names())
-    interrupt = Interrupt(
-        lambda: say("Finishing the current request, then saving. Ctrl-C again quits at once.")
-    )
+    interrupt = Interrupt(_begin_to_end)
     try:
         _refuse_if_done(folder, spec, settings, checkpoint)
         _describe(folder, spec, settings, checkpoint)
@@ -99,6 +97,12 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         folder.unlock()
     return conclude(folder, spec, outcome)
+
+
+def _begin_to_end() -> None:
+    """After a signal: the GMIs save through Ray."""
+    continue_stopped()
+    say("Finishing the current request, then saving. Ctrl-C again quits at once.")
 
 
 @contextmanager

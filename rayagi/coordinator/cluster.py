@@ -8,12 +8,14 @@ import re
 import signal
 import socket
 import struct
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,14 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from placement.inventory import local_machine
 from placement.types import Machine
-from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch, RayLostError
+from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch, RayletSilentError, RayLostError, tell_lost
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
 
 _PROBE_TIMEOUT_S = 5.0
+SHUT_DOWN_LIMIT_S = 10.0
+"""For a local Ray to shut down; then its processes are killed."""
 
 
 class ClusterUnreachableError(ConnectionError):
@@ -254,8 +258,39 @@ def _stop_watching() -> None:
 
 def _shut_down() -> None:
     _stop_watching()
-    ray.shutdown()
+    continue_stopped()
+    node = worker.global_worker.node
+    overdue = threading.Timer(SHUT_DOWN_LIMIT_S, _end_unresponsive, (node,))
+    overdue.daemon = True  # the process does not wait for it
+    if node is not None:
+        overdue.start()
+    try:
+        ray.shutdown()
+    finally:
+        overdue.cancel()
     worker._worker_logs_enabled = True
+
+
+def continue_stopped() -> None:
+    """Let those processes of a local Ray go on that somebody has stopped: with them nothing could be saved or ended."""
+    for process in _own_processes(worker.global_worker.node):
+        process.send_signal(signal.SIGCONT)
+
+
+def _end_unresponsive(node: Any) -> None:
+    """For a shutdown that does not end, as Ray waits without limit for its raylet: kill a local one, or end the command."""
+    processes = _own_processes(node)
+    for process in processes:
+        process.kill()
+    if not processes:
+        tell_lost(RayletSilentError(node.node_ip_address, SHUT_DOWN_LIMIT_S))
+
+
+def _own_processes(node: Any) -> list[subprocess.Popen[bytes]]:
+    """Of the Ray that this process has started; empty without one."""
+    if node is None or not node.head:
+        return []
+    return [info.process for info in chain.from_iterable(node.all_processes.values())]
 
 
 def starts_local(ray_address: str | None = None) -> bool:

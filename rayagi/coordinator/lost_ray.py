@@ -74,6 +74,20 @@ class HeadLostError(RayLostError):
         )
 
 
+class RayletSilentError(RayLostError):
+    """The raylet of this machine's node of a cluster does not answer."""
+
+    def __init__(self, address: str, waited_s: float) -> None:
+        super().__init__(address, waited_s)
+        self.address, self.waited_s = address, waited_s
+
+    def __str__(self) -> str:
+        return (
+            f"Ray's raylet on this machine ({self.address}) has not answered for {self.waited_s:.0f} s while this program "
+            "left the cluster: it is stopped or hangs. Start this node of the cluster again"
+        )
+
+
 @contextmanager
 def when_ray_is_lost(handler: Handler) -> Iterator[None]:
     """Call ``handler`` in another thread if that happens in the block, after those of inner blocks."""
@@ -84,7 +98,7 @@ def when_ray_is_lost(handler: Handler) -> Iterator[None]:
         _handlers.remove(handler)
 
 
-def _tell(error: RayLostError) -> RayLostError | None:
+def tell_lost(error: RayLostError) -> RayLostError | None:
     """Call the handlers. Returns the error if there are none: it is for who uses Ray next."""
     for handler in reversed(_handlers):
         handler(error)
@@ -124,7 +138,9 @@ class LocalRayWatch:
         for descriptor in (self._wake, *self._descriptors):
             os.close(descriptor)
         if self._wake not in ready:
-            self.lost = _tell(LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others))
+            self.lost = tell_lost(
+                LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others)
+            )
 
 
 class HeadWatch:
@@ -155,7 +171,7 @@ class HeadWatch:
             asked_s = time.monotonic()
             failing_since_s = (failing_since_s or asked_s) if self._is_gone() else None
             if failing_since_s is not None and asked_s - failing_since_s >= self._limit_s:
-                self.lost = _tell(HeadLostError(f"{self._host}:{self._port}", asked_s - failing_since_s))
+                self.lost = tell_lost(HeadLostError(f"{self._host}:{self._port}", asked_s - failing_since_s))
                 return
 
     def _is_gone(self) -> bool:

@@ -21,6 +21,7 @@ from actors.replay_actor import create_shards
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.folder import open_run
 from tests.cluster.two_nodes import two_nodes
+from tests.programs import run_python
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -192,7 +193,7 @@ def check_end_of(process, folder, begins):
     assert process.returncode == 1, output + error
     first, *follow_up = error.splitlines()
     assert first.startswith(f"rayagi: {begins}"), first
-    assert " while this program used it: " in first
+    assert " while this program " in first
     last = CheckpointStore(folder / "runs/a/checkpoints").load()
     assert follow_up == [
         f"The last good checkpoint is {last.name}. Continue from it with:",
@@ -216,6 +217,62 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
     os.kill(pid, signal.SIGKILL)
     check_end_of(process, tmp_path, f"Ray's {killed} on this machine (process {pid}) has ended")
     until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", ["gcs_server", "raylet"])
+def test_a_run_that_gets_sigterm_while_a_process_of_its_ray_is_stopped_saves_and_ends(tmp_path, stopped):
+    options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
+    process = rayagi(tmp_path, "local", "train", "InvertedPendulum-v5", *SMALL, *options)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    until(lambda: checkpoints.names() or process.poll() is not None)
+    programs = children_of(process.pid, lambda child: os.path.basename(os.readlink(child / "exe")))
+    pids = {program: pid for pid, program in programs.items()}
+    workers = workers_of(pids["raylet"])
+    os.kill(pids[stopped], signal.SIGSTOP)
+    process.terminate()
+    output, error = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, error) == (130, "")
+    record = open_run(tmp_path / "runs/a").record
+    assert (record.status, record.reason) == ("interrupted", "SIGTERM")
+    saved = f"Saved {checkpoints.names()[-1]}. Continue with:\n  rayagi train --resume runs/a\n"
+    assert output.endswith(saved), output
+    assert int(checkpoints.names()[-1].removeprefix("iteration_")) == record.counters["iteration"]
+    until(lambda: all(state_of(pid) in (None, "Z") for pid in (*workers, *programs)))
+
+
+LEAVES = """
+import os, signal
+from ray._private import worker
+from rayagi.coordinator import cluster
+
+cluster.SHUT_DOWN_LIMIT_S = 1.0
+cluster.continue_stopped = lambda: None  # as if it did not answer then either
+with cluster.connected():
+    node = worker.global_worker.node
+    processes = [info.process for infos in node.all_processes.values() for info in infos]
+    (raylet,) = node.all_processes["raylet"]
+    os.kill(raylet.process.pid, signal.SIGSTOP)
+assert len(processes) > 1
+assert all(process.poll() is not None for process in processes)
+"""
+
+
+def test_a_local_ray_whose_raylet_does_not_answer_is_killed_at_the_end():
+    run_python(LEAVES)
+
+
+@pytest.mark.slow
+def test_a_run_whose_own_node_of_a_cluster_does_not_answer_ends_with_a_sentence(head, tmp_path):
+    options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
+    process = rayagi(tmp_path, head.address, "train", "InvertedPendulum-v5", *SMALL, *options)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    until(lambda: checkpoints.names() or process.poll() is not None)
+    raylet = head.head_node.all_processes["raylet"][0].process
+    raylet.send_signal(signal.SIGSTOP)
+    process.terminate()
+    check_end_of(process, tmp_path, "Ray's raylet on this machine (")
+    raylet.send_signal(signal.SIGCONT)
 
 
 FROM_PYTHON = """
