@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from collectives.alphabeta import AlphaBetaModel
+from collectives.compiler import machine
 from collectives.composed import run_step
 from collectives.compositions import compose
+from collectives.errors import ProfileError
+from collectives.files import cache_folder, replacing
 from collectives.layout import Layout
+from collectives.objects import exchange
 from collectives.planner import CompositionPlan, plan_composition
 from collectives.primitive_probe import PrimitiveProbe, local_capabilities, probe_primitives
-from collectives.profile import RUNS, mean_s, measure
-from collectives.profile_cache import load_or_measure_profile
-from collectives.rendezvous import Member
+from collectives.profile import RUNS, CostProfile, StepShape, mean_s, measure, steps_to_measure
+from collectives.rendezvous import PROTOCOL, Member
 from collectives.schedule import CollectiveSchedule, Primitive, Step
 from collectives.transports.base import Transport
 from collectives.tuning import ScheduleTuner
@@ -25,6 +32,7 @@ from collectives.tuning import ScheduleTuner
 if TYPE_CHECKING:  # it imports this module
     from collectives.transport_factory import GroupTransportFactory
 
+_logger = logging.getLogger(__name__)
 TYPICAL_BYTES = 440_000
 """Size of the first choice, before the actual buckets are known: Ant's float32 gradients in the preprint's Table 7."""
 
@@ -140,3 +148,60 @@ def plan_cheapest(
             if settled:
                 break
         return plan
+
+
+def load_or_measure_profile(
+    control: Transport,
+    device: torch.device,
+    layout: Layout,
+    usable: Collection[Primitive],
+    measure: Callable[[], CostProfile],
+) -> CostProfile:
+    """The profile in rank 0's cache for these machines and this layout; on a miss it is measured now and cached.
+
+    All members of ``control`` call it, and ``measure``, and get the same profile.
+    """
+    path = cache_folder("profiles") / f"{_key(control, device, layout, usable)}.json"
+    kept = exchange(control, _read(path, layout, usable).encode() if control.rank == 0 else b"")[0]
+    if kept:
+        return CostProfile.from_json(kept.decode(), str(path))
+    profile = measure()
+    if control.rank == 0:
+        _write(path, profile)
+    return profile
+
+
+def _key(control: Transport, device: torch.device, layout: Layout, usable: Collection[Primitive]) -> str:
+    """Digest of everything that costs depend on: all members' machines, the layout, the usable primitives."""
+    own = [machine(), str(os.cpu_count()), torch.__version__, str(PROTOCOL)]
+    if device.type == "cuda":
+        share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
+        own += [torch.cuda.get_device_name(device), str(torch.version.cuda), share]
+    digest = hashlib.sha256("\0".join(own).encode()).digest()
+    parts = [b"".join(exchange(control, digest)), repr(layout.mpl).encode(), repr(layout.nodes).encode()]
+    return hashlib.sha256(b"\0".join([*parts, *sorted(name.encode() for name in usable)])).hexdigest()[:32]
+
+
+def _read(path: Path, layout: Layout, usable: Collection[Primitive]) -> str:
+    """The cached profile, if it has all that the planner needs; else empty."""
+    if not path.exists():
+        return ""
+    try:
+        profile = CostProfile.load(path)
+        AlphaBetaModel.fit(profile)
+        needed = {StepShape.from_step(step, layout) for step in steps_to_measure(layout, usable)}
+        if not needed <= {point.shape for point in profile.points}:
+            raise ProfileError(str(path), "it lacks steps that are needed here")
+        return profile.to_json()
+    except ProfileError as error:
+        _logger.warning("%s: %s; the machine is measured again", path, error.reason)
+        return ""
+
+
+def _write(path: Path, profile: CostProfile) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            profile.save(beside)
+    except OSError as error:
+        _logger.warning("the profile of this machine cannot be saved: %s; the next run measures again", error)

@@ -17,7 +17,6 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.serialization import NOT_SERIALIZABLE, serialize_type
 
 from rayagi.algorithms.registry import DEFINITIONS
-from rayagi.config.batch_sizes import GivenSizes, rollout_and_minibatches
 from rayagi.config.convert import merged, nearest, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
 from rayagi.config.learning import LearningSpec
@@ -33,11 +32,13 @@ from rayagi.config.rllib_settings import (
     refuse_algorithm_only,
 )
 from rayagi.config.rllib_values import (
+    GivenSizes,
     given_model_config,
     is_schedule,
     module_changes,
     normalises,
     registered_env,
+    rollout_and_minibatches,
     to_spec_value,
 )
 from rayagi.config.rules import checked

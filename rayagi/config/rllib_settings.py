@@ -86,7 +86,7 @@ FIXED_MODEL_KEYS: dict[str, Any] = {"head_fcnet_hiddens": []}
 """Keys of model_config with the only value that rayagi supports."""
 
 BATCH_SETTINGS = ("train_batch_size", "_train_batch_size_per_learner", "minibatch_size")
-"""Converted, with num_envs, to rollout_length and num_minibatches (rayagi.config.batch_sizes)."""
+"""Converted, with num_envs, to rollout_length and num_minibatches (rayagi.config.rllib_values)."""
 
 DERIVED = frozenset(
     {

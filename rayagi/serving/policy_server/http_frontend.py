@@ -22,14 +22,17 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
+from rayagi.serving.latency import Latencies
 from rayagi.serving.policy_server.batching import FairBatcher, ServerStatistics
-from rayagi.serving.policy_server.prometheus import PolicyMetrics
 from rayagi.serving.policy_server.requests import BodyFormat, Expected, RequestError
 from rayagi.serving.policy_server.served_policy import ServedPolicy
 
@@ -204,3 +207,37 @@ class HttpFrontend:
         if status in (408, 413, 503):
             response.force_close()  # do not wait for the rest of the body
         return response
+
+
+_BOUNDS_S = tuple(step * 10.0**power for power in range(-4, 2) for step in (1, 2.5, 5))
+"""Upper bounds of a histogram's buckets: 100 us to 50 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMetrics(Collector):
+    """A server's statistics at this moment, and the version of its policy."""
+
+    statistics: ServerStatistics
+    version: int
+
+    def collect(self) -> Iterator[Metric]:
+        """As Prometheus' client asks for it."""
+        now = self.statistics
+        for name, text, value in (
+            ("requests", "Requests answered with actions", now.requests),
+            ("rows", "Observations of these requests", now.rows),
+            ("batches", "Inferences", now.batches),
+            ("refused", "Requests answered with an error", now.refused),
+        ):
+            yield CounterMetricFamily(f"rayagi_policy_{name}", text, value=value)
+        yield GaugeMetricFamily("rayagi_policy_version", "Version of the policy", value=self.version)
+        yield _histogram("latency", "From a request's first byte to its answer", now.latency)
+        yield _histogram("inference", "Of one batch", now.inference)
+
+
+def _histogram(name: str, text: str, latencies: Latencies) -> HistogramMetricFamily:
+    buckets = [(f"{bound:g}", float(latencies.count_up_to(bound))) for bound in _BOUNDS_S]
+    buckets.append(("+Inf", float(latencies.count)))
+    return HistogramMetricFamily(
+        f"rayagi_policy_{name}_seconds", text, buckets=buckets, sum_value=latencies.total_s
+    )

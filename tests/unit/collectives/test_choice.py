@@ -8,12 +8,12 @@ import torch
 
 from actors.rendezvous_actor import RendezvousActor
 from collectives import choice
+from collectives.choice import load_or_measure_profile
 from collectives.compositions import compose
 from collectives.errors import CompositionError
 from collectives.failure_detector import FailureDetector
 from collectives.layout import Layout
 from collectives.profile import CostProfile, ProfilePoint, StepShape, steps_to_measure
-from collectives.profile_cache import load_or_measure_profile
 from collectives.rendezvous import gather_members, this_member
 from collectives.transport_factory import GroupContext, GroupTransportFactory
 from tests.threads import in_threads, unfailed

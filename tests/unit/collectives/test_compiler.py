@@ -8,8 +8,7 @@ import tempfile
 import pytest
 
 from collectives import compiler
-from collectives.compiler import CompilerError
-from collectives.private_folder import is_private_file, private_folder
+from collectives.compiler import CompilerError, is_private_file, private_folder
 from tests.programs import run_python
 
 ONE = "int f(void) { return 1; }"

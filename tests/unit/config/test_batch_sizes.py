@@ -2,8 +2,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rayagi.config.batch_sizes import GivenSizes, rollout_and_minibatches
 from rayagi.config.errors import ConfigError
+from rayagi.config.rllib_values import GivenSizes, rollout_and_minibatches
 
 
 def sizes(num_envs=32, num_gmis=None, preset_length=64, preset_minibatches=8, **given):
