@@ -47,10 +47,6 @@ class Solver:
                 setattr(model.opt, name, CONES[value] if name == "cone" else value)
 
 
-CONVERGED = Solver(iterations=100, ls_iterations=50, tolerance=0.0)
-"""Stops where a step of the solver improves nothing."""
-
-
 @dataclass(frozen=True)
 class Residual:
     """Of all world-steps: the largest difference of a speed (m/s, rad/s) from the converged step."""

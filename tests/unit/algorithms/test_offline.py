@@ -206,18 +206,6 @@ def test_a_squashed_gaussian_clones_actions_at_its_bounds(dataset):
     assert last["action_error"] < first["action_error"]
 
 
-def test_a_resumed_run_draws_and_learns_as_the_uninterrupted_one(dataset):
-    program = build(spec_of(dataset))
-    program.iterate()
-    buffer = io.BytesIO()
-    torch.save(program.state_dict(), buffer)
-    wanted = [program.iterate().metrics["policy_loss"] for _ in range(2)]
-    resumed = build(spec_of(dataset))
-    resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
-    assert [resumed.iterate().metrics["policy_loss"] for _ in range(2)] == wanted
-    assert torch.equal(parameters(resumed), parameters(program))
-
-
 def test_a_run_is_not_resumed_on_a_dataset_that_has_grown(dataset, tmp_path):
     state = build(spec_of(dataset)).state_dict()
     larger = build(spec_of(record_point(tmp_path / "more", num_steps=41)))
@@ -566,18 +554,6 @@ def test_iql_is_better_than_what_it_was_shown(tmp_path):
     assert (found["bc"] * inwards).max() < 0.5
 
 
-def test_a_resumed_iql_run_continues_alike(dataset):
-    program = build(iql(dataset))
-    program.iterate()
-    buffer = io.BytesIO()
-    torch.save(program.state_dict(), buffer)
-    wanted = program.iterate().metrics["q_loss"]
-    resumed = build(iql(dataset))
-    resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
-    assert resumed.iterate().metrics["q_loss"] == wanted
-    load_policy(program.state_dict()["shared"], iql(dataset), INFO)
-
-
 def test_tensors_in_double_precision_are_learned_from(dataset, tmp_path):
     episodes = list(open_dataset(dataset).episodes(whole_only=True))
     last = [np.arange(len(each.rewards)) == len(each.rewards) - 1 for each in episodes]
@@ -695,16 +671,21 @@ def test_td3_bc_is_better_than_what_it_was_shown(tmp_path):
     assert (found * torch.tensor([-1.0, 1.0])).min() > 0.5
 
 
-def test_a_resumed_td3_bc_run_continues_alike(dataset):
-    program = build(td3_bc(dataset, num_updates=7))
+@pytest.mark.parametrize(
+    ("make", "loss"), [(spec_of, "policy_loss"), (iql, "q_loss"), (td3_bc, "value_loss")]
+)
+def test_a_resumed_run_draws_and_learns_as_the_uninterrupted_one(dataset, make, loss):
+    spec = make(dataset, num_updates=7)
+    program = build(spec)
     program.iterate()
     buffer = io.BytesIO()
     torch.save(program.state_dict(), buffer)
-    wanted = program.iterate().metrics["value_loss"]
-    resumed = build(td3_bc(dataset, num_updates=7))
+    wanted = [program.iterate().metrics[loss] for _ in range(2)]
+    resumed = build(spec)
     resumed.load_state_dict(torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
-    assert resumed.iterate().metrics["value_loss"] == wanted
-    load_policy(program.state_dict()["shared"], td3_bc(dataset), INFO)
+    assert [resumed.iterate().metrics[loss] for _ in range(2)] == wanted
+    assert torch.equal(parameters(resumed), parameters(program))
+    load_policy(program.state_dict()["shared"], spec, INFO)
 
 
 def test_iql_s_value_gradient_is_that_of_the_expectile_loss_alone(dataset):

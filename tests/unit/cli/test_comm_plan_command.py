@@ -4,7 +4,6 @@ import pytest
 
 from collectives.profile import CostProfile, ProfilePoint, StepShape
 from rayagi.cli import main
-from tests.programs import run_python
 
 
 def run_cli(*arguments):
@@ -84,14 +83,3 @@ def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys):
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
-
-
-def test_a_plan_of_a_size_loads_neither_torch_nor_ray():
-    code = """
-import sys
-from rayagi.cli import main
-main(["comm", "plan", "--layout", "2x2", "--size", "1MB"])
-print({"torch", "ray"} & set(sys.modules))
-"""
-    done = run_python(code)
-    assert done.stdout.splitlines()[-1] == "set()"

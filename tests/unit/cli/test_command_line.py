@@ -26,25 +26,31 @@ def in_an_empty_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
 
-def test_help_loads_neither_torch_nor_ray_nor_gymnasium():
-    code = """
-import sys
-from rayagi.cli import main
-try:
-    main(["--help"])
-except SystemExit:
-    pass
-print({"torch", "ray", "gymnasium", "mujoco", "matplotlib", "rich"} & set(sys.modules))
-"""
-    done = run_python(code)
+@pytest.mark.parametrize(
+    ("code", "unneeded", "said"),
+    [
+        ("main(['--help'])", {"torch", "ray", "gymnasium", "mujoco", "matplotlib", "rich"}, "usage: rayagi"),
+        ("main(['envs'])", {"ray"}, "HalfCheetah-v5"),
+        ("main(['plan', 'Ant-v5'])", {"ray", "torch"}, "simulator+agent+trainer"),
+        ("main(['comm', 'plan', '--layout', '2x2', '--size', '1MB'])", {"ray", "torch"}, "2x2"),
+        # A run is checked and planned before torch is loaded: ``session.py`` imports it while Ray starts.
+        ("import rayagi.cli.train, rayagi.envs; rayagi.envs.env_info('Ant-v5')", {"torch"}, ""),
+    ],
+)
+def test_a_command_loads_only_what_it_needs(code, unneeded, said):
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    program = f"""
+        import sys
+        from rayagi.cli import main
+        try:
+            {code}
+        except SystemExit:
+            pass
+        print({unneeded} & set(sys.modules))
+    """
+    done = run_python(program, env=kept)
     assert done.stdout.splitlines()[-1] == "set()"
-
-
-def test_listing_environments_does_not_load_ray():
-    code = "import sys; from rayagi.cli import main; main(['envs']); print('ray' in sys.modules)"
-    done = run_python(code)
-    assert done.stdout.splitlines()[-1] == "False"
-    assert "HalfCheetah-v5" in done.stdout
+    assert said in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -213,31 +219,6 @@ def test_the_plan_is_a_table_of_gmis(capsys):
     output = capsys.readouterr().out
     assert "simulator+agent+trainer" in output
     assert " 7 " in output
-
-
-def test_a_plan_for_this_machine_loads_neither_ray_nor_torch():
-    code = """
-import sys
-from rayagi.cli import main
-main(["plan", "Ant-v5"])
-print({"ray", "torch"} & set(sys.modules))
-"""
-    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    done = run_python(code, env=kept)
-    assert done.stdout.splitlines()[-1] == "set()"
-
-
-def test_a_run_is_checked_and_planned_before_torch_is_loaded():
-    """``session.py`` imports torch while Ray starts."""
-    code = """
-import sys
-import rayagi.cli.train
-import rayagi.envs
-rayagi.envs.env_info("Ant-v5")
-print("torch" in sys.modules)
-"""
-    done = run_python(code)
-    assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize(
