@@ -213,6 +213,11 @@ def _definition(env_id: str, engine: str) -> ProviderDefinition:
             "or train with an id that a module registers with Gymnasium: environment('MODULE:ID')"
         )
         raise EnvironmentOptionError(env_id, reason)
+    for definition in PROVIDERS:
+        (only, *_) = definition.engines
+        is_installed = definition.only_by_engine and definition.unsupported_reason(only) is None
+        if is_installed and definition.provider.knows(env_id):
+            raise EnvironmentOptionError(env_id, f"use engine {only}, which alone has it")
     raise UnknownEnvironmentError(env_id, nearest_ids(env_id))
 
 

@@ -25,11 +25,14 @@ def has_pictures(env_id: str) -> bool:
     """Whether this kind of environment has frames at all; ``render_env`` also checks the machine."""
     # Imported here: it loads torch, which listing environments does not need.
     from rayagi.envs.fused.provider import FusedProvider
+    from rayagi.envs.tasks.provider import OwnTaskProvider
 
     if FusedProvider.find(env_id) is not None:
         return False
     spec = gymnasium.registry.get(env_id.rpartition(":")[2])
-    if spec is None or spec.entry_point is None:
+    if spec is None:  # rayagi's own, or a simulator's, as EnvPool's, which gives no frames
+        return ":" in env_id or OwnTaskProvider.find(env_id) is not None
+    if spec.entry_point is None:
         return True
     point = spec.entry_point
     made_by = load_env_creator(point) if isinstance(point, str) else point

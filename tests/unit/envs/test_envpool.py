@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from rayagi.envs import EnvironmentOptionError, UnsupportedSpaceError, env_info, make_env_factory
+from rayagi.envs import (
+    EnvironmentOptionError,
+    UnsupportedSpaceError,
+    env_info,
+    has_pictures,
+    make_env_factory,
+)
 from rayagi.envs.errors import SimulationError
 
 installed = pytest.mark.skipif(
@@ -49,6 +55,14 @@ def test_images_are_flat_parts_that_a_cnn_encodes_and_are_those_of_the_pool():
     expected = [raw.reset()[0], *(raw.step(np.array([t % 6, 3]))[0] for t in range(39))]
     for obs, image in zip([found[0], *found[1::6]], expected, strict=False):
         assert torch.equal(obs, torch.from_numpy(image.reshape(2, -1)).float())
+
+
+@installed
+def test_a_task_that_only_envpool_has_names_the_engine_and_has_no_frames():
+    with pytest.raises(EnvironmentOptionError, match="Pong-v5: use engine envpool, which alone has it"):
+        env_info("Pong-v5")
+    assert not has_pictures("Pong-v5")
+    assert has_pictures("Ant-v5")  # EnvPool's is Gymnasium's
 
 
 @installed
