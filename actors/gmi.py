@@ -309,6 +309,8 @@ class Gmi(ClosesOnExit):
             raise ProgramInterruptedError(str(self), where) from error
         except BaseException as error:
             self._leave()
+            if (sent := _exit_by_ray(error)) is not None:  # an environment's error, caused by it
+                raise sent from None
             if short := gpu_memory_error(self.identity.slice, error):
                 raise short from error
             raise
@@ -334,3 +336,10 @@ class Gmi(ClosesOnExit):
 
     def __repr__(self) -> str:
         return str(self.identity)
+
+
+def _exit_by_ray(error: BaseException | None) -> SystemExit | None:
+    """What Ray's handler of SIGTERM has raised, in whatever code of the program; None if the error has another cause."""
+    while error is not None and not hasattr(error, "ray_terminate_msg"):
+        error = error.__cause__
+    return error if isinstance(error, SystemExit) else None

@@ -312,6 +312,8 @@ def _names_the_lost(failure: Exception) -> bool:
 
 def _brief(error: ray.exceptions.RayError) -> str:
     """The informative lines of Ray's message on a dead actor, joined, without its guesses at causes."""
+    if "The process receives a SIGTERM." in str(error):
+        return "its process was sent SIGTERM, as by a service manager, or a guard of the memory"
     lines = [line.strip() for line in str(error).partition("Some common causes include")[0].splitlines()]
     kept = [
         line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))

@@ -18,6 +18,7 @@ from collectives.errors import CommunicatorError, CompositionError
 from placement.errors import PlanError
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
+from rayagi.envs.errors import named_failures
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -29,6 +30,7 @@ class SumProgram:
 
     raise_at: int | None = None
     die_at: int | None = None
+    terminate_at: int | None = None
     raise_in_build: bool = False
     stop_in: str = ""
 
@@ -56,6 +58,9 @@ class _Running:
             raise FloatingPointError("policy_loss is NaN")
         if index == 1 and self.iteration == self.program.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
+        if index == 1 and self.iteration == self.program.terminate_at:
+            with named_failures("Ant-v5", lambda: "step 1"):
+                signal.raise_signal(signal.SIGTERM)
         if index == 1:
             self.program.stop("iterate")
         gradient = torch.full((3,), float(index + 1))
@@ -286,6 +291,14 @@ def test_a_gmi_that_dies_is_named_and_the_session_ends(cluster, transport):
         # What the other one was doing, and for how long it waited.
         assert "on rank 0 failed" in caught.value.known
         assert "waiting for rank 1 (pid" in caught.value.known
+    until(lambda: free_cpus() == 2.0)
+
+
+def test_sigterm_to_a_gmi_is_no_error_of_its_environment(cluster):
+    with Session(spec(), factory=SumProgram(terminate_at=2)) as session:
+        session.train(1)
+        with pytest.raises(GmiLostError, match=r"GMI 1/2 .* iterations: its process was sent SIGTERM, as by"):
+            session.train(2)
     until(lambda: free_cpus() == 2.0)
 
 
