@@ -100,6 +100,16 @@ class RayTokenUnsavedError(RayStartError):
         )
 
 
+class RaySocketPathError(RayStartError):
+    """The sockets of the local Ray would have longer paths than Linux allows: TMPDIR is long."""
+
+    def __str__(self) -> str:
+        return (
+            f"Ray did not start on this machine: its sockets below {Path(self.logs).parents[2]} would have paths of more "
+            "than 107 bytes. Set RAY_TMPDIR to a folder with a shorter path, such as /tmp"
+        )
+
+
 @contextmanager
 def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[None]:
     """Connect to Ray for the duration of the block. The last block that uses a connection closes it.
@@ -353,9 +363,16 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
                 _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
             )
     except Exception as error:  # Ray raises plain Exceptions, too
-        failure = RayTokenUnsavedError if _is_of_home(error) else RayStartError
-        raise failure(_problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs") from error
+        raise _start_failure(error)(
+            _problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs"
+        ) from error
     _watch_processes(worker.global_worker)
+
+
+def _start_failure(error: Exception) -> type[RayStartError]:
+    if _is_of_home(error):
+        return RayTokenUnsavedError
+    return RaySocketPathError if "AF_UNIX path length" in str(error) else RayStartError
 
 
 def _connect(address: str, source: str) -> None:

@@ -145,3 +145,18 @@ def test_a_home_folder_that_cannot_be_written_to_is_named(monkeypatch, tmp_path,
     )
     assert text.endswith("Set HOME to a folder that can be written to, or RAY_AUTH_TOKEN to a secret text")
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_a_long_temporary_folder_is_named(monkeypatch, tmp_path):
+    """Ray's own check, which is before it starts a process."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    folder = tmp_path / ("long " * 12)
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with pytest.raises(RayStartError) as caught, connected():
+        pass
+    assert str(caught.value) == (
+        f"Ray did not start on this machine: its sockets below {folder} would have paths of more than 107 bytes. "
+        "Set RAY_TMPDIR to a folder with a shorter path, such as /tmp"
+    )
