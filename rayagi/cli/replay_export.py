@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
         ExportError: the output exists, or the format cannot have these columns.
         DiskError: it cannot be written; nothing of it is left.
     """
-    source = open_source(arguments.path, columns=arguments.columns)
+    source = open_source(arguments.path, columns=arguments.columns, mask=arguments.mask)
     with shown_progress(f"writing {arguments.out}") as progress:
         count = export(source, arguments.out, arguments.to, progress)
     say(

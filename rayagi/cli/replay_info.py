@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         DatasetError: it is of no known format, empty or damaged, or lacks a column.
     """
-    source = open_source(arguments.path, columns=arguments.columns)
+    source = open_source(arguments.path, columns=arguments.columns, mask=arguments.mask)
     with shown_progress(f"reading {arguments.path}") as progress:
         found = summarize(source, progress)
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(_described(found)))

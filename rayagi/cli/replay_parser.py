@@ -21,6 +21,7 @@ examples:
   rayagi replay import data/ant replays/ant                        then: rayagi replay sample replays/ant
   rayagi replay import hopper_medium-v2.hdf5 replays/hopper --max-length 100
   rayagi replay import pusht replays/pusht --columns next.success
+  rayagi replay import low_dim.hdf5 replays/lift --mask train      the demonstrations of one of robomimic's masks
   rayagi replay import big.hdf5 replays/big --memory 2GiB          larger than memory: the rest is on disk meanwhile
 
 Reads datasets of rayagi serve, Minari (HDF5, Arrow, Parquet), LeRobot v3, RLlib (episodes or steps), files of D4RL and
@@ -149,6 +150,12 @@ def _add_columns(parser: Any) -> None:
         "(obs.PART): only the named ones are read",
         nargs="+",
         default=[],
+    )
+    add_value(
+        parser,
+        "--mask",
+        "NAME",
+        "of a file of robomimic: read the demonstrations that its mask/NAME lists (default: all)",
     )
 
 

@@ -54,6 +54,7 @@ def loaded(
         return load(
             arguments.path,
             columns=arguments.columns,
+            mask=arguments.mask,
             max_length=max_length,
             selectors=selectors,
             memory_bytes=arguments.memory,

@@ -39,20 +39,25 @@ _READERS: dict[str, Callable[[Path, Sequence[str]], Source]] = {
 }
 
 
-def open_source(path: Path | str, *, columns: Sequence[str] = ()) -> Source:
+def open_source(path: Path | str, *, columns: Sequence[str] = (), mask: str | None = None) -> Source:
     """Open a dataset of any known format.
 
     Args:
         path: file or folder, or a dataset in Minari's folder by its name, such as D4RL/pen/human-v2
         columns: to read beyond the usual ones (``trajectories``); parts of an observation (obs.PART): in place of all parts
+        mask: of a file of robomimic: read the demonstrations that this mask lists; None: all
 
     Raises:
-        DatasetError: it does not exist, is of no known format, empty or damaged, or lacks a column.
+        DatasetError: it does not exist, is of no known format, empty or damaged, or lacks a column or the mask.
     """
     path = Path(path) if os.path.exists(path) else located(path)
     kind = kind_of(path)
     with reading(path, kind):
-        return _READERS[kind](path, columns)
+        if mask is None:
+            return _READERS[kind](path, columns)
+        if kind == "hdf5" and has_demonstrations(path):
+            return open_robomimic(path, columns, mask)
+    raise DatasetError(str(path), f"has no mask {mask!r}: only files of robomimic have masks")
 
 
 def located(path: Path | str) -> Path:
@@ -107,6 +112,7 @@ def load(
     path: Path | str,
     *,
     columns: Sequence[str] = (),
+    mask: str | None = None,
     max_length: int | None = None,
     selectors: Sequence[Any] = (),
     memory_bytes: int | None = None,
@@ -121,7 +127,7 @@ def load(
     it was, unless it is to be cut or sharded.
 
     Args:
-        path, columns: as of ``open_source``
+        path, columns, mask: as of ``open_source``
         max_length: cut longer trajectories into pieces of so many steps, each with the observation after its last step;
             None: that of the longest
         selectors, memory_bytes, folder: as of ``ReplayStore.create``
@@ -133,9 +139,9 @@ def load(
         ReplayError: the store does not fit, an argument is outside its range, or a saved replay is damaged.
     """
     path = Path(path) if os.path.exists(path) else located(path)
-    if max_length is None and num_shards == 1 and kind_of(path) == "replay":
+    if max_length is None and mask is None and num_shards == 1 and kind_of(path) == "replay":
         return restore(path, columns, selectors=selectors, memory_bytes=memory_bytes, folder=folder)
-    source = open_source(path, columns=columns)
+    source = open_source(path, columns=columns, mask=mask)
     schema = ReplaySchema(
         source.schema.columns, source.schema.max_length if max_length is None else max_length
     )

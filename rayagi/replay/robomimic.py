@@ -2,6 +2,7 @@
 
     data/demo_0/actions, rewards, dones            (N, ...)     rewards and dones where there are some
     data/demo_0/obs/NAME, next_obs/NAME            (N, ...)     next_obs where there is one
+    mask/NAME                                      names of demonstrations, such as those of training
 
 ``dones`` counts as terminated. Without ``next_obs``, what ``trajectories.closed`` says of the last step is done.
 """
@@ -24,6 +25,7 @@ from rayagi.replay.trajectories import (
     TrajectoryBatch,
     chosen_columns,
     is_obs,
+    listed,
     make_schema,
     packed,
 )
@@ -44,14 +46,17 @@ def has_demonstrations(path: Path) -> bool:
         return bool(_demonstrations(file, h5py))
 
 
-def open_robomimic(path: Path, columns: Sequence[str]) -> Source:
-    """A file of demonstrations, in the order of their numbers. Observations are the columns obs.NAME.
+def open_robomimic(path: Path, columns: Sequence[str], mask: str | None = None) -> Source:
+    """A file of demonstrations, or those of a mask, in the order of their numbers. Observations are the columns obs.NAME.
 
     Raises:
-        DatasetError: h5py is not installed, a column is missing or not of numbers, or there is no whole step.
+        DatasetError: h5py is not installed, a column is missing or not of numbers, there is no whole step, or no such mask.
     """
     h5py = import_h5py(path)
-    demonstrations = _demonstrations(h5py.File(path, "r"), h5py)
+    file = h5py.File(path, "r")
+    demonstrations = _demonstrations(file, h5py)
+    if mask is not None:
+        demonstrations = _masked(path, demonstrations, file.get("mask", {}), mask)
     entries = _entries(demonstrations[0], h5py)
     known = dict.fromkeys([*entries, *FLAGS])  # flags that are missing are False
     names, left_out = chosen_columns(path, known, columns, {ours: theirs for theirs, ours in _OURS.items()})
@@ -77,6 +82,23 @@ def _demonstrations(file: Any, h5py: Any) -> list[Any]:
         return []
     names = [name for name in data if re.fullmatch(r"demo_\d+", name) and "actions" in data[name]]
     return [data[name] for name in sorted(names, key=lambda name: int(name.removeprefix("demo_")))]
+
+
+def _masked(path: Path, demonstrations: Sequence[Any], masks: Mapping[str, Any], mask: str) -> list[Any]:
+    """Those demonstrations that a mask lists.
+
+    Raises:
+        DatasetError: there is no such mask, or it lists none of them, or others.
+    """
+    if mask not in masks:
+        raise DatasetError(str(path), f"has no mask {mask!r}: its masks are {listed(masks) or 'none'}")
+    chosen = {name.decode() for name in masks[mask][()].tolist()}
+    found = {demo.name.rpartition("/")[2]: demo for demo in demonstrations}
+    if missing := sorted(chosen - found.keys()):
+        raise DatasetError(str(path), f"has no demonstrations {listed(missing)}, which mask/{mask} lists")
+    if not chosen:
+        raise DatasetError(str(path), f"has no demonstration in mask/{mask}")
+    return [demo for name, demo in found.items() if name in chosen]
 
 
 def _entries(demo: Any, h5py: Any) -> dict[str, str]:

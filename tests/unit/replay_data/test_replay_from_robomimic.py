@@ -39,6 +39,7 @@ def write(path, *dones, next_obs=True, without=(), **others):
                 if name not in without:
                     demo[name] = values
         file["mask/train"] = np.array([b"demo_0"])
+        file["mask/valid"] = [f"demo_{number}" for number in reversed(range(1, len(dones)))]
     return path
 
 
@@ -72,6 +73,39 @@ def test_demonstrations_come_in_the_order_of_their_numbers(tmp_path):
     path = write(tmp_path / "a.hdf5", *[[1]] * 12)
     with load(path) as store:
         assert [each["reward"].tolist() for each in content(store)] == [[number] for number in range(12)]
+
+
+def test_a_mask_chooses_demonstrations(tmp_path):
+    path = write(tmp_path / "a.hdf5", *[[1]] * 12)
+
+    def rewards(mask):
+        with load(path, mask=mask) as store:
+            return [each["reward"].tolist() for each in content(store)]
+
+    assert rewards("train") == [[0]]
+    assert rewards("valid") == [[number] for number in range(1, 12)]
+    assert len(rewards(None)) == 12
+
+
+def test_a_mask_that_is_not_there_or_fits_nothing_is_said(tmp_path):
+    path = write(tmp_path / "a.hdf5", [0, 1])
+    with h5py.File(path, "r+") as file:
+        file["mask/other"] = np.array([b"demo_0", b"demo_7"])
+    with pytest.raises(DatasetError, match=r"has no mask 'test': its masks are other, train, valid"):
+        load(path, mask="test")
+    with pytest.raises(DatasetError, match="has no demonstration in mask/valid"):
+        load(path, mask="valid")
+    with pytest.raises(DatasetError, match="has no demonstrations demo_7, which mask/other lists"):
+        load(path, mask="other")
+    with h5py.File(path, "r+") as file:
+        del file["mask"]
+    with pytest.raises(DatasetError, match="has no mask 'train': its masks are none"):
+        load(path, mask="train")
+    flat = tmp_path / "flat.hdf5"
+    with h5py.File(flat, "w") as file:
+        file["actions"] = np.zeros((1, 1))
+    with pytest.raises(DatasetError, match="has no mask 'train': only files of robomimic have masks"):
+        load(flat, mask="train")
 
 
 def test_named_parts_are_read_alone_and_other_arrays_if_they_are_named(tmp_path):
