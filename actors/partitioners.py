@@ -23,9 +23,9 @@ from placement.plan import PlacementPlan
 from placement.types import Gpu, Share, Slice
 
 PARTITION_TIMEOUT_S = 120.0
-"""Time limit for all nodes to partition their GPUs, including the start of the actors."""
+"""Time limit for each GPU of a node to be partitioned, one after another; the start of the actors is included."""
 RESTORE_TIMEOUT_S = 90.0
-"""Time limit for all nodes to undo it; MPS clients have to disconnect and daemons to end."""
+"""Time limit for each GPU of a node to be undone; MPS clients have to disconnect and daemons to end."""
 CALL_TIMEOUT_S = 30.0
 """Time limit for any other call."""
 
@@ -51,6 +51,8 @@ class Partitioners:
         self._handles: dict[str, Any] = {}
         self._plan: PlacementPlan | None = None
         self._pids: list[int] = []
+        self._most_gpus = 1
+        """On one node."""
 
     def partition(self, plan: PlacementPlan, workers: Sequence[WorkerInfo]) -> PlacementPlan:
         """Partition every GPU for its slices; returns the plan with shares and environment variables.
@@ -68,6 +70,7 @@ class Partitioners:
             node_ids = {
                 gmi_slice.node: worker.node_id for gmi_slice, worker in zip(plan.slices, workers, strict=True)
             }
+            self._most_gpus = max(map(len, wanted.values()))
             self._start({node: node_ids[node] for node in wanted}, plan.backend)
             shares = self._ask("partition", wanted, f"partitioning by {plan.backend}")
         else:
@@ -120,7 +123,7 @@ class Partitioners:
         if not handles or not ray.is_initialized():
             return
         refs = {node: handle.restore.remote() for node, handle in handles.items()}
-        deadline = time.monotonic() + RESTORE_TIMEOUT_S
+        deadline = time.monotonic() + self._most_gpus * RESTORE_TIMEOUT_S
         for node, ref in refs.items():
             try:
                 ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
@@ -145,7 +148,7 @@ class Partitioners:
 
     def _ask(self, method: str, arguments: dict[str, Any], asked: str) -> dict[str, Any]:
         """Call a method of every partitioner in parallel; returns the results by node."""
-        limit_s = PARTITION_TIMEOUT_S if method == "partition" else CALL_TIMEOUT_S
+        limit_s = self._most_gpus * PARTITION_TIMEOUT_S if method == "partition" else CALL_TIMEOUT_S
         refs = {node: getattr(self._handles[node], method).remote(value) for node, value in arguments.items()}
         deadline = time.monotonic() + limit_s
         answers = {}

@@ -24,8 +24,9 @@ SERVER = "nvidia-cuda-mps-server"
 
 ANSWER_LIMIT_S = 10.0
 """Time limit for one command."""
-START_LIMIT_S = 20.0
-"""Time limit for the daemon to start, and again for its server: creating a context takes seconds on a large GPU."""
+START_LIMIT_S = 60.0
+"""Time limit for the daemon to start, and again for its server. Without persistence mode the driver initialises each GPU of
+the host first, which takes seconds per GPU."""
 END_LIMIT_S = 10.0
 """Time limit for the processes to end after ``quit``, and again after each signal."""
 
