@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from actors.gmi import GmiContext
+from actors.host_memory import device_bytes
 from rayagi.algorithms.device_rollouts import DeviceRollouts
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.ppo import PPOSpec
@@ -154,10 +155,12 @@ def test_memory_is_told_before_it_is_taken():
     gc.collect()  # of the tests before
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
+    free, held = torch.cuda.mem_get_info()[0], device_bytes(torch.device("cuda:0"))
     env = make_env(ANT, "mujoco_warp", count)
     env.reset()
     env.step(torch.zeros(count, 8))
     taken = free - torch.cuda.mem_get_info()[0]
     told = count * bytes_per_world(model, measured(TASKS[ANT](), model))
     assert 0.5 * told < taken < 1.2 * told
+    counted = device_bytes(torch.device("cuda:0")) - held  # without what a step allocates and frees
+    assert 0.3 * told < counted < 1.2 * told
