@@ -170,10 +170,6 @@ def _profile_name(attributes: Any, geometry: Geometry | None) -> str:
     slices, compute = int(attributes.gpuInstanceSliceCount), int(attributes.computeInstanceSliceCount)
     gib = attributes.memorySizeMB / 1024
     candidates = [one.name for one in geometry.profiles if one.compute_slices == slices] if geometry else []
-    by_distance = sorted(candidates, key=lambda one: abs(_gigabytes(one) - gib))
+    by_distance = sorted(candidates, key=lambda one: abs(float(one.split(".")[1].removesuffix("gb")) - gib))
     name = next(iter(by_distance), f"{slices}g.{gib:.0f}gb")
     return name if compute == slices else f"{compute}c.{name}"
-
-
-def _gigabytes(profile_name: str) -> float:
-    return float(profile_name.split(".")[1].removesuffix("gb"))

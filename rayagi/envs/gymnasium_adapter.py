@@ -47,12 +47,6 @@ _MOST_OPTIONS = 1024
 """Most values of one integer in a Box action space: each needs a logit."""
 
 
-def is_registered(env_id: str) -> bool:
-    """Whether ``gymnasium.make`` knows the id; "module:id" imports the module first, as it does there."""
-    user_module(env_id)
-    return env_id.rpartition(":")[2] in gymnasium.registry
-
-
 def make_one(env_id: str, kwargs: Mapping[str, Any], env_index: int = 0) -> CheckedEnv:
     """One environment with flat observations; ``env_index``: its global index, for errors.
 
@@ -453,8 +447,9 @@ class GymnasiumProvider(EnvProvider):
     """Lists no ids, since the registry belongs to Gymnasium, which checks options when it makes an environment."""
 
     def knows(self, env_id: str) -> bool:
-        """Whether ``gymnasium.make`` knows it."""
-        return is_registered(env_id)
+        """Whether ``gymnasium.make`` knows the id; "module:id" imports the module first, as it does there."""
+        user_module(env_id)
+        return env_id.rpartition(":")[2] in gymnasium.registry
 
     def info(self, env_id: str, engine: str, kwargs: Mapping[str, Any]) -> EnvInfo:
         """Describe the environment; makes one instance for it."""

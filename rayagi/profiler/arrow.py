@@ -55,7 +55,7 @@ def write_arrow(profile: Profile, file: BinaryIO, form: Literal["arrow", "parque
         for number, process in enumerate(processes):
             for thread, events in _blocks(process):
                 columns = [
-                    _constant(number, len(events), labels),
+                    pa.DictionaryArray.from_arrays(np.full(len(events), number, np.int32), labels),
                     pa.array(np.full(len(events), thread, np.int64)),
                     pa.DictionaryArray.from_arrays(events["category"].astype(np.int32), _CATEGORIES),
                     names.column(number, events["name"]),
@@ -83,10 +83,6 @@ def _blocks(process: ProcessEvents) -> Iterator[tuple[int, Events]]:
         for events in thread.blocks():
             if len(events):
                 yield thread.trace.thread_id, events
-
-
-def _constant(value: int, count: int, values: pa.Array) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(np.full(count, value, np.int32), values)
 
 
 class _Names:

@@ -361,7 +361,7 @@ def _check_start(limit_mb: int, metadata: dict[str, Any] | None) -> None:
     if limit_mb < 1:
         raise ProfilerError(f"limit_mb is at least 1, not {limit_mb}")
     if _process.session is not None:
-        raise ProfilerError(f"this process is being recorded already, into {_current_folder()}")
+        raise ProfilerError(f"this process is being recorded already, into {_process.session.profile}")
     _plain(metadata or {})
 
 
@@ -403,11 +403,6 @@ def add_metadata(**values: Any) -> None:
     """
     if (session := current()) is not None:
         session.add_metadata(values)
-
-
-def _current_folder() -> Path | None:
-    session = current()
-    return None if session is None else session.profile
 
 
 def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
