@@ -25,12 +25,14 @@ from ray.tune import Checkpoint, PlacementGroupFactory, Trainable
 from ray.tune.result import TRIAL_INFO
 from ray.util.placement_group import get_current_placement_group
 
+from placement.errors import PlanError
 from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.errors import ConfigError
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
 from rayagi.config.rules import refuse_unfit_env
@@ -40,6 +42,7 @@ from rayagi.coordinator.cluster import START_TIMEOUT_S
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session
+from rayagi.envs.errors import EnvError
 from rayagi.models.policy import load_policy, new_policy, num_parameters
 from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
@@ -78,15 +81,20 @@ class GmiAlgorithm(Algorithm):
         return cls.config_class()
 
     @classmethod
-    def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> PlacementGroupFactory:
+    def default_resource_request(
+        cls, config: AlgorithmConfig | Mapping[str, Any]
+    ) -> PlacementGroupFactory | None:
         """Bundles that a Tune trial reserves: its own process first, then one per GMI, in the plan's ``bundle_order``.
 
-        Raises:
-            ConfigError, PlanError: invalid settings, or no possible plan.
+        None for invalid settings: Tune then starts the trial on one CPU, which fails with their error, where an error here
+        would end all trials.
         """
-        rayagi_config = cls.get_default_config().update_from_dict(config)
         machine = _recovered_machine()
-        plan = plan_of(resolve_auto(rayagi_config.to_run_spec(), machine, log=_logger.info), machine)
+        try:
+            rayagi_config = cls.get_default_config().update_from_dict(config)
+            plan = plan_of(resolve_auto(rayagi_config.to_run_spec(), machine, log=_logger.info), machine)
+        except (ConfigError, PlanError, EnvError):
+            return None
         cpus = rayagi_config.num_cpus_for_main_process
         # The trial's own process only waits for the GMIs, so by default it reserves no CPU.
         own: dict[str, float] = {"CPU": cpus} if cpus else {}

@@ -382,6 +382,7 @@ def test_a_trial_asks_for_its_own_process_and_one_bundle_per_gmi():
     assert not asked.head_bundle_is_empty
 
 
-def test_a_trial_that_cannot_fit_is_refused_before_it_waits():
+def test_a_trial_that_cannot_fit_asks_for_no_bundles_and_its_setup_fails():
+    assert PPO.default_resource_request(small_config().gmi(num_gmis=64).to_dict()) is None
     with pytest.raises(PlanError, match="64"):
-        PPO.default_resource_request(small_config().gmi(num_gmis=64).to_dict())
+        small_config().gmi(num_gmis=64).build_algo()

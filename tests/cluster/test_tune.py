@@ -87,6 +87,21 @@ def run_config(folder, **options):
     return tune.RunConfig(storage_path=str(folder), name="run", verbose=0, **options)
 
 
+def test_trials_with_invalid_settings_fail_with_the_sentence_and_the_others_run(tmp_path):
+    config = small(lr=tune.grid_search([1e-3, -1.0])).gmi(
+        num_gmis=tune.grid_search([1, 3]), threads_per_gmi=1
+    )
+    results = tune.Tuner(
+        PPO, param_space=config, run_config=run_config(tmp_path, stop={"training_iteration": 1})
+    ).fit()
+    good, bad_rate, too_many, both = results
+    assert good.error is None
+    assert good.metrics["training_iteration"] == 1
+    assert "num_gmis=3 with threads_per_gmi=1: there are" in str(too_many.error)
+    for each in (bad_rate, both):
+        assert "training(lr=) = -1.0: must be finite and greater than 0" in str(each.error)
+
+
 @pytest.mark.slow
 def test_asha_stops_the_worse_trial_of_a_grid(tmp_path):
     # Judged by the learning rate itself, so that it is known which one is the worse.
