@@ -6,6 +6,7 @@ import argparse
 import atexit
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -137,6 +138,7 @@ def run_process() -> NoReturn:
     Destructors and threads of these libraries (two gRPCs, Arrow's allocator, torch) are slow and can deadlock: one finished
     and saved training did not end. Python's own exit functions do run.
     """
+    not_ours = _children()
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files have what its encoding may not have
         with suppress(OSError):  # it flushes; a full disk is reported at the end, if a command prints
@@ -145,6 +147,9 @@ def run_process() -> NoReturn:
         code = main()
     _end_children()
     atexit._run_exitfuncs()
+    # What else an environment's code has started in this process; Ray does so in the GMIs.
+    for pid in _children() - not_ours:
+        os.kill(pid, signal.SIGKILL)
     _end(code)
 
 
@@ -157,6 +162,15 @@ def _end_children() -> None:
     for child in children:
         child.join(_CHILD_ENDS_S)
         child.kill()
+
+
+def _children() -> set[int]:
+    """Ids of this process's children. At its start: those of a shell that it has replaced, as `> >(tee log)` starts one."""
+    found: set[int] = set()
+    for children in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended
+            found.update(map(int, children.read_text().split()))
+    return found
 
 
 def _open_closed_streams() -> None:

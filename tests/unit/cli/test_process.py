@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 BEGIN = """
 import atexit, ctypes
@@ -71,6 +76,41 @@ rayagi.cli.run_process()"""
 def test_processes_that_an_environment_has_left_keep_no_command_from_ending():
     """They are not daemons, and one ignores SIGTERM."""
     assert run_python(LEFT).returncode == 3
+
+
+STARTS = """import subprocess
+import rayagi.cli, sys
+
+
+def command():
+    print(subprocess.Popen(["sleep", "1000"], stdout=subprocess.DEVNULL).pid, sys.argv[1])
+    return 0
+
+
+sys.modules["rayagi.cli.main"].main = command
+rayagi.cli.run_process()"""
+
+
+def test_a_subprocess_that_an_environment_has_left_is_killed_and_one_of_the_shell_before_is_not():
+    """As of `rayagi train > >(tee log)`, which has not written all yet."""
+    shell = f'exec 3< <(exec sleep 1000); exec {shlex.quote(sys.executable)} -c "$0" "$!"'
+    done = subprocess.run(
+        ["bash", "-c", shell, STARTS], stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    )
+    started, of_shell = map(int, done.stdout.split())
+    try:
+        os.kill(of_shell, signal.SIGKILL)  # raises if there is none
+        until(lambda: has_ended(started))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(started, signal.SIGKILL)
+
+
+def has_ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 @pytest.mark.slow
