@@ -125,7 +125,9 @@ def _most_usable(
         firsts = [(name, refused[name][0]) for name, _ in candidates]
         limit = "; ".join(f"not {name}, since {first.reason}" for name, first in firsts)
         last = firsts[-1][1]
-        raise PlanError(f"backend={asked!r}", limit if asked == "auto" else last.reason, last.hint)
+        if asked != "auto":
+            raise PlanError(f"backend={asked!r}", last.reason, last.hint)
+        raise PlanError(f"backend={asked!r}", limit, f"{last.hint}, or use backend='cpu'")
     passed = []
     for name, _ in candidates[: candidates.index((best, why))]:
         # What keeps it from GPUs that the chosen one can use.

@@ -178,6 +178,16 @@ def mixed(**first) -> Machine:
     return replace(found, nodes=(replace(node, gpus=(replace(node.gpus[0], **first), *node.gpus[1:])),))
 
 
+def test_where_others_have_all_gpus_there_are_still_the_cores():
+    """As a workstation's only GPU, whose memory a server of language models has."""
+    taken = changed("rtx4090x1", memory_free_bytes=GIB, processes=(GpuProcess(pid=41),))
+    with pytest.raises(PlanError, match=r"process 41.* Wait until they have ended, or use backend='cpu'\.$"):
+        make_plan(taken, num_envs=1)
+    with pytest.raises(PlanError, match=r"Wait until they have ended\.$"):
+        make_plan(taken, num_envs=1, backend="direct")
+    assert make_plan(taken, num_envs=1, backend="cpu").backend == "cpu"
+
+
 def test_auto_leaves_out_a_gpu_that_would_keep_the_others_waiting():
     """As the small one for the display of a workstation; a backend that was asked for takes it too."""
     plan = make_plan(mixed(sm_count=6), num_envs=1)
