@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from placement.errors import InventoryError
@@ -43,6 +44,8 @@ MAX_HOST_CORES = 1024
 """Size of the CPU affinity mask, as in Linux's cpu_set_t."""
 
 MPS_SERVER = "nvidia-cuda-mps-server"
+
+DEV = Path("/dev")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +99,7 @@ def read_driver(*, host_memory_bytes: int) -> DriverReading:
         return DriverReading()
     with nvml_session() as nvml:
         if nvml is None:
+            _raise_if_devices(sorted(path.name for path in DEV.glob("nvidia[0-9]*")))
             return DriverReading()
         reading, failures = _read_all(nvml, host_memory_bytes)
     gpus = reading.gpus if wanted is None else select_visible(reading.gpus, wanted)
@@ -106,6 +110,17 @@ def read_driver(*, host_memory_bytes: int) -> DriverReading:
     uuids = {gpu.uuid for gpu in gpus}
     links = tuple(link for link in reading.gpu_links if uuids.issuperset(link.gpus))
     return replace(reading, gpus=gpus, gpu_links=links)
+
+
+def _raise_if_devices(devices: list[str]) -> None:
+    """Raise InventoryError if GPUs are here that NVML cannot read: the run would be on cores, without a word."""
+    if devices:
+        raise InventoryError(
+            f"GPUs {', '.join(devices)}",
+            "NVML's library (libnvidia-ml.so.1) or the driver is not there",
+            "Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, repair the driver, or set "
+            "CUDA_VISIBLE_DEVICES= (empty) to run without GPUs",
+        )
 
 
 def select_visible(gpus: tuple[Gpu, ...], wanted: str) -> tuple[Gpu, ...]:

@@ -33,8 +33,9 @@ HOST_MEMORY = 64 * 2**30
 
 
 @pytest.fixture(autouse=True)
-def _no_visible_devices_setting(monkeypatch):
+def _no_devices_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("placement.inventory.nvml.DEV", tmp_path)
 
 
 def read(monkeypatch, driver: FakeDriver) -> DriverReading:
@@ -55,6 +56,24 @@ def test_no_driver_means_no_gpus(monkeypatch):
     driver = FakeDriver(a100(0))
     driver.init_code = DRIVER_NOT_LOADED
     assert read(monkeypatch, driver) == DriverReading()
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+def test_gpus_that_nvml_cannot_read_are_an_error_and_no_run_on_cores(monkeypatch, tmp_path, has_library):
+    """A container with the capability compute and without utility has the devices, CUDA, and not NVML."""
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    driver = FakeDriver(a100(0)).install(monkeypatch)
+    driver.init_code = DRIVER_NOT_LOADED
+    if not has_library:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(
+        InventoryError,
+        match=r"GPUs nvidia0, nvidia1: NVML's library .* NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+    ):
+        read_driver(host_memory_bytes=HOST_MEMORY)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert read_driver(host_memory_bytes=HOST_MEMORY) == DriverReading()
 
 
 def test_a_driver_that_fails_is_an_error_with_a_hint(monkeypatch):
