@@ -187,12 +187,15 @@ def _read_all(nvml: Any, host_memory_bytes: int) -> tuple[DriverReading, list[In
         index = len(gpus) + len(failures)
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            gpus.append(_read_gpu(nvml, handle, index, host_memory_bytes))
         except nvml.NVMLError_NoPermission:
             continue  # as of another job of the node: NVML counts it, and CUDA does not
         except nvml.NVMLError as error:
-            problem = f"GPU {index} could not be read: {error}"
-            failures.append(InventoryError("NVML", problem, WITHOUT_THIS_GPU))
+            failures.append(_unreadable(index, error))
+            continue
+        try:
+            gpus.append(_read_gpu(nvml, handle, index, host_memory_bytes))
+        except nvml.NVMLError as error:
+            failures.append(_unreadable(index, error))
         else:
             handles.append(handle)
     reading = DriverReading(
@@ -202,6 +205,10 @@ def _read_all(nvml: Any, host_memory_bytes: int) -> tuple[DriverReading, list[In
         cuda_version=None if cuda is None else (int(cuda) // 1000, int(cuda) % 1000 // 10),
     )
     return reading, failures
+
+
+def _unreadable(index: int, error: Exception) -> InventoryError:
+    return InventoryError("NVML", f"GPU {index} could not be read: {error}", WITHOUT_THIS_GPU)
 
 
 def _memory(nvml: Any, handle: Any, name: str, host_memory_bytes: int) -> tuple[int, int | None]:

@@ -127,12 +127,12 @@ def read_instances(nvml: Any, handle: Any, geometry: Geometry | None) -> tuple[M
 
 
 def mig_devices(nvml: Any, handle: Any) -> list[Any]:
-    """Handles of the GPU's MIG devices. Their indices may have gaps."""
+    """Handles of the GPU's MIG devices, in a container of those that it has. Their indices may have gaps."""
     devices = []
     for index in range(if_supported(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
         try:
             devices.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-        except nvml.NVMLError_NotFound:
+        except (nvml.NVMLError_NotFound, nvml.NVMLError_NoPermission):
             continue
     return devices
 

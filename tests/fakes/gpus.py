@@ -104,6 +104,7 @@ class FakeGpu:
     bus: int = 0
     lost: bool = False
     handle_code: int = OK  # what asking for the device ends with
+    hidden_instances: tuple[int, ...] = ()  # of other containers
 
     def layout(self) -> set[tuple[int, int, int, tuple[int, ...]]]:
         """What exists, without ids: profile, start, size, and the slices of its compute instances."""

@@ -43,6 +43,8 @@ class MigCalls(FakeLibrary):
         instance = gpu.instances.get(index.value + 1)
         if instance is None or not instance.compute:
             return NOT_FOUND
+        if instance.id in gpu.hidden_instances:
+            return NO_PERMISSION
         return self._give(mig_device, (gpu.uuid, instance.id, min(instance.compute)))
 
     def _nvmlDeviceGetGpuInstanceId(self, device, number):

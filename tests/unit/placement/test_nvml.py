@@ -155,6 +155,22 @@ def test_gpus_of_another_job_of_the_node_are_counted_by_nvml_and_not_by_cuda(mon
     assert [gpu.uuid for gpu in read(monkeypatch, driver).gpus] == ["GPU-a1000001"]
 
 
+def test_a_permission_that_is_missing_for_a_gpu_of_the_process_is_an_error(monkeypatch):
+    driver = FakeDriver(a100(0))
+    driver.failing = {"nvmlDeviceGetUUID": NO_PERMISSION}
+    with pytest.raises(InventoryError, match="GPU 0 could not be read: Insufficient Permissions"):
+        read(monkeypatch, driver)
+
+
+def test_mig_instances_of_other_containers_are_left_out(monkeypatch):
+    gpu = a_free_mig_gpu()
+    gpu.make(14, 0)
+    own = gpu.make(14, 2)
+    gpu.hidden_instances = (1,)
+    (found,) = read(monkeypatch, FakeDriver(gpu, privileged=False)).gpus
+    assert [one.uuid for one in found.mig_instances] == [own]
+
+
 @pytest.mark.parametrize(
     "query",
     [
