@@ -149,7 +149,8 @@ def run_process() -> NoReturn:
     atexit._run_exitfuncs()
     # What else an environment's code has started in this process; Ray does so in the GMIs.
     for pid in _children() - not_ours:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, signal.SIGKILL)
     _end(code)
 
 
