@@ -230,7 +230,7 @@ def _read_gpu(nvml: Any, handle: Any, index: int, host_memory_bytes: int) -> Gpu
     capability = None if capability is None else (int(capability[0]), int(capability[1]))
     mode = mig_mode(nvml, handle) or (None, None)
     compute_mode = if_supported(nvml, nvml.nvmlDeviceGetComputeMode, handle)
-    processes = read_processes(nvml, handle)
+    processes = if_known(nvml, read_processes, nvml, handle) or ()
     near = if_known(nvml, nvml.nvmlDeviceGetMemoryAffinity, handle, 1, nvml.NVML_AFFINITY_SCOPE_NODE)
     gpu = Gpu(
         index=index,
@@ -283,17 +283,14 @@ def _mps_running(nvml: Any, handle: Any, processes: tuple[GpuProcess, ...]) -> b
 
     NVML does not report a daemon without a server.
     """
-    clients = if_supported(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
+    clients = if_known(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle)
     if clients is None:
         return None
     return bool(clients) or any(_process_name(nvml, one.pid) == MPS_SERVER for one in processes)
 
 
 def _process_name(nvml: Any, pid: int) -> str | None:
-    try:
-        name = if_supported(nvml, nvml.nvmlSystemGetProcessName, pid)
-    except (nvml.NVMLError_NotFound, nvml.NVMLError_NoData, nvml.NVMLError_InvalidArgument):  # it has ended
-        return None
+    name = if_known(nvml, nvml.nvmlSystemGetProcessName, pid)  # it may have ended
     return None if name is None else os.path.basename(text(name))
 
 

@@ -182,11 +182,16 @@ def test_mig_instances_of_other_containers_are_left_out(monkeypatch):
         "nvmlDeviceGetNvLinkRemoteDeviceType",
         "nvmlDeviceGetNvLinkRemotePciInfo_v2",
         "nvmlDeviceGetPciInfo_v3",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "nvmlSystemGetProcessName",
     ],
 )
 def test_what_only_describes_a_gpu_may_end_with_an_unknown_error(monkeypatch, query):
-    """As CPU affinity does in WSL."""
-    driver = FakeDriver(*(a100(i, numa_node=0, nvlinks=[f"GPU-a100000{1 - i}"]) for i in range(2)))
+    """As CPU affinity does in WSL, where processes are not listed either."""
+    driver = FakeDriver(
+        *(a100(i, numa_node=0, nvlinks=[f"GPU-a100000{1 - i}"], pids={40 + i: 1}) for i in range(2))
+    )
     driver.failing = {query: UNKNOWN}
     reading = read(monkeypatch, driver)
     assert query in driver.calls
