@@ -60,7 +60,7 @@ def test_a_definition_is_all_that_a_new_provider_needs(monkeypatch, only_by_engi
     monkeypatch.setattr(registry, "PROVIDERS", (*registry.PROVIDERS, definition))
     assert envs.env_info("Ant-v9", engine="nine").engine == "nine"
     if only_by_engine:
-        with pytest.raises(envs.UnknownEnvironmentError):
+        with pytest.raises(envs.EnvironmentOptionError, match="Ant-v9: use engine nine, which alone has it"):
             envs.env_info("Ant-v9")
     else:
         assert envs.env_info("Ant-v9").engine == "nine"
