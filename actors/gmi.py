@@ -340,6 +340,10 @@ class Gmi(ClosesOnExit):
 
 def _exit_by_ray(error: BaseException | None) -> SystemExit | None:
     """What Ray's handler of SIGTERM has raised, in whatever code of the program; None if the error has another cause."""
-    while error is not None and not hasattr(error, "ray_terminate_msg"):
+    visited: set[int] = set()  # `raise error from error` is its own cause
+    while error is not None and id(error) not in visited:
+        if isinstance(error, SystemExit) and hasattr(error, "ray_terminate_msg"):
+            return error
+        visited.add(id(error))
         error = error.__cause__
-    return error if isinstance(error, SystemExit) else None
+    return None

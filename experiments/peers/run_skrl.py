@@ -57,16 +57,19 @@ class PoolWrapper(Wrapper):
         """Nothing to close."""
 
 
-class Normals(GaussianMixin, Model):
+class PoolModel(Model):
+    """A network of the pool's observations."""
+
+    def __init__(self, env: PoolWrapper) -> None:
+        spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+        super().__init__(**spaces, device=env.device)
+
+
+class Normals(GaussianMixin, PoolModel):
     """A normal distribution with a learned deviation."""
 
     def __init__(self, env: PoolWrapper) -> None:
-        Model.__init__(
-            self,
-            observation_space=env.observation_space,
-            action_space=env.action_space,
-            device=env.device,
-        )
+        PoolModel.__init__(self, env)
         GaussianMixin.__init__(self, clip_actions=False, reduction="sum", role="policy")
         self.net = network(env.pool.obs_shape, env.pool.outputs)
         self.log_std = nn.Parameter(torch.zeros(env.pool.outputs))
@@ -76,16 +79,11 @@ class Normals(GaussianMixin, Model):
         return self.net(inputs["observations"]), {"log_std": self.log_std}
 
 
-class Choices(CategoricalMixin, Model):
+class Choices(CategoricalMixin, PoolModel):
     """One of several actions."""
 
     def __init__(self, env: PoolWrapper) -> None:
-        Model.__init__(
-            self,
-            observation_space=env.observation_space,
-            action_space=env.action_space,
-            device=env.device,
-        )
+        PoolModel.__init__(self, env)
         CategoricalMixin.__init__(self, role="policy")
         self.net = network(env.pool.obs_shape, env.pool.outputs)
 
@@ -94,16 +92,11 @@ class Choices(CategoricalMixin, Model):
         return self.net(inputs["observations"]), {}
 
 
-class Value(DeterministicMixin, Model):
+class Value(DeterministicMixin, PoolModel):
     """The value network."""
 
     def __init__(self, env: PoolWrapper) -> None:
-        Model.__init__(
-            self,
-            observation_space=env.observation_space,
-            action_space=env.action_space,
-            device=env.device,
-        )
+        PoolModel.__init__(self, env)
         DeterministicMixin.__init__(self, clip_actions=False, role="value")
         self.net = network(env.pool.obs_shape, 1)
 

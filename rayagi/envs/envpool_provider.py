@@ -68,11 +68,11 @@ class EnvPoolVecEnv(RestartingVecEnv):
             )
             self._first_choice = int(getattr(self._pool.action_space, "start", 0))
             obs, _ = self._pool.reset()
-        self._obs = self._begun(obs)
+        self._obs = self._first_observations(obs)
         return self._obs.clone()
 
-    def _begun(self, observed: NDArray[Any], ids: NDArray[Any] | None = None) -> Tensor:
-        """First observations of these environments (None: all), flat, (n, obs_dim)."""
+    def _first_observations(self, observed: NDArray[Any], ids: NDArray[Any] | None = None) -> Tensor:
+        """Flat, (n, obs_dim), of these environments (None: all). Raises SimulationError if one is not finite."""
         flat = observed.reshape(len(observed), -1)
         self._refuse_nonfinite(flat, "observation", ids)
         return float32_copy(flat)
@@ -105,7 +105,7 @@ class EnvPoolVecEnv(RestartingVecEnv):
         final_obs = obs[final_ids]
         if final_ids.size:
             begun, _ = self._pool.reset(final_ids.astype(np.int32))  # in the order of the ids
-            obs[final_ids] = self._begun(begun, final_ids)
+            obs[final_ids] = self._first_observations(begun, final_ids)
             self._elapsed[final_ids] = 0
             self._episode[final_ids] += 1
         self._obs = obs

@@ -82,7 +82,7 @@ class FakeDriver(MigCalls):
     def _nvmlDeviceGetMemoryInfo(self, device, info):
         memory = self._gpu(device).memory
         if self._gpu(device).mig[0] and not self.privileged:
-            return NO_PERMISSION  # of a MIG device it would be told
+            return NO_PERMISSION  # for a MIG device there would be an answer
         if memory is None:
             return NOT_SUPPORTED
         info._obj.total, info._obj.free = memory

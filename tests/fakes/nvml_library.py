@@ -1,4 +1,4 @@
-"""What stands where pynvml would load libnvidia-ml.so.1: counts calls, fails where told, and gives out handles."""
+"""What stands where pynvml would load libnvidia-ml.so.1: counts calls, fails where asked to, and gives out handles."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_launches_of_an_iteration_do_not_grow_with_the_rollout():
     assert counts[0] == counts[1]
 
 
-def test_memory_is_told_before_it_is_taken():
+def test_memory_is_known_before_it_is_taken():
     from rayagi.envs.mujoco_warp.capacity import bytes_per_world, measured
 
     model, count = TASKS[ANT]().load(), 8192
@@ -160,7 +160,7 @@ def test_memory_is_told_before_it_is_taken():
     env.reset()
     env.step(torch.zeros(count, 8))
     taken = free - torch.cuda.mem_get_info()[0]
-    told = count * bytes_per_world(model, measured(TASKS[ANT](), model))
-    assert 0.5 * told < taken < 1.2 * told
+    expected = count * bytes_per_world(model, measured(TASKS[ANT](), model))
+    assert 0.5 * expected < taken < 1.2 * expected
     counted = device_bytes(torch.device("cuda:0")) - held  # without what a step allocates and frees
-    assert 0.3 * told < counted < 1.2 * told
+    assert 0.3 * expected < counted < 1.2 * expected

@@ -331,6 +331,20 @@ def test_closing_closes_the_program():
     assert built[0].closed
 
 
+def test_an_error_that_is_its_own_cause_is_raised_as_any_other():
+    class OwnCause(Counting):
+        def iterate(self):
+            try:
+                super().iterate()
+            except FloatingPointError as error:
+                raise error from error
+
+    alone = gmi()
+    alone.build(lambda context: OwnCause(context, fail_at=1))
+    with pytest.raises(FloatingPointError, match="policy_loss is NaN"):
+        alone.iterate(1)
+
+
 def test_a_keyboard_interrupt_of_a_program_is_an_error_that_says_where():
     """Ray would report that the call was cancelled."""
 

@@ -198,8 +198,13 @@ def test_auto_leaves_out_a_gpu_that_would_keep_the_others_waiting():
     assert make_plan(mixed(sm_count=6), num_envs=1, backend="direct").num_gmis == 8
     assert make_plan(mixed(sm_count=66), num_envs=1).num_gmis == 8
     assert make_plan(mixed(sm_count=None), num_envs=1).num_gmis == 8
-    # It is better than none.
+    # Another one that cannot be used changes nothing.
     (node,) = mixed(sm_count=6).nodes
+    busy = replace(node.gpus[1], compute_mode="prohibited")
+    others = replace(mixed(), nodes=(replace(node, gpus=(node.gpus[0], busy, *node.gpus[2:])),))
+    plan = make_plan(others, num_envs=1)
+    assert ([gpu.index for gpu in plan.unused], plan.num_gmis) == ([1, 0], 6)
+    # It is better than none.
     large = replace(node.gpus[1], compute_mode="prohibited")
     plan = make_plan(replace(mixed(), nodes=(replace(node, gpus=(node.gpus[0], large)),)), num_envs=1)
     assert [gpu_slice.gpu_uuid for gpu_slice in plan.slices] == [node.gpus[0].uuid]
