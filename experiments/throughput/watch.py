@@ -32,14 +32,18 @@ class Watched:
     """Most memory of the command and everything it started, pages that they share counted as one; sampled."""
 
 
-def run_watched(command: list[str], timeout_s: float) -> Watched:
+def run_watched(command: list[str], timeout_s: float, *, passive: bool = True) -> Watched:
     """Run a command to its end; whatever it started and left behind is ended too.
+
+    ``passive``: whether OpenMP's threads sleep while they have no work, instead of spinning.
 
     Raises:
         TimeoutError: it did not end within ``timeout_s``.
     """
     mark = uuid.uuid4().hex
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", _MARK: mark}
+    environment = {**os.environ, _MARK: mark}
+    if passive:
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
     own_ticks: dict[int, int] = {}
     memory = [0]
     ended = threading.Event()
