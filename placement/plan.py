@@ -73,6 +73,22 @@ class PlacementPlan:
         """GMIs of the collective group; None: all. Overlapped templates: the learners only, since collectors may be lost."""
         return self.hosting("trainer") if self.template in OVERLAPPED_TEMPLATES else None
 
+    def without_mps(self) -> PlacementPlan:
+        """The same GMIs on the same fractions of GPUs, which they share by the driver's time slicing (``direct``).
+
+        Raises:
+            PlanError: a GPU admits only one process without MPS, and has several GMIs.
+        """
+        direct = get_backend("direct")
+        slices = [replace(each, backend=direct.name, environment={}) for each in self.slices]
+        predict_limits(self.machine, slices)
+        return replace(
+            self,
+            backend=direct.name,
+            slices=tuple(replace(each, environment=direct.environment(each)) for each in slices),
+            reason=f"{self.reason}; direct instead, since mps failed",
+        )
+
     def memory_bytes(self, index: int) -> int:
         """Memory for GMI ``index``: its limit on the GPU if it has one, else an even share of the GPU or node."""
         gmi_slice = self.slices[index]

@@ -62,7 +62,8 @@ class GmiSpec:
     """How the machine is partitioned into GMIs."""
 
     backend: Backend = "auto"
-    """auto: mps if GMIs share a GPU to train, mig to serve; direct with one GMI per GPU; cpu without a GPU."""
+    """auto: mps if GMIs share a GPU to train, direct where mps fails; mig to serve; direct with one GMI per GPU; cpu
+    without a GPU."""
     template: Template | Auto = "dp_only"
     """Which roles share a GMI (GMI-DRL §3.1.1, Figure 6). dp_only: simulator, agent and trainer in each. ea_t, e_at, dp_mp:
     separate roles, synchronous. decoupled: simulators with agents, and trainers, asynchronous. offline: a shard of a

@@ -225,8 +225,12 @@ class SessionProbe(ClosesOnExit):
             self._session.rebuild(factory)
             return self._session
         self.close()
-        session = Session(spec, factory=factory, make_plan=partial(plan_on, self._machine, spec))
+        plans: list[PlacementPlan] = []
+        make_plan = partial(plan_on, self._machine, spec)
+        session = Session(spec, factory=factory, make_plan=make_plan, on_plan=plans.append)
         self._session, self._gmis = session.__enter__(), gmis_per_gpu
+        if plans[-1].backend != plans[0].backend:  # MPS does not work here: later trials do not try it again
+            self._spec = self._spec.with_gmi(backend=plans[-1].backend)
         return self._session
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from actors.errors import GmiSilentError
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import SliceHealth
 from placement.capacity import planned_node_ids
-from placement.errors import PartitionError, ReservationError, SliceLostError, counted
+from placement.errors import PartitionError, PlanError, ReservationError, SliceError, SliceLostError, counted
 from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.plan import PlacementPlan
@@ -149,14 +149,8 @@ class Session:
             early = self._planned_here() if starts_local(self._ray_address) else None
             with import_in_background("torch"):
                 undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
-            # Imported here: it needs torch, which was imported in the background while Ray started.
-            from rayagi.coordinator.deployment import join_and_build
-
             with named_loss(), _noting_open_sessions():
                 deployment = self._deployed(early, undo)
-                self._plan, self.workers = deployment.plan, deployment.workers
-                self._partitioners = deployment.partitioners
-                join_and_build(deployment.group, self._spec.gmi, self._program_factory())
             self._undo = undo.pop_all()
         self._group, self._ended = deployment.group, ""
         _open_sessions.add(self._token)
@@ -332,26 +326,49 @@ class Session:
 
     def _deployed(self, early: PlacementPlan | None, undo: ExitStack) -> Deployment:
         """Deploy the early plan, or one for the cluster: once more if others took its nodes after it was made."""
-        # Imported here: it loads torch, which takes longer than to refuse a session.
-        from rayagi.coordinator.deployment import deploy
-
-        deployed = partial(
-            deploy,
-            task=self._spec.env.id,
-            run=self._run_name,
-            gmi=self._spec.gmi,
-            undo=undo,
-        )
         plan = early or self._planned_on_cluster()
         try:
-            return deployed(plan)
+            return self._deployed_as_possible(plan, undo)
         except ReservationError as error:
             if early is not None or error.waited_s == 0:
                 raise
             again = self._planned_on_cluster()
             if planned_node_ids(again) == planned_node_ids(plan):
                 raise
-            return deployed(again)
+            return self._deployed_as_possible(again, undo)
+
+    def _deployed_as_possible(self, plan: PlacementPlan, undo: ExitStack) -> Deployment:
+        """Deploy a plan and build its programs; without MPS if ``auto`` has chosen it and it fails."""
+        try:
+            return self._deployed_and_built(plan, undo)
+        except (PartitionError, SliceError) as error:
+            if self._spec.gmi.backend != "auto" or plan.backend != "mps":
+                raise
+            try:
+                instead = plan.without_mps()
+            except PlanError:
+                raise error from None
+            said = " ".join([str(error), *getattr(error, "__notes__", ())])
+        self.log(
+            f"With MPS it failed: {said} Since gmi.backend is auto, the run goes on with direct: "
+            "GMIs share a GPU by turns, and nothing limits their memory there"
+        )
+        return self._deployed_and_built(self._announced(instead), undo)
+
+    def _deployed_and_built(self, plan: PlacementPlan, undo: ExitStack) -> Deployment:
+        """Deploy a plan, and build its programs; a failure undoes it, and leaves Ray."""
+        # Imported here: it loads torch, which takes longer than to refuse a session.
+        from rayagi.coordinator.deployment import deploy, join_and_build
+
+        with ExitStack() as own:
+            deployment = deploy(
+                plan, task=self._spec.env.id, run=self._run_name, gmi=self._spec.gmi, undo=own
+            )
+            self._plan, self.workers = deployment.plan, deployment.workers
+            self._partitioners = deployment.partitioners
+            join_and_build(deployment.group, self._spec.gmi, self._program_factory())
+            undo.push(own.pop_all())
+        return deployment
 
     def _planned_on_cluster(self) -> PlacementPlan:
         # First recovers each node, else a GPU that a killed run has left looks as if somebody used it.

@@ -19,10 +19,10 @@ from failing_share import Counting, Course
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from actors.errors import GmiLostError
-from actors.partitioners import Partitioners
+from actors.partitioners import KEEP_VISIBLE_DEVICES, Partitioners
 from actors.protocols import EvaluationResult, IterationResult
 from placement.backends.mps_control import MpsDaemon
-from placement.errors import PartitionError, PlanError, ReservationError, SliceLostError
+from placement.errors import PartitionError, PlanError, ReservationError, SliceError, SliceLostError
 from placement.inventory import cluster_machine
 from placement.ledger import Ledger, all_ledgers, start_ticks
 from placement.partitioner import stale_ledgers
@@ -30,6 +30,7 @@ from placement.plan import make_plan
 from placement.ray_groups import left_out_held, release, reserve, scheduling
 from rayagi.cli import main
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
+from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.deployment import join_and_build
 from rayagi.coordinator.health_monitor import RunHealthMonitor
 from rayagi.coordinator.session import Session
@@ -349,6 +350,20 @@ def test_a_gpu_that_another_run_has_cut_is_one_error_and_nothing_is_left(machine
     finally:
         for step in steps:
             other.erase(step)
+    until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
+
+
+def test_auto_undoes_what_mps_has_left_and_deploys_without_it(machine, monkeypatch):
+    monkeypatch.setitem(KEEP_VISIBLE_DEVICES, "FAKE_MPS", "refuse")
+    logged, plans = [], []
+    session = session_of(spec(), log=logged.append, factory=Report(), on_plan=plans.append)
+    # Without MPS the first GMI asks CUDA for its GPU, and there is none.
+    with pytest.raises(SliceError, match=r"Wanted 0\.5 of a GPU; there is no CUDA device"):
+        session.__enter__()
+    assert [plan.backend for plan in plans] == ["mps", "direct"]
+    (line,) = logged
+    assert "With MPS it failed: `nvidia-cuda-mps-control -d` for GPU-" in line
+    assert all_ledgers() == ([], [])
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)
 
 

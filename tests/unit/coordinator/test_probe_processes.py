@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,10 +30,13 @@ class Sessions:
     """Makes sessions whose iterations take 1 ms for each environment and 64 steps; ``fails`` says what happens where."""
 
     def __init__(self):
-        self.log, self.fails = [], {}
+        self.log, self.fails, self.falls_back = [], {}, False
 
-    def __call__(self, spec, factory, make_plan):
+    def __call__(self, spec, factory, make_plan, on_plan):
         self.make_plan = make_plan
+        on_plan(SimpleNamespace(backend=spec.gmi.backend))
+        if self.falls_back:
+            on_plan(SimpleNamespace(backend="direct"))
         return _Session(self, spec, factory)
 
     def build(self, what, gmis, factory):
@@ -91,6 +95,16 @@ def test_as_many_gmis_stay_and_others_are_started(sessions, probe):
     assert [entry[:3] for entry in sessions.log] == [
         ("started", 2, 16), ("rebuilt", 2, 32), ("closed", 2), ("started", 1, 32), ("closed", 1),
     ]  # fmt: skip
+
+
+def test_mps_that_does_not_work_is_not_tried_in_every_trial(sessions, probe):
+    sessions.falls_back = True
+    backends = []
+    for gmis in (1, 2):
+        probe(gmis, 16)
+        spec, *_ = probe._session.factory.args
+        backends.append(spec.gmi.backend)
+    assert backends == ["auto", "direct"]
 
 
 def test_long_iterations_are_divided_by_earlier_measurements(sessions, probe):

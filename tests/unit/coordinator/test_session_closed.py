@@ -1,5 +1,6 @@
 import pickle
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,7 +9,8 @@ import pytest
 import rayagi.coordinator.session as session_module
 from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import IterationResult
-from placement.errors import PlanError, ReservationError
+from placement.errors import PartitionError, PlanError, ReservationError, SliceError
+from placement.inventory import load_machine
 from rayagi.config.spec import GmiSpec, RunSpec
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.session import Session, SessionClosedError, states_of_gmis
@@ -134,3 +136,78 @@ def test_resources_that_the_program_holds_itself_are_named(monkeypatch):
             Session(RunSpec()).__enter__()
         assert getattr(caught.value, "__notes__", []) == notes
         first.close()
+
+
+NO_DAEMON = PartitionError("`nvidia-cuda-mps-control -d` for GPU-1", "ended with exit code 1", "See dmesg")
+NO_CLIENT = SliceError("process 7 attached to the MPS daemon", "none of its clients", "See its log")
+
+
+@pytest.fixture
+def without_mps(monkeypatch):
+    """A GPU on which what needs MPS fails. Sets by what, and whether one process only may use the GPU."""
+    found = SimpleNamespace(error=NO_DAEMON, compute_mode="default", deployed=[], undone=[])
+
+    def local_machine():
+        (node,) = load_machine("tests/data/machines/h100x1.json").nodes
+        gpus = tuple(replace(gpu, compute_mode=found.compute_mode) for gpu in node.gpus)
+        return replace(load_machine("tests/data/machines/h100x1.json"), nodes=(replace(node, gpus=gpus),))
+
+    def deploy(plan, *, undo, **rest):
+        found.deployed.append(plan)
+        undo.callback(found.undone.append, plan.backend)
+        if plan.backend == "mps" and found.error is NO_DAEMON:
+            raise NO_DAEMON
+        return SimpleNamespace(plan=plan, workers=(), partitioners=None, group=plan.backend)
+
+    def join_and_build(group, gmi, factory):
+        if group == "mps":
+            raise NO_CLIENT
+
+    monkeypatch.setattr(session_module, "connected", lambda *given, **more: nullcontext())
+    monkeypatch.setattr(session_module, "starts_local", lambda address: True)
+    monkeypatch.setattr(session_module, "recover_this_host", lambda: None)
+    monkeypatch.setattr(session_module, "local_machine", local_machine)
+    monkeypatch.setattr("rayagi.coordinator.deployment.deploy", deploy)
+    monkeypatch.setattr("rayagi.coordinator.deployment.join_and_build", join_and_build)
+    return found
+
+
+def two_on_a_gpu(backend, logged, plans):
+    spec = RunSpec(gmi=GmiSpec(backend=backend, gmis_per_gpu=2, num_envs=4))
+    options = {"on_plan": plans.append, "factory": lambda context: None}
+    return session_of(spec, log=logged.append, **options)
+
+
+@pytest.mark.parametrize("error", [NO_DAEMON, NO_CLIENT])
+def test_where_mps_does_not_work_auto_goes_on_without_it_and_says_so(without_mps, error):
+    without_mps.error, logged, plans = error, [], []
+    with two_on_a_gpu("auto", logged, plans) as session:
+        mps, direct = without_mps.deployed
+        assert (mps.backend, direct.backend) == ("mps", "direct")
+        assert session.plan == plans[-1] == direct
+        assert plans == [mps, direct]
+        assert without_mps.undone == ["mps"]
+    assert without_mps.undone == ["mps", "direct"]
+    assert direct.bundles() == mps.bundles()
+    assert direct.envs == mps.envs
+    assert direct.slices[0].label() == "direct[GPU-00050000 x0.50]"
+    assert direct.reason == f"{mps.reason}; direct instead, since mps failed"
+    (line,) = logged
+    assert line.startswith(f"With MPS it failed: {error} Since gmi.backend is auto, the run goes on")
+
+
+def test_where_mps_does_not_work_a_run_that_names_it_ends_with_the_reason(without_mps):
+    logged, plans = [], []
+    with pytest.raises(PartitionError, match="ended with exit code 1"):
+        two_on_a_gpu("mps", logged, plans).__enter__()
+    assert [plan.backend for plan in without_mps.deployed] == without_mps.undone == ["mps"]
+    assert logged == []
+
+
+def test_where_mps_does_not_work_and_the_gpu_has_one_process_without_it_the_reason_is_that_of_mps(
+    without_mps,
+):
+    without_mps.compute_mode, logged = "exclusive_process", []
+    with pytest.raises(PartitionError, match="ended with exit code 1"):
+        two_on_a_gpu("auto", logged, []).__enter__()
+    assert logged == []
