@@ -43,9 +43,10 @@ class BenchmarkRequest:
 
 
 def measure_all(
-    request: BenchmarkRequest, start: Start, before_each: BeforeEach
-) -> tuple[list[LayoutMeasurement], bool]:
-    """Measure all cases. Returns the measurements, and whether they are complete.
+    request: BenchmarkRequest, start: Start, before_each: BeforeEach, found: list[LayoutMeasurement]
+) -> bool:
+    """Measure all cases, and append them to ``found``, which keeps what was measured before an error. Returns whether they
+    are complete.
 
     Raises:
         WrongResultError: a composition reduced wrongly.
@@ -62,15 +63,14 @@ def measure_all(
     budget = TimingBudget(
         sizes=request.sizes, repeats=request.repeats, slice_s=request.time_s / total, before_each=counted
     )
-    found: list[LayoutMeasurement] = []
     try:
         for case in request.cases:
             found.append(LayoutMeasurement(case=case))
             with start(case) as members:
                 measure(members, budget, found[-1])
     except StoppedError:
-        return found, False
-    return found, True
+        return False
+    return True
 
 
 def make_case(layout: Layout, wanted: Sequence[str], machine: Machine | None) -> BenchmarkCase:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from collectives.compositions import KNOWN_NAMES, is_composition_name
-from collectives.errors import CompositionError
+from collectives.errors import CommunicatorError, CompositionError
 from collectives.layout import Layout
 from placement.errors import counted
 from placement.inventory import local_machine
@@ -27,7 +27,7 @@ from rayagi.benchmark.bench import (
     measure_all,
     on_this_machine,
 )
-from rayagi.benchmark.measure import BenchmarkCase, LayoutMeasurement, StoppedError
+from rayagi.benchmark.measure import BenchmarkCase, BenchmarkError, LayoutMeasurement, StoppedError
 from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
 from rayagi.cli.failures import INTERRUPTED, UsageError
 from rayagi.cli.output import complain, say, throttled
@@ -71,10 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
     for path in (folder, profile_at.parent):
         with disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
+    found: list[LayoutMeasurement] = []
     try:
-        found, stopped_by = _measured(request, start)
+        stopped_by = _measured(request, start, found)
         if any(measurement.points for measurement in found):
             _report(found, folder, profile_at, machine)
+    except (BenchmarkError, CommunicatorError) as error:
+        if any(measurement.points for measurement in found):
+            _report(found, folder, profile_at, machine)
+            error.add_note("The measurements before that are kept.")
+        raise
     finally:
         if is_new:
             with suppress(OSError):
@@ -134,8 +140,8 @@ def _refuse(case: BenchmarkCase, machine: Machine, nbytes: int, elsewhere: bool)
         )
 
 
-def _measured(request: BenchmarkRequest, start: Start) -> tuple[list[LayoutMeasurement], str]:
-    """The measurements, and the reason of an early end; empty if they are complete."""
+def _measured(request: BenchmarkRequest, start: Start, found: list[LayoutMeasurement]) -> str:
+    """Append the measurements to ``found``; returns the reason of an early end, empty if they are complete."""
     interrupt = Interrupt(lambda: complain("\nrayagi: ending; Ctrl-C once more quits at once"))
     with interrupt, _progress(request) as shown:
 
@@ -144,8 +150,8 @@ def _measured(request: BenchmarkRequest, start: Start) -> tuple[list[LayoutMeasu
                 raise StoppedError
             shown(done, total, text)
 
-        found, complete = measure_all(request, start, before_each)
-    return found, "" if complete else interrupt.reason
+        complete = measure_all(request, start, before_each, found)
+    return "" if complete else interrupt.reason
 
 
 @contextmanager

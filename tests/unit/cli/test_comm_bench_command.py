@@ -95,6 +95,32 @@ def test_ctrl_c_keeps_what_was_measured_and_leaves_no_process(tmp_path):
     assert is_gone(process.pid)
 
 
+@pytest.mark.slow
+def test_a_member_that_is_killed_costs_no_measurement_before(tmp_path):
+    command = [sys.executable, "-m", "rayagi", "comm", "bench", "--layouts", "2x1", "--sizes", "4kB", "40kB"]
+    command += ["--time", "1s", "--repeats", "1M", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    limit = threading.Timer(90, process.kill)
+    limit.start()
+    for line in process.stderr:
+        if (found := re.match(r"(\d+) of", line)) and int(found[1]) >= 20:
+            break
+    # Members are the processes that were started last.
+    group = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True, check=True)
+    os.kill(max(map(int, group.stdout.split())), signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    limit.cancel()
+    assert process.returncode == 1, error
+    assert re.search(
+        r"rayagi: rank 1 was asked to .* and its process ended with exit code -9\nThe measurements", error
+    )
+    assert CostProfile.load(tmp_path / "profile.json").points
+    assert json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert is_gone(process.pid)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -122,7 +148,7 @@ def test_bad_input_gets_one_message_and_exit_code_2(arguments, said, capsys, tmp
 
 
 def test_only_a_folder_that_it_made_is_removed_if_nothing_was_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(comm_bench, "_measured", lambda *given: ([], "Ctrl-C"))
+    monkeypatch.setattr(comm_bench, "_measured", lambda *given: "Ctrl-C")
     (tmp_path / "own").mkdir()
     for name in ("own", "new"):
         assert run_cli("bench", "--layouts", "2x1", "--out", str(tmp_path / name)) == 130
