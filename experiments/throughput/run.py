@@ -25,7 +25,7 @@ from pathlib import Path
 from experiments.cores import all_seconds, not_idle_seconds
 from experiments.peers import DISCRETE, TASKS
 from experiments.scripts import command_line, origin, spread, write_results
-from experiments.throughput.watch import run_watched
+from experiments.throughput.watch import WaitPolicy, run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 400.0
@@ -60,7 +60,7 @@ class Case:
     command: tuple[str, ...]
     times_start_up: bool = False
     """Whether it takes ``--started``, the time at which it was called."""
-    passive: bool = True
+    waiting: WaitPolicy = "PASSIVE"
     """As of ``run_watched``."""
 
 
@@ -99,7 +99,7 @@ def peer_cases(folder: Path, task: str, seconds: float, names: list[str] | None 
         module = f"experiments.peers.{runner}"
         case = _case(name, str(python), module, "--task", task, "--seconds", str(seconds))
         # As they are faster: with threads that spin torch's loops take 0.6 of the time on CartPole, 1.14 times on Ant.
-        cases.append(replace(case, passive=task not in DISCRETE))
+        cases.append(replace(case, waiting=None if task in DISCRETE else "PASSIVE"))
     return cases
 
 
@@ -129,7 +129,7 @@ def run_case(case: Case) -> dict[str, object]:
         wait_until_quiet()
         started = ("--started", str(time.time())) if case.times_start_up else ()
         try:
-            done = run_watched([*case.command, *started], TIMEOUT_S, passive=case.passive)
+            done = run_watched([*case.command, *started], TIMEOUT_S, waiting=case.waiting)
         except TimeoutError as error:
             return {"case": case.name, "failed": str(error)}
         lines = [line for line in done.output.splitlines() if line.startswith("{")]

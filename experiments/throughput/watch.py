@@ -10,9 +10,11 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from experiments.cores import TICKS_PER_S, stolen_seconds, used_seconds
 
+WaitPolicy = Literal["PASSIVE", "ACTIVE"] | None
 _MARK = "RAYAGI_MEASURED"
 
 
@@ -32,18 +34,18 @@ class Watched:
     """Most memory of the command and everything it started, pages that they share counted as one; sampled."""
 
 
-def run_watched(command: list[str], timeout_s: float, *, passive: bool = True) -> Watched:
+def run_watched(command: list[str], timeout_s: float, *, waiting: WaitPolicy = "PASSIVE") -> Watched:
     """Run a command to its end; whatever it started and left behind is ended too.
 
-    ``passive``: whether OpenMP's threads sleep while they have no work, instead of spinning.
+    ``waiting``: whether OpenMP's threads sleep (PASSIVE) or spin while they have no work; None: as a user starts them.
 
     Raises:
         TimeoutError: it did not end within ``timeout_s``.
     """
     mark = uuid.uuid4().hex
     environment = {**os.environ, _MARK: mark}
-    if passive:
-        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    if waiting is not None:
+        environment["OMP_WAIT_POLICY"] = waiting
     own_ticks: dict[int, int] = {}
     memory = [0]
     ended = threading.Event()
