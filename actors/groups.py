@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -311,10 +312,18 @@ def _names_the_lost(failure: Exception) -> bool:
 
 
 def _brief(error: ray.exceptions.RayError) -> str:
-    """The informative lines of Ray's message on a dead actor, joined, without its guesses at causes."""
-    if "The process receives a SIGTERM." in str(error):
+    """Ray's message on a dead actor as a clause; of an unusual one the informative lines, without its guesses at causes."""
+    text = str(error)
+    if "The process receives a SIGTERM." in text:
         return "its process was sent SIGTERM, as by a service manager, or a guard of the memory"
-    lines = [line.strip() for line in str(error).partition("Some common causes include")[0].splitlines()]
+    if "running low on memory" in text:
+        used = re.search(r"\bwas (\S+) used / (\S+) limit", text)
+        return "Ray ended it, as its node was running low on memory" + (
+            f" ({used[1]} of {used[2]} in use)" if used else ""
+        )
+    if "Worker unexpectedly exits with a connection error" in text:
+        return "its process was killed, as the kernel does where memory runs out, or its native code crashed"
+    lines = [line.strip() for line in text.partition("Some common causes include")[0].splitlines()]
     kept = [
         line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))
     ]

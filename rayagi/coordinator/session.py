@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from actors.errors import GmiSilentError
+from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import EvaluationResult, IterationResult, StateDict
 from placement.backends.base import SliceHealth
 from placement.capacity import planned_node_ids
@@ -45,7 +45,10 @@ if TYPE_CHECKING:  # they need torch, which is imported while Ray starts
 
 SLOWEST_FACTOR = 5.0
 """A request may take so many times what the slowest iteration took, and what its own should take."""
-
+GROWN = 1.5
+"""Growth of a GMI's resident memory since its first iteration that is mentioned where a GMI is lost."""
+MOST_SIZES = 4
+"""GMIs whose memory is mentioned then."""
 
 _logger = logging.getLogger(__name__)
 _open_sessions: set[object] = set()
@@ -126,6 +129,8 @@ class Session:
         """Node and process of each GMI, as it reports them."""
         self.collected: tuple[tuple[IterationResult, ...], ...] = ()
         """Results of each GMI for the last collected request: ``[GMI][iteration]``."""
+        self._first_bytes: list[float] = []
+        """Resident memory of each GMI after its first iteration."""
 
     @property
     def plan(self) -> PlacementPlan:
@@ -207,6 +212,7 @@ class Session:
         self._pending.popleft()
         self._record_durations(per_gmi)
         self.collected = tuple(map(tuple, per_gmi))
+        self._first_bytes = self._first_bytes or _bytes_held(self.collected, 0)
         return self._announced_notes([merge(results) for results in zip(*per_gmi, strict=True)])
 
     def _announced_notes(self, results: list[IterationResult]) -> list[IterationResult]:
@@ -438,6 +444,8 @@ class Session:
             with named_loss():
                 yield
         except Exception as error:
+            if isinstance(error, GmiLostError) and (grown := self._grown_memory()):
+                error.add_note(grown)
             try:
                 if not isinstance(error, SliceLostError | RayLostError):
                     self._raise_if_slices_lost()
@@ -446,6 +454,23 @@ class Session:
             finally:
                 self._end(f"{type(error).__name__} in {asked}")
             raise
+
+    def _grown_memory(self) -> str:
+        """The memory of the GMIs, as a sentence, if that of one has grown by more than half: the lost one may be another."""
+        held = sorted(
+            zip(_bytes_held(self.collected, -1), self._first_bytes, range(len(self.collected)), strict=False),
+            reverse=True,
+        )
+        if not any(last > GROWN * first for last, first, _ in held):
+            return ""
+        sizes = (
+            f"GMI {index} {last / 2**20:,.0f} MiB ({first / 2**20:,.0f} at first)"
+            for last, first, index in held[:MOST_SIZES]
+        )
+        return (
+            f"Resident memory before that: {', '.join(sizes)}. Where it grows without end, an environment keeps what it "
+            "should free, and fewer environments only delay the end."
+        )
 
     def _update_worker(self, index: int, worker: WorkerInfo) -> None:
         """Record the new process of a restarted GMI."""
@@ -496,6 +521,11 @@ def _noting_open_sessions() -> Iterator[None]:
                 f"This program has {others} open: algo.stop() or session.close() frees what it holds."
             )
         raise
+
+
+def _bytes_held(collected: Sequence[Sequence[IterationResult]], which: int) -> list[float]:
+    """Resident memory of each GMI after the first or last iteration of a request; 0: not reported."""
+    return [results[which].metrics.get("resident_bytes", 0.0) for results in collected]
 
 
 def split_evenly(total: int, among: Sequence[int]) -> dict[int, int]:

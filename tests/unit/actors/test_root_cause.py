@@ -5,7 +5,8 @@ import logging
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+import ray.exceptions
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, OutOfMemoryError
 
 from actors import groups, ping
 from actors.errors import GmiLostError, GmiSilentError, ObjectStoreError
@@ -16,6 +17,7 @@ from collectives import limits
 from collectives.experience.errors import ChannelError
 from placement.types import Slice
 from rayagi.cli.failures import explain
+from rayagi.coordinator.probe import failure_kind
 
 
 class _RayTaskError(Exception):
@@ -46,6 +48,22 @@ def group(monkeypatch):
         for index in range(2)
     ]
     return GmiGroup(identities, [], None, pings)
+
+
+def test_what_ray_writes_about_memory_is_one_clause(group, monkeypatch):
+    """As of Ray 2.60, shortened."""
+
+    def get(ref):
+        raise OutOfMemoryError(
+            "2 worker(s) were killed due to the node running low on memory.\nMemory on the node (IP: 192.0.2.2, ID: 4bda) "
+            "was 2.07GB used / 2.15GB limit (0.961499); OOM kill reason: Memory usage 2212544512B exceeded threshold.\n"
+            "Object store memory usage: [- objects spillable: 0\n- bytes spillable: 0\n]"
+        )
+
+    monkeypatch.setattr(groups, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
+    lost = group.failure(1, "call 1", "1 training iteration")
+    assert lost.known == "Ray ended it, as its node was running low on memory (2.07GB of 2.15GB in use)"
+    assert failure_kind(lost) == "out of memory"
 
 
 def test_a_stopped_gmi_is_the_cause_of_what_the_others_did_not_get(group, monkeypatch):
