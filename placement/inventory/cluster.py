@@ -43,15 +43,7 @@ def cluster_machine(timeout_s: float = 60.0, prepare: Callable[[], None] = lambd
             "this process is not connected to a cluster",
             "Call ray.init() first, or use local_machine()",
         )
-    alive = [entry for entry in ray.nodes() if entry["Alive"]]
-    entries = _in_order(
-        each for each in alive if each["Resources"].get("CPU") or each["Resources"].get("GPU")
-    )
-    if not entries:
-        raise InventoryError(
-            "Ray", "no live node has a CPU or a GPU", "Start Ray with --num-cpus of at least 1"
-        )
-    answers = _ask(entries, timeout_s, prepare)
+    entries, answers = _read_nodes(timeout_s, prepare)
     hosts = Counter(entry["NodeManagerHostname"] for entry in entries)
     nodes = []
     for entry, (node, _) in zip(entries, answers, strict=True):
@@ -66,6 +58,31 @@ def cluster_machine(timeout_s: float = 60.0, prepare: Callable[[], None] = lambd
             )
         )
     return Machine(nodes=divide_hosts(nodes, [boot_id for _, boot_id in answers]), origin="ray")
+
+
+def _read_nodes(
+    timeout_s: float, prepare: Callable[[], None]
+) -> tuple[list[dict[str, Any]], list[tuple[Node, str]]]:
+    """Ray's entries of the live nodes with CPUs or GPUs, and their answers; again if one leaves the cluster meanwhile."""
+    while True:
+        alive = _alive()
+        entries = _in_order(
+            each for each in alive.values() if each["Resources"].get("CPU") or each["Resources"].get("GPU")
+        )
+        if not entries:
+            raise InventoryError(
+                "Ray", "no live node has a CPU or a GPU", "Start Ray with --num-cpus of at least 1"
+            )
+        try:
+            return entries, _ask(entries, timeout_s, prepare)
+        except InventoryError:
+            if _alive().keys() >= {entry["NodeID"] for entry in entries}:
+                raise
+
+
+def _alive() -> dict[str, dict[str, Any]]:
+    """Ray's entries of the live nodes, by id."""
+    return {entry["NodeID"]: entry for entry in ray.nodes() if entry["Alive"]}
 
 
 def divide_hosts(nodes: list[Node], host_ids: list[str]) -> tuple[Node, ...]:

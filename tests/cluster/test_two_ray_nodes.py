@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.gmi import WorkerInfo
 from actors.partitioners import Partitioners
 from placement.allocation import assign_allocated_gpus, assign_allocated_nodes
-from placement.errors import ReservationError
+from placement.errors import InventoryError, ReservationError
 from placement.inventory import cluster_machine
 from placement.ledger import all_ledgers
 from placement.plan import PlacementPlan, make_plan
@@ -72,6 +72,19 @@ def test_each_node_has_a_name_of_its_own_and_no_gpu_is_made_up(machine):
     assert {first.ray_node_id, second.ray_node_id} == {node["NodeID"] for node in ray.nodes()}
     assert (first.ray_gpus, second.ray_gpus) == (2.0, 2.0)
     assert machine.num_gpus == 0
+
+
+def test_a_node_that_leaves_the_cluster_while_it_is_asked_is_left_out(machine, monkeypatch):
+    """As where a Tune trial is moved from a node that is lost."""
+    entries = ray.nodes()
+    gone = {**entries[0], "NodeID": "e" * 56, "NodeManagerHostname": "gone"}
+    answers = iter([[*entries, gone]])
+    monkeypatch.setattr("placement.inventory.cluster.ray.nodes", lambda: next(answers, entries))
+    assert cluster_machine(timeout_s=60.0) == machine
+    # One that stays, and cannot be read, is an error.
+    monkeypatch.setattr("placement.inventory.cluster.ray.nodes", lambda: [*entries, gone])
+    with pytest.raises(InventoryError, match="Ray node gone: could not be read"):
+        cluster_machine(timeout_s=60.0)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
