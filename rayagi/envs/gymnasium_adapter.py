@@ -8,14 +8,12 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import chdir
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
-import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
-from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, ObsLeaf, ObsPart, StateDict, StepResult, VecEnv
 from placement.errors import counted
@@ -38,6 +36,9 @@ from rayagi.envs.providers import (
     torch_settings,
     user_module,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
@@ -416,9 +417,9 @@ class GymnasiumVecEnv(RestartingVecEnv):
         return StepResult(
             obs=float32_copy(obs),
             rewards=float32_copy(rewards),
-            terminated=torch.from_numpy(terminated.copy()),
-            truncated=torch.from_numpy(truncated.copy()),
-            final_ids=torch.from_numpy(final_ids),
+            terminated=_as_tensor(terminated.copy()),
+            truncated=_as_tensor(truncated.copy()),
+            final_ids=_as_tensor(final_ids),
             final_obs=float32_copy(final_obs),
         )
 
@@ -440,7 +441,15 @@ def _as_float32(values: Any) -> NDArray[np.float32]:
 
 def float32_copy(values: Any) -> Tensor:
     """A copy as a tensor."""
-    return torch.from_numpy(_as_float32(values))
+    return _as_tensor(_as_float32(values))
+
+
+def _as_tensor(values: NDArray[Any]) -> Tensor:
+    """A tensor of the array's memory."""
+    # Imported here: a run is checked and planned before torch is loaded.
+    import torch
+
+    return torch.from_numpy(values)
 
 
 class GymnasiumProvider(EnvProvider):

@@ -78,6 +78,8 @@ class ProviderDefinition:
     """Arguments of the class."""
     extras: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """Engine -> (rayagi's extra, packages that it installs), for engines that need one."""
+    namespace: str = ""
+    """What its ids begin with, except users' ``module:Class``; empty: its ids have nothing in common."""
     unlisted_ids: str = ""
     """The form of its ids, for ``rayagi envs``, if it lists none."""
     only_by_engine: bool = False
@@ -87,6 +89,10 @@ class ProviderDefinition:
     def provider(self) -> EnvProvider:
         """The provider, imported on first access."""
         return cast(EnvProvider, resolve_name(self.implementation)(*self.arguments))
+
+    def knows(self, env_id: str) -> bool:
+        """Whether the provider has an id. It is imported only for an id that it may have."""
+        return (env_id.startswith(self.namespace) or ":" in env_id) and self.provider.knows(env_id)
 
     def unsupported_reason(self, engine: str) -> str | None:
         """Why an engine cannot be used here, and what to install; None if it can."""

@@ -23,18 +23,23 @@ PROVIDERS: tuple[ProviderDefinition, ...] = (
         ("mujoco_cpu", "mujoco_warp"),
         "rayagi.envs.tasks.provider:OwnTaskProvider",
         extras={"mujoco_warp": ("gpu", ("warp", "mujoco_warp"))},
+        namespace="rayagi/",
     ),
-    ProviderDefinition(("fused", "fused_torch"), "rayagi.envs.fused.provider:FusedProvider"),
+    ProviderDefinition(
+        ("fused", "fused_torch"), "rayagi.envs.fused.provider:FusedProvider", namespace="fused/"
+    ),
     ProviderDefinition(
         ("isaacgym",),
         "rayagi.envs.isaac.provider:IsaacProvider",
         arguments=("isaacgym",),
+        namespace="isaacgym/",
         unlisted_ids="isaacgym/TASK, e.g. isaacgym/Ant: tasks of IsaacGymEnvs, in a separate Python",
     ),
     ProviderDefinition(
         ("isaaclab",),
         "rayagi.envs.isaac.provider:IsaacProvider",
         arguments=("isaaclab",),
+        namespace="isaaclab/",
         unlisted_ids="isaaclab/TASK, e.g. isaaclab/Isaac-Ant-Direct-v0: tasks of Isaac Lab, in a separate Python",
     ),
     ProviderDefinition(
@@ -191,7 +196,7 @@ def _definition(env_id: str, engine: str) -> ProviderDefinition:
     for definition in PROVIDERS:
         if definition.only_by_engine and engine not in definition.engines:
             continue
-        if definition.provider.knows(env_id):
+        if definition.knows(env_id):
             if engine == "auto" or engine in definition.engines:
                 reason = definition.unsupported_reason(engine)
                 if reason is not None:
@@ -216,7 +221,7 @@ def _definition(env_id: str, engine: str) -> ProviderDefinition:
     for definition in PROVIDERS:
         (only, *_) = definition.engines
         is_installed = definition.only_by_engine and definition.unsupported_reason(only) is None
-        if is_installed and definition.provider.knows(env_id):
+        if is_installed and definition.knows(env_id):
             raise EnvironmentOptionError(env_id, f"use engine {only}, which alone has it")
     raise UnknownEnvironmentError(env_id, nearest_ids(env_id))
 

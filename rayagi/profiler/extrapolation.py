@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
-from scipy.special import stdtrit
 
 from rayagi.profiler.overlap import NO_ITERATION, Row
 
@@ -77,6 +76,9 @@ def _estimate(
     times[: len(values)] = values
     mean, error = float(times.mean()), None
     if recorded > 1:
+        # Imported here: it takes 0.2 s, and `rayagi train` needs it only with --profile.
+        from scipy.special import stdtrit
+
         # n of N are known. The others' sum is predicted as (N - n) mean, with variance (N - n)^2 s^2 / n of the mean and
         # (N - n) s^2 of themselves: N (N - n) s^2 / n together.
         spread = float(times.std(ddof=1)) * sqrt(iterations * (iterations - recorded) / recorded)

@@ -34,7 +34,8 @@ def in_an_empty_folder(monkeypatch, tmp_path):
         ("main(['plan', 'Ant-v5'])", {"ray", "torch"}, "simulator+agent+trainer"),
         ("main(['comm', 'plan', '--layout', '2x2', '--size', '1MB'])", {"ray", "torch"}, "2x2"),
         # A run is checked and planned before torch is loaded: ``session.py`` imports it while Ray starts.
-        ("import rayagi.cli.train, rayagi.envs; rayagi.envs.env_info('Ant-v5')", {"torch"}, ""),
+        ("import rayagi.cli.train, rayagi.envs; rayagi.envs.env_info('Ant-v5')", {"torch", "scipy"}, ""),
+        ("import rayagi.envs; rayagi.envs.env_info('CartPole-v1')", {"torch"}, ""),
     ],
 )
 def test_a_command_loads_only_what_it_needs(code, unneeded, said):

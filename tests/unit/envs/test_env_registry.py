@@ -25,6 +25,7 @@ def test_every_provider_lists_its_ids_or_describes_them_and_its_engines_can_be_n
     assert bool(definition.provider.catalogue) != bool(
         definition.unlisted_ids or definition.engines == ("gymnasium",)
     )
+    assert all(map(definition.knows, definition.provider.catalogue))
     with pytest.raises(envs.EnvironmentOptionError) as caught:
         envs.make_env_factory("Ant-v5", engine="warp9")
     offered = str(caught.value).partition("choose from ")[2].split(", ")
