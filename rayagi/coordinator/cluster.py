@@ -35,6 +35,17 @@ from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch, RayletSilentEr
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
 
+_SYSTEM_CONFIG = {
+    # GMIs need processes with their own environment, so prestarted workers would only delay them.
+    "prestart_worker_first_driver": False,
+    # Ray's default of 15 would give every other process of the machine priority over the training.
+    "worker_niceness": 0,
+    # Who connects to a socket that is not there yet tries again after this time, for ten seconds altogether. By default it
+    # is a second, which a raylet often waits for its own object store.
+    "raylet_client_connect_timeout_milliseconds": 20,
+    "raylet_client_num_connect_attempts": 500,
+}
+"""Of a local Ray."""
 _PROBE_TIMEOUT_S = 5.0
 SHUT_DOWN_LIMIT_S = 10.0
 """For a local Ray to shut down; then its processes are killed."""
@@ -358,9 +369,7 @@ def _start_local(machine: Machine, *, dashboard: bool) -> None:
                 object_store_memory=OBJECT_STORE_BYTES,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                # GMIs need processes with their own environment, so prestarted workers would only delay them. Ray's
-                # default niceness of 15 would give every other process of the machine priority over the training.
-                _system_config={"prestart_worker_first_driver": False, "worker_niceness": 0},
+                _system_config=_SYSTEM_CONFIG,
             )
     except Exception as error:  # Ray raises plain Exceptions, too
         raise _start_failure(error)(

@@ -97,6 +97,15 @@ def test_a_ray_that_was_started_here_has_no_processes_that_nobody_uses(dashboard
     assert "monitor.py" not in done.stdout  # neither monitor.py, the autoscaler, nor log_monitor.py
 
 
+def test_processes_of_a_ray_that_was_started_here_wait_milliseconds_for_each_others_sockets():
+    """By default a raylet waits a second if its object store does not listen yet."""
+    with connected():
+        config = ray._private.state.state.get_system_config()
+    each_ms = config["raylet_client_connect_timeout_milliseconds"]
+    assert each_ms <= 50
+    assert each_ms * config["raylet_client_num_connect_attempts"] == 10_000  # as by default
+
+
 class Dying(Counting):
     """Its process ends in its first iteration."""
 
