@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -98,6 +98,8 @@ class GmiGroup:
     collective: Any | None
     """Handle of the rendezvous actor; None for a single GMI."""
     pings: PingMonitor
+    inherited: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that Ray's workers have from their start."""
 
     def ask(self, question: Callable[[int, Any], Any], of: Sequence[int] | None = None) -> list[Any]:
         """Call every GMI, or those in ``of``: ``question(index, handle)`` returns the object ref. Does not wait."""
@@ -229,10 +231,18 @@ class GmiGroup:
         return None
 
 
-def start(plan: PlacementPlan, reservation: Reservation, task: str, silence_s: float) -> GmiGroup:
+def start(
+    plan: PlacementPlan,
+    reservation: Reservation,
+    task: str,
+    silence_s: float,
+    *,
+    inherited: Mapping[str, str],
+) -> GmiGroup:
     """Start one actor per GMI, and the rendezvous actor if there are several. Does not wait for them to be ready.
 
-    A GMI counts as lost if its process answers no ping for ``silence_s``.
+    A GMI counts as lost if its process answers no ping for ``silence_s``. ``inherited``: environment variables that Ray's
+    workers have from their start.
 
     Environment variables of a slice are set before its process starts. Ray never restarts an actor (max_restarts = 0): it
     would silently continue with initial weights.
@@ -249,12 +259,12 @@ def start(plan: PlacementPlan, reservation: Reservation, task: str, silence_s: f
         )
         for index, gmi_slice in enumerate(plan.slices)
     ]
-    group = GmiGroup(identities, [], None, PingMonitor(silence_s))
+    group = GmiGroup(identities, [], None, PingMonitor(silence_s), inherited)
     try:
         if plan.num_gmis > 1:
             group = replace(group, collective=start_rendezvous_actor(len(identities[0].members)))
         for identity in identities:
-            group.handles.append(_start_one(identity, plan, reservation, group.collective))
+            group.handles.append(_start_one(identity, plan, reservation, group))
     except BaseException:
         stop(group, timeout_s=0.0)
         raise
@@ -266,23 +276,23 @@ def restart(group: GmiGroup, index: int, plan: PlacementPlan, reservation: Reser
     group.pings.remove(index)
     with contextlib.suppress(ray.exceptions.RayError):
         ray.kill(group.handles[index], no_restart=True)
-    group.handles[index] = _start_one(group.identities[index], plan, reservation, group.collective)
+    group.handles[index] = _start_one(group.identities[index], plan, reservation, group)
 
 
-def _start_one(
-    identity: GmiIdentity, plan: PlacementPlan, reservation: Reservation, collective: Any | None
-) -> Any:
+def _start_one(identity: GmiIdentity, plan: PlacementPlan, reservation: Reservation, group: GmiGroup) -> Any:
     token = reservation.group.id.hex()[:8]
     bundle = bundle_of(identity.slice)
+    environment = identity.slice.environment
+    has_it = environment.items() <= group.inherited.items()
     actor = ray.remote(GmiActor).options(
         name=f"gmi-{identity.index}-{token}-{time.time_ns():x}",
         num_cpus=bundle["CPU"],
         num_gpus=bundle.get("GPU", 0.0),
         max_restarts=0,
         scheduling_strategy=scheduling(reservation, identity.index),
-        runtime_env={"env_vars": dict(identity.slice.environment)},
+        runtime_env=None if has_it else {"env_vars": dict(environment)},
     )
-    return actor.remote(identity, plan.backend, collective)
+    return actor.remote(identity, plan.backend, group.collective)
 
 
 def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambda index: None) -> None:

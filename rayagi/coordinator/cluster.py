@@ -11,9 +11,8 @@ import struct
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
@@ -29,6 +28,7 @@ from ray._private.ray_constants import PROCESS_TYPE_GCS_SERVER, PROCESS_TYPE_RAY
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
 from placement.inventory import local_machine
+from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch, RayletSilentError, RayLostError, tell_lost
 
@@ -122,11 +122,14 @@ class RaySocketPathError(RayStartError):
 
 
 @contextmanager
-def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Iterator[None]:
+def connected(
+    ray_address: str | None = None, *, dashboard: bool = False, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Connect to Ray for the duration of the block. The last block that uses a connection closes it.
 
     In this order: this process's existing connection; ``ray_address``; RAY_ADDRESS; else a local cluster with as many CPUs
-    as this process may use cores. ``dashboard`` concerns only a local cluster.
+    as this process may use cores. ``dashboard`` concerns only a local cluster, as does ``environment``: variables that its
+    workers have from their start (``inherited_environment``).
 
     Ray prints nothing meanwhile: what its processes report is in the exceptions of calls, and in its logs.
 
@@ -138,7 +141,7 @@ def connected(ray_address: str | None = None, *, dashboard: bool = False) -> Ite
         if not ray.is_initialized():
             _stop_watching()  # of a connection that somebody has shut down
             try:
-                _open(ray_address, dashboard=dashboard)
+                _open(ray_address, dashboard=dashboard, environment=environment or {})
             except BaseException:
                 _shut_down()
                 raise
@@ -212,6 +215,8 @@ _users: Counter[str] = Counter()
 """Blocks that use a connection, by its identifier."""
 _opened: set[str] = set()
 """The connection that this process has opened here; empty: somebody else has."""
+_inherited: dict[str, str] = {}
+"""Variables that the workers of the local Ray have from their start, if this process has started it here."""
 _watches: list[LocalRayWatch | HeadWatch] = []
 """Of the Ray processes that the connection needs: those of this machine, and the server of a cluster."""
 
@@ -222,13 +227,28 @@ def _this_connection() -> str:
     return f"{context.gcs_address} job {context.get_job_id()}"
 
 
-def _open(ray_address: str | None, *, dashboard: bool) -> None:
+def environment_in_common(plan: PlacementPlan) -> dict[str, str]:
+    """Variables of all GMIs of a plan that all workers of its Ray may have. None with GPUs, of which each has its own."""
+    if any(node.gpus for node in plan.machine.nodes):
+        return {}
+    return dict(set.intersection(*(set(gmi_slice.environment.items()) for gmi_slice in plan.slices)))
+
+
+def inherited_environment() -> Mapping[str, str]:
+    """Variables that workers of the connected Ray have from their start; empty if it was not started here.
+
+    A worker whose variables differ starts later: Ray's agent prepares it, and a program that imports Ray, too, sets them.
+    """
+    return _inherited if ray.is_initialized() and _this_connection() in _opened else {}
+
+
+def _open(ray_address: str | None, *, dashboard: bool, environment: Mapping[str, str]) -> None:
     # Ray's own switch, for its debugger. log_to_driver=False is about the output of workers: a thread would still print that
     # a worker died and the last lines of a raylet's log.
     worker._worker_logs_enabled = False
     address = ray_address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
-        _start_local(local_machine(), dashboard=dashboard)
+        _start_local(local_machine(), dashboard=dashboard, environment=environment)
     else:
         _connect(address, "ray_address" if ray_address else "RAY_ADDRESS")
 
@@ -345,22 +365,32 @@ def without_unused_processes() -> Iterator[None]:
 
 
 @contextmanager
-def _in_groups_of_their_own() -> Iterator[None]:
+def _in_groups_of_their_own(environment: Mapping[str, str]) -> Iterator[None]:
     """Processes that Ray starts within the block get no signal that is sent to this one's group, as `timeout` sends SIGTERM.
 
-    This process then ends the run, and Ray after it. If this one is killed, Linux kills them all the same.
+    This process then ends the run, and Ray after it. If this one is killed, Linux kills them all the same. They also have
+    these environment variables.
     """
     started = services.ConsolePopen
-    services.ConsolePopen = partial(started, process_group=0)
+
+    def start(command: list[str], *, env: Mapping[str, str], **options: Any) -> subprocess.Popen[bytes]:
+        process: subprocess.Popen[bytes] = started(
+            command, env={**env, **environment}, process_group=0, **options
+        )
+        return process
+
+    services.ConsolePopen = start
     try:
         yield
     finally:
         services.ConsolePopen = started
 
 
-def _start_local(machine: Machine, *, dashboard: bool) -> None:
+def _start_local(machine: Machine, *, dashboard: bool, environment: Mapping[str, str]) -> None:
+    _inherited.clear()
+    _inherited.update(environment)
     try:
-        with without_unused_processes(), _in_groups_of_their_own():
+        with without_unused_processes(), _in_groups_of_their_own(environment):
             ray.init(
                 address="local",
                 num_cpus=machine.num_cores,

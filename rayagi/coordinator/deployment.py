@@ -13,7 +13,12 @@ from placement.errors import ReservationError
 from placement.plan import PlacementPlan
 from placement.ray_groups import Reservation, current_reservation, left_out_held, release, reserve
 from rayagi.config.spec import GmiSpec
-from rayagi.coordinator.cluster import BUILD_TIMEOUT_S, CLOSE_TIMEOUT_S, START_TIMEOUT_S
+from rayagi.coordinator.cluster import (
+    BUILD_TIMEOUT_S,
+    CLOSE_TIMEOUT_S,
+    START_TIMEOUT_S,
+    inherited_environment,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +61,9 @@ def deploy(plan: PlacementPlan, *, task: str, run: str, gmi: GmiSpec, undo: Exit
     partitioners = Partitioners(run)
     undo.callback(partitioners.restore)
     # 2. Start the GMIs, without any CUDA call. They report the GPUs that Ray allocated.
-    group = start(allocated_plan, reservation, task, gmi.collective_timeout_s)
+    group = start(
+        allocated_plan, reservation, task, gmi.collective_timeout_s, inherited=inherited_environment()
+    )
     undo.callback(stop, group, CLOSE_TIMEOUT_S, partitioners.evict)
     workers = _worker_infos(group, reservation)
     # 3. Partition these GPUs. 4. Each GMI enters its slice.

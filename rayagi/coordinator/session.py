@@ -26,6 +26,7 @@ from rayagi.coordinator.cluster import (
     ITERATION_TIMEOUT_S,
     START_TIMEOUT_S,
     connected,
+    environment_in_common,
     import_in_background,
     leave_if_lost,
     named_loss,
@@ -153,7 +154,13 @@ class Session:
         with ExitStack() as undo:
             early = self._planned_here() if starts_local(self._ray_address) else None
             with import_in_background("torch"):
-                undo.enter_context(connected(self._ray_address, dashboard=self._dashboard))
+                undo.enter_context(
+                    connected(
+                        self._ray_address,
+                        dashboard=self._dashboard,
+                        environment=environment_in_common(early) if early else None,
+                    )
+                )
             with named_loss(), _noting_open_sessions():
                 deployment = self._deployed(early, undo)
             self._undo = undo.pop_all()

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import ray
@@ -47,8 +48,8 @@ def _no_ray(monkeypatch):
     ray.shutdown()
 
 
-def session(factory=None):
-    spec = RunSpec(gmi=GmiSpec(num_gmis=1, threads_per_gmi=1, num_envs=1))
+def session(factory=None, threads=1):
+    spec = RunSpec(gmi=GmiSpec(num_gmis=1, threads_per_gmi=threads, num_envs=1))
     return Session(spec, factory=factory or Counting())
 
 
@@ -104,6 +105,28 @@ def test_processes_of_a_ray_that_was_started_here_wait_milliseconds_for_each_oth
     each_ms = config["raylet_client_connect_timeout_milliseconds"]
     assert each_ms <= 50
     assert each_ms * config["raylet_client_num_connect_attempts"] == 10_000  # as by default
+
+
+class Environment(Counting):
+    """Says which variables its process was started with, and which of them Ray prepared for this GMI alone."""
+
+    def gmi_run(self):
+        begun = dict(pair.split("=", 1) for pair in Path("/proc/self/environ").read_text().split("\0")[:-1])
+        return begun, dict(ray.get_runtime_context().runtime_env.get("env_vars", {}))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a GMI of two threads needs two cores")
+def test_gmis_have_their_variables_from_their_start_and_ray_prepares_none_for_those_it_was_started_for():
+    first = session(Environment()).__enter__()
+    with connected():
+        begun, prepared = first.run()[0]
+        assert begun.items() >= first.plan.slices[0].environment.items()
+        assert prepared == {}
+        first.close()
+        with session(Environment(), threads=2) as second:
+            begun, prepared = second.run()[0]
+            assert begun.items() >= second.plan.slices[0].environment.items()
+            assert prepared["OMP_NUM_THREADS"] == "2"
 
 
 class Dying(Counting):

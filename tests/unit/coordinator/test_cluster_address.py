@@ -5,14 +5,25 @@ import pickle
 import platform
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 import ray
 from ray._private.utils import check_version_info
 
+from placement.inventory import load_machine
+from placement.plan import make_plan
 from rayagi.cli.failures import explain
 from rayagi.coordinator import cluster
-from rayagi.coordinator.cluster import ClusterUnreachableError, RayStartError, connected, starts_local
+from rayagi.coordinator.cluster import (
+    ClusterUnreachableError,
+    RayStartError,
+    connected,
+    environment_in_common,
+    starts_local,
+)
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 @pytest.fixture
@@ -99,6 +110,15 @@ def test_without_an_address_a_local_ray_would_start(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     assert not starts_local()
     assert starts_local("local")
+
+
+def test_workers_of_a_local_ray_inherit_what_all_gmis_have_and_nothing_where_there_are_gpus():
+    cores, gpu = (load_machine(DATA / f"machines/{name}.json") for name in ("cpu16", "a100x1"))
+    equal = make_plan(cores, num_envs=8, num_gmis=2)
+    assert environment_in_common(equal) == equal.slices[0].environment
+    unequal = make_plan(cores, num_envs=8, sizes=(3.0, 2.0))
+    assert environment_in_common(unequal) == {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+    assert environment_in_common(make_plan(gpu, num_envs=8, backend="cpu", num_gmis=2)) == {}
 
 
 def test_the_error_survives_pickling():
