@@ -35,7 +35,7 @@ from rayagi.cli.settings import (
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
 from rayagi.coordinator.auto import resolve_auto
-from rayagi.coordinator.cluster import continue_stopped, starts_local
+from rayagi.coordinator.cluster import continue_stopped, import_in_background, starts_local
 from rayagi.coordinator.decoupled import DecoupledSession, session_of
 from rayagi.coordinator.default_layout import takes_default, with_default_layout
 from rayagi.coordinator.health_monitor import RunHealthMonitor
@@ -254,7 +254,7 @@ def _train(
 ) -> TrainingOutcome:
     outcome: TrainingOutcome | None = None
     try:
-        with ExitStack() as stack:
+        with ExitStack() as until_ray_ends, ExitStack() as stack:
             stack.enter_context(interrupt.hangup_deferred())
             loop, screen = _opened(stack, folder, spec, settings, checkpoint, interrupt, dashboard=dashboard)
             if initial is not None:
@@ -262,6 +262,8 @@ def _train(
             with screen, interrupt:
                 outcome = loop.run()
                 record_outcome(folder, outcome, interrupt.reason)
+            # What draws the report is imported while the GMIs and Ray end.
+            until_ray_ends.enter_context(import_in_background("matplotlib.figure"))
     except (KeyboardInterrupt, SystemExit):
         # Ctrl-C or another SIGTERM during shutdown: the run is saved, and Ray ends with this process.
         if outcome is None:

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -492,6 +493,21 @@ def test_how_a_run_ended_is_recorded_before_ray_ends(fake, monkeypatch):
     monkeypatch.setattr(fake, "__exit__", leave)
     assert rayagi(TASK, "--iterations", "5", "--name", "a") == 0
     assert [(record.status, record.counters["iteration"]) for record in recorded] == [("finished", 5)]
+
+
+def test_what_draws_the_report_is_imported_while_the_gmis_and_ray_end(fake, monkeypatch):
+    order = []
+
+    @contextmanager
+    def noted(module):
+        order.append(f"begins to import {module}")
+        yield
+        order.append("has imported")
+
+    monkeypatch.setattr(train, "import_in_background", noted)
+    monkeypatch.setattr(fake, "__exit__", lambda *session_and_error: order.append("closes"))
+    assert rayagi(TASK, "--iterations", "1") == 0
+    assert order == ["begins to import matplotlib.figure", "closes", "has imported"]
 
 
 def test_the_address_of_the_dashboard_is_printed(fake, capsys, monkeypatch):
