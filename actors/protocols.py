@@ -74,6 +74,8 @@ class ObsPart:
     channels_last: bool = True
     scale: float = 1.0
     """Factor that brings pixels to [0, 1]."""
+    is_bytes: bool = False
+    """Whether pixels are whole numbers from 0 to 255."""
 
     @property
     def is_image(self) -> bool:
@@ -121,18 +123,29 @@ class EnvInfo:
     reward_terms: tuple[str, ...] = ()
     """Names of the terms of the reward; empty if the environment does not report them."""
 
+    @property
+    def obs_dtype(self) -> np.dtype[Any]:
+        """Of raw observations: uint8 where all are images of bytes, else float32."""
+        are_bytes = bool(self.obs_parts) and all(part.is_bytes for part in self.obs_parts)
+        return np.dtype(np.uint8 if are_bytes else np.float32)
+
+    @property
+    def obs_bytes(self) -> int:
+        """Of one raw observation."""
+        return self.obs_dtype.itemsize * self.obs_dim
+
 
 @dataclass(slots=True)
 class StepResult:
-    """Result of one step of N environments, with same-step auto-reset.
+    """Result of one step of N environments, with same-step auto-reset. Observations have ``EnvInfo.obs_dtype``.
 
     Attributes:
-        obs: observation to act on next; after an episode end, the new episode's first   (N, obs_dim) float32
+        obs: observation to act on next; after an episode end, the new episode's first   (N, obs_dim)
         rewards: reward of this step                                                     (N,) float32
         terminated: the task ended (no bootstrap)                                        (N,) bool
         truncated: the time limit cut the episode (bootstrap from final_obs)             (N,) bool
         final_ids: environments whose episode ended on this step                         (K,) int64
-        final_obs: their final observation, before the reset                             (K, obs_dim) float32
+        final_obs: their final observation, before the reset                             (K, obs_dim)
         reward_terms: terms of the rewards, by ``EnvInfo.reward_terms``; None without terms    (N, terms)
     """
 
@@ -159,7 +172,7 @@ class VecEnv(Protocol):
     """Whether ``load_state_dict`` continues the saved episodes; else it starts new ones."""
 
     def reset(self) -> Tensor:
-        """Start a new episode in every environment. Returns (N, obs_dim) float32."""
+        """Start a new episode in every environment. Returns (N, obs_dim) of ``EnvInfo.obs_dtype``."""
 
     def step(self, actions: Tensor) -> StepResult:
         """Advance every environment. ``actions``: (N, dim) float32, or (N,) int64 when discrete."""

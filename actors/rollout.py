@@ -20,6 +20,11 @@ from actors.protocols import EnvInfo
 from placement.errors import counted
 
 
+def obs_type(info: EnvInfo) -> torch.dtype:
+    """``EnvInfo.obs_dtype`` as torch has it."""
+    return torch.uint8 if info.obs_dtype == np.uint8 else torch.float32
+
+
 class StepRow(NamedTuple):
     """Views of one step of a rollout; names and shapes as in Rollout without the first dimension."""
 
@@ -48,18 +53,18 @@ class Rollout:
     need a synchronization with the host.
 
     Attributes:
-        raw_obs: observations as the simulator returned them                (T, N, obs_dim) float32, host
-        obs: normalised observations, input of the networks                 (T, N, obs_dim) float32
+        raw_obs: observations as the simulator returned them                (T, N, obs_dim) EnvInfo.obs_dtype, host
+        obs: normalised observations, input of the networks                 (T, N, obs_dim) EnvInfo.obs_dtype
         outputs: distribution parameters                                    (T, N, output_dim) float32
         actions: actions taken, before a head squashes them                 (T, N, dim) float32 or int64, or (T, N) int64
         rewards: reward after each action, not scaled                       (T, N) float32, host
         terminated: the task ended on this step                             (T, N) bool, host
         truncated: the time limit cut the episode on this step              (T, N) bool, host
-        last_obs: observations after the last step; the next rollout's first   (N, obs_dim) float32, host
+        last_obs: observations after the last step; the next rollout's first   (N, obs_dim) EnvInfo.obs_dtype, host
         finals: per step with ended episodes: step, environment ids, final observations
         log_probs: log probability of each action under the behaviour policy   (T, N) float32
         running_returns: discounted return of the episode so far, at each step (T, N) float32, host
-        final_obs: observation after each action, before any reset          (T, N, obs_dim) float32
+        final_obs: observation after each action, before any reset          (T, N, obs_dim) EnvInfo.obs_dtype
         states: of a recurrent policy, before every L-th step               (T / L, N, state_dim) float32
     """
 
@@ -95,17 +100,17 @@ class Rollout:
         host = device if all_there else torch.device("cpu")
         shape = (num_steps, num_envs)
         action = info.action
-        dtype = torch.int64 if action.is_discrete else torch.float32
+        dtype, seen = torch.int64 if action.is_discrete else torch.float32, obs_type(info)
         return cls(
-            raw_obs=torch.zeros((*shape, info.obs_dim), device=host),
-            obs=torch.zeros((*shape, info.obs_dim), device=device),
+            raw_obs=torch.zeros((*shape, info.obs_dim), dtype=seen, device=host),
+            obs=torch.zeros((*shape, info.obs_dim), dtype=seen, device=device),
             outputs=torch.zeros((*shape, action.output_dim), device=device),
             actions=torch.zeros((*shape, *action.shape), dtype=dtype, device=device),
             rewards=torch.zeros(shape, device=host),
             terminated=torch.zeros(shape, dtype=torch.bool, device=host),
             truncated=torch.zeros(shape, dtype=torch.bool, device=host),
-            last_obs=torch.zeros((num_envs, info.obs_dim), device=host),
-            final_obs=torch.zeros((*shape, info.obs_dim), device=device) if all_there else None,
+            last_obs=torch.zeros((num_envs, info.obs_dim), dtype=seen, device=host),
+            final_obs=torch.zeros((*shape, info.obs_dim), dtype=seen, device=device) if all_there else None,
             states=None
             if state_shape is None
             else torch.zeros((state_shape[0], num_envs, state_shape[1]), device=device),

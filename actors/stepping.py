@@ -21,6 +21,7 @@ from torch import Tensor
 from actors.partners import PartnerInbox, check_iteration, step_name
 from actors.protocols import EnvInfo, StateDict, StepResult
 from actors.roles import UNTIMED, StepSource, Timing
+from actors.rollout import obs_type
 from collectives.experience.consumer_endpoint import Batch
 from collectives.experience.producer_ring import ProducerRing
 from collectives.experience.schema import ExperienceSchema, Field
@@ -40,15 +41,14 @@ def step_schema(info: EnvInfo) -> ExperienceSchema:
     Rows of ``final_obs`` are valid only where an episode ended. They need no ragged channel: unwritten rows of shared
     memory cost nothing, and a step stays one batch.
     """
-    obs = (info.obs_dim,)
     return ExperienceSchema(
         CHANNEL,
         (
-            Field(name="obs", shape=obs),
+            Field(name="obs", dtype=obs_type(info), shape=(info.obs_dim,)),
             Field(name="rewards"),
             Field(name="terminated", dtype=torch.bool),
             Field(name="truncated", dtype=torch.bool),
-            Field(name="final_obs", shape=obs),
+            Field(name="final_obs", dtype=obs_type(info), shape=(info.obs_dim,)),
         ),
     )
 
@@ -184,7 +184,7 @@ class RemoteSimulators:
             for count in num_envs
         ]
         total = self.num_envs
-        self.obs = torch.zeros(total, info.obs_dim)
+        self.obs = torch.zeros(total, info.obs_dim, dtype=obs_type(info))
         """Observations to act on next, (N, obs_dim)."""
         self._columns = {
             "obs": self.obs,
@@ -251,7 +251,7 @@ class RemoteSimulators:
         return StepResult(
             **self._columns,
             final_ids=torch.cat([ids for ids, _ in ended]) if ended else torch.empty(0, dtype=torch.int64),
-            final_obs=torch.cat([obs for _, obs in ended]) if ended else torch.empty(0, self.info.obs_dim),
+            final_obs=torch.cat([obs for _, obs in ended]) if ended else self.obs[:0],
         )
 
     def take_finished(self) -> tuple[list[float], list[int]]:

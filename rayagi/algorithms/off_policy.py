@@ -31,7 +31,7 @@ from actors.replay import (
     select,
 )
 from actors.replay.selection import Selector
-from actors.rollout import Rollout
+from actors.rollout import Rollout, obs_type
 from collectives.communicator import Communicator
 from rayagi.algorithms.gradient_updater import refuse_nonfinite, timed_collective
 from rayagi.algorithms.parameter_group import ParameterGroups
@@ -179,7 +179,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             return DeviceGatherer(self.replay, SUBSCRIPTIONS, self._share, device)
         action = torch.int64 if info.action.is_discrete else torch.float32
         out = {
-            OBS: torch.empty((self._share, 2, info.obs_dim)),
+            OBS: torch.empty((self._share, 2, info.obs_dim), dtype=obs_type(info)),
             ACTION: torch.empty((self._share, *info.action.shape), dtype=action),
             REWARD: torch.empty(self._share),
             DISCOUNT: torch.empty(self._share),

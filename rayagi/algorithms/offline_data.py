@@ -24,11 +24,12 @@ from actors.replay import (
     SubSequences,
     select,
 )
+from actors.rollout import obs_type
 from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from rayagi.algorithms.action_range import RangeCheck, clipped, refuse_other_units
 from rayagi.algorithms.normalisers import Moments, merged
-from rayagi.algorithms.transitions import recorded_rows
+from rayagi.algorithms.transitions import OBS, recorded_rows
 from rayagi.config.errors import ConfigError
 from rayagi.config.off_policy import OffPolicySpec
 from rayagi.config.offline import OfflineSpec
@@ -400,5 +401,15 @@ class RecordedTransitions:
             is_last = torch.zeros_like(terminated)
             is_last[batch.lasts] = True
             rows = recorded_rows(obs, next_obs, actions, rewards, terminated, is_last, gamma, n_step)
+            rows[OBS] = self._as_stored(rows[OBS])
             yield {name: column[(part - position) % parts :: parts] for name, column in rows.items()}
             position += len(actions)
+
+    def _as_stored(self, obs: Tensor) -> Tensor:
+        """Observations of the environment's type. Raises DatasetError: pixels are no bytes."""
+        dtype = obs_type(self._info)
+        stored = obs.to(dtype)
+        if dtype == torch.uint8 and not torch.equal(stored, obs):
+            reason = f"has pixels other than whole numbers from 0 to 255, which {self._info.env_id} has: convert them"
+            raise DatasetError(str(self._source.path), reason)
+        return stored

@@ -12,7 +12,7 @@ One update, in order (``learn``):
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic
@@ -39,6 +39,8 @@ from rayagi.models.policy import NetworkPolicy
 from rayagi.models.recurrent import RolloutMemory, Sequences
 from rayagi.native.denormals import flushed_denormals
 
+_IMAGES = 256
+"""Observations with images that a network without gradients gets at a time."""
 OF_RUNNING_EPISODES = ("running_returns", "waiting")
 """Parts of a learner's local state that mean nothing once the environments have started new episodes."""
 
@@ -228,10 +230,10 @@ class RolloutLearner(MergedLearner[SpecT]):
         Where an episode ended, s'_t is its final observation before the reset, so that a truncated episode bootstraps.
         """
         shape = rollout.rewards.shape
-        # One forward pass over all states, in the order of ``_observed``.
+        # All states in the order of ``_observed``.
         memory = self._memory(rollout)
         if memory is None:
-            found = self.updater.values(everything)
+            found = self._by_parts(self.updater.values, everything)
         else:
             found = self._recurrent_values(rollout, everything, memory.whole())
         values = found[: shape.numel()].view(shape)
@@ -246,6 +248,12 @@ class RolloutLearner(MergedLearner[SpecT]):
             next_values[step, ids.to(found.device)] = found[offset : offset + len(ids)]
             offset += len(ids)
         return values, next_values
+
+    def _by_parts(self, network: Callable[[Tensor], Tensor], observed: Tensor) -> Tensor:
+        """A network's results without gradients, (B, ...). Of images some at a time: what is between layers takes memory."""
+        if not self.policy.info.obs_parts:
+            return network(observed)
+        return torch.cat([network(some) for some in observed.split(_IMAGES)])
 
     def _recurrent_values(self, rollout: Rollout, everything: Tensor, sequences: Sequences) -> Tensor:
         """V of all states of ``_observed`` under a recurrent model, in the same order."""
@@ -267,7 +275,7 @@ class RolloutLearner(MergedLearner[SpecT]):
         """
         model = self.policy.model
         if memory is None:
-            return model.head.log_prob(model.outputs(obs), actions)
+            return model.head.log_prob(self._by_parts(model.outputs, obs), actions)
         order = memory.order()
         ordered = model.head.log_prob(model.outputs(obs[order], memory.of(order)), actions[order])
         return torch.empty_like(ordered).index_copy(0, order, ordered)
@@ -418,7 +426,7 @@ class OnPolicyLearner(RolloutLearner[SpecT]):
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> tuple[OnPolicyBatch, Tensor]:
         """The batch of a rollout, and the explained variance of its value estimates, ()."""
-        # Steps 2 and 3 of the module: normalised observations of all states, V of all of them in one forward pass, GAE.
+        # Steps 2 and 3 of the module: normalised observations of all states, V of all of them, GAE.
         obs, everything = self._observed(rollout)
         values, next_values = self._values(rollout, everything)
         advantages, targets = gae(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from actors.rollout import Rollout
+from actors.rollout import Rollout, obs_type
 from collectives.experience.packer import ROW_FIELD, ChannelPlan, pack
 from collectives.experience.schema import ExperienceSchema, Field
 from rayagi.config.learning import LearningSpec
@@ -31,13 +31,13 @@ def channel_plan(info: EnvInfo, learning: LearningSpec, state_dim: int = 0) -> C
     trajectories = ExperienceSchema(
         TRAJECTORIES,
         (
-            Field(name="raw_obs", shape=(num_steps, info.obs_dim)),
+            Field(name="raw_obs", dtype=obs_type(info), shape=(num_steps, info.obs_dim)),
             actions,
             Field(name="log_probs", shape=steps),
             Field(name="rewards", shape=steps),
             *(Field(name=name, dtype=torch.bool, shape=steps) for name in _FLAGS),
             Field(name="running_returns", shape=steps),
-            Field(name="last_obs", shape=(info.obs_dim,)),
+            Field(name="last_obs", dtype=obs_type(info), shape=(info.obs_dim,)),
             *([Field(name="states", shape=(learning.sequences, state_dim))] if state_dim else []),
         ),
     )
@@ -46,7 +46,7 @@ def channel_plan(info: EnvInfo, learning: LearningSpec, state_dim: int = 0) -> C
         (
             Field(name=ROW_FIELD, dtype=torch.int64),
             Field(name="step", dtype=torch.int64),
-            Field(name="obs", shape=(info.obs_dim,)),
+            Field(name="obs", dtype=obs_type(info), shape=(info.obs_dim,)),
         ),
     )
     return pack(trajectories, finals, ragged={FINALS})
@@ -92,7 +92,7 @@ def finals_of(rollout: Rollout) -> dict[str, dict[str, Tensor]]:
 def rollout_of(rows: Mapping[str, Tensor], ragged: Mapping[str, Mapping[str, Tensor]]) -> Rollout:
     """A learner's rollout: views of rows (N, ...) in channel memory, and their ragged rows."""
     raw_obs = rows["raw_obs"].transpose(0, 1)
-    rollout = rollout_over(rows, obs=raw_obs, outputs=raw_obs.new_empty(0))
+    rollout = rollout_over(rows, obs=raw_obs, outputs=torch.empty(0))
     finals = ragged.get(FINALS)
     if finals is not None:
         for step in finals["step"].unique().tolist():

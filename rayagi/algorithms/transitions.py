@@ -25,7 +25,7 @@ def transition_schema(info: EnvInfo) -> ReplaySchema:
     action = np.int64 if info.action.is_discrete else np.float32
     return ReplaySchema(
         (
-            Column(name=OBS, dtype=np.float32, shape=(info.obs_dim,), extra=1),
+            Column(name=OBS, dtype=info.obs_dtype, shape=(info.obs_dim,), extra=1),
             Column(name=ACTION, dtype=action, shape=info.action.shape),
             Column(name=REWARD, dtype=np.float32),
             Column(name=DISCOUNT, dtype=np.float32),

@@ -130,7 +130,7 @@ def replay_bytes(settings: OffPolicySpec, info: EnvInfo, total_env_steps: int | 
     ``total_env_steps``: no more transitions are allocated; None: without a limit.
     """
     action = (_WHOLE if info.action.is_discrete else _REAL) * info.action.dim
-    row = _REAL * (2 * info.obs_dim + 2) + action + _STATUS
+    row = 2 * info.obs_bytes + 2 * _REAL + action + _STATUS
     most = settings.capacity if total_env_steps is None else min(settings.capacity, total_env_steps)
     return most * row
 
@@ -163,10 +163,10 @@ def rollout_memory(spec: RunSpec, info: EnvInfo, *, on_gpu: bool) -> MemoryModel
     """
     action = info.action
     # Bytes of one step of one environment: observation, policy outputs, action.
-    row = _REAL * (info.obs_dim + action.output_dim) + (_WHOLE if action.is_discrete else _REAL) * action.dim
+    row = info.obs_bytes + _REAL * action.output_dim + (_WHOLE if action.is_discrete else _REAL) * action.dim
     if not on_gpu:
-        row += _REAL * info.obs_dim + _REAL + 2 * _FLAG
-    last = 0 if on_gpu else _REAL * info.obs_dim
+        row += info.obs_bytes + _REAL + 2 * _FLAG
+    last = 0 if on_gpu else info.obs_bytes
     rollout_length, states = spec.learning.rollout_length, spec.learning.sequences * spec.network.state_dim
     return MemoryModel(
         fixed_bytes=0.0,

@@ -20,8 +20,9 @@ from torch.nn.utils import parameters_to_vector
 
 from actors.gmi import GmiContext
 from actors.host_memory import device_bytes, resident_bytes
-from actors.protocols import EnvFactory, EvaluationResult, IterationResult, StateDict, StepResult
+from actors.protocols import EnvFactory, EnvInfo, EvaluationResult, IterationResult, StateDict, StepResult
 from actors.roles import collect
+from actors.rollout import obs_type
 from actors.stepping import RemoteSimulators, StepServer
 from collectives.experience.directory import ScopedDirectory
 from rayagi import profiler
@@ -317,8 +318,8 @@ def _on_device(program: DpOnlyProgram) -> bool:
 class _StillSimulator:
     """A simulator without physics: every step returns the same result at once."""
 
-    def __init__(self, num_envs: int, obs_dim: int) -> None:
-        self.obs = torch.zeros(num_envs, obs_dim)
+    def __init__(self, num_envs: int, info: EnvInfo) -> None:
+        self.obs = torch.zeros(num_envs, info.obs_dim, dtype=obs_type(info))
         none = torch.zeros(num_envs, dtype=torch.bool)
         self._result = StepResult(
             obs=self.obs,
@@ -326,7 +327,7 @@ class _StillSimulator:
             terminated=none,
             truncated=none,
             final_ids=torch.empty(0, dtype=torch.int64),
-            final_obs=torch.empty(0, obs_dim),
+            final_obs=self.obs[:0],
         )
 
     def step(self, actions: Tensor) -> StepResult:
@@ -356,7 +357,7 @@ class _StepExchange:
             return
         sample = make_env(num_envs=1, first_env_index=0, seed=0, num_threads=1)
         sample.close()
-        still = _StillSimulator(num_envs, sample.info.obs_dim)
+        still = _StillSimulator(num_envs, sample.info)
         self._server = connect_step_server(still, sample.info, context, assignment, limit_s)
 
     def seconds(self) -> float:

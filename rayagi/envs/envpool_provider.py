@@ -49,7 +49,7 @@ class EnvPoolVecEnv(RestartingVecEnv):
         self._first_choice = 0
         self._discrete = info.action.kind == "discrete"
         self._low, self._high = np.array(info.action.low), np.array(info.action.high)
-        self._obs = torch.zeros((env_args.num_envs, info.obs_dim))
+        self._obs = torch.empty(0)
 
     @while_open
     def reset(self) -> Tensor:
@@ -73,9 +73,14 @@ class EnvPoolVecEnv(RestartingVecEnv):
 
     def _first_observations(self, observed: NDArray[Any], ids: NDArray[Any] | None = None) -> Tensor:
         """Flat, (n, obs_dim), of these environments (None: all). Raises SimulationError if one is not finite."""
-        flat = observed.reshape(len(observed), -1)
-        self._refuse_nonfinite(flat, "observation", ids)
-        return float32_copy(flat)
+        obs = self._flat(observed)
+        self._refuse_nonfinite(obs.numpy(), "observation", ids)
+        return obs
+
+    def _flat(self, observed: NDArray[Any]) -> Tensor:
+        """A copy, (n, obs_dim). What float32 cannot hold becomes infinite."""
+        with np.errstate(over="ignore"):
+            return torch.from_numpy(np.array(observed.reshape(len(observed), -1), self.info.obs_dtype))
 
     @while_open
     def step(self, actions: Tensor) -> StepResult:
@@ -93,9 +98,9 @@ class EnvPoolVecEnv(RestartingVecEnv):
             given = np.clip(given, self._low, self._high)
         observed, rewards, terminated, truncated, _ = self._pool.step(given)
         # First float32: a larger float64 is infinite.
-        obs, rewards = float32_copy(observed.reshape(len(observed), -1)), float32_copy(rewards).numpy()
+        obs, rewards = self._flat(observed), float32_copy(rewards).numpy()
         unstable = ~np.isfinite(rewards)
-        if observed.dtype != np.uint8:  # bytes of images are finite
+        if obs.is_floating_point():  # bytes of images are finite
             unstable |= ~np.isfinite(obs.numpy()).all(axis=1)
         if unstable.any():
             self._num_unstable += int(unstable.sum())

@@ -203,6 +203,7 @@ def _image_part(space: gymnasium.spaces.Box) -> ObsPart | None:
         shape=(first, second, third),
         channels_last=channels_last,
         scale=1 / float(space.high.max()) if bounded else 1.0,
+        is_bytes=space.dtype == np.uint8,
     )
     _, height, width = part.channels_height_width
     return part if min(height, width) >= _LEAST_PIXELS else None
@@ -299,7 +300,7 @@ class RestartingVecEnv(ClosableEnv):
 
     @abstractmethod
     def reset(self) -> Tensor:
-        """Start a new episode in every environment. Returns (N, obs_dim) float32."""
+        """Start a new episode in every environment. Returns (N, obs_dim)."""
 
     def _next_seeds(self, seed: int) -> list[int]:
         """Count the next episode of every environment. Returns their seeds."""
@@ -369,15 +370,15 @@ class GymnasiumVecEnv(RestartingVecEnv):
         assert isinstance(first, CheckedEnv)
         super().__init__(_info(env_id, first), num_envs, first_env_index)
         self._seed, self._action_space = seed, self._envs.single_action_space
-        self._obs: NDArray[Any] = np.zeros((num_envs, self.info.obs_dim))
+        self._obs = np.zeros((num_envs, self.info.obs_dim), self.info.obs_dtype)
 
     @while_open
     def reset(self) -> Tensor:
-        """Start a new episode in every environment. Returns (N, obs_dim) float32."""
-        obs = _as_float32(self._envs.reset(seed=self._next_seeds(self._seed))[0])
+        """Start a new episode in every environment. Returns (N, obs_dim)."""
+        obs = self._copy(self._envs.reset(seed=self._next_seeds(self._seed))[0])
         self._refuse_nonfinite(obs, "observation")
         self._obs = obs.copy()
-        return float32_copy(obs)
+        return _as_tensor(obs)
 
     @while_open
     def step(self, actions: Tensor) -> StepResult:
@@ -391,12 +392,12 @@ class GymnasiumVecEnv(RestartingVecEnv):
         given = self._to_space(actions.detach().cpu().numpy())
         observed, rewards, terminated, truncated, info = self._envs.step(given)
         # First float32: a larger float64 is infinite.
-        obs, rewards = _as_float32(observed), _as_float32(rewards)
+        obs, rewards = self._copy(observed), _as_float32(rewards)
         done = terminated | truncated
         final_ids = np.flatnonzero(done)
-        final_obs = np.zeros((0, self.info.obs_dim), dtype=np.float32)
+        final_obs = obs[:0]
         if final_ids.size:
-            final_obs = _as_float32(np.stack([info["final_obs"][i] for i in final_ids]))
+            final_obs = self._copy(np.stack([info["final_obs"][i] for i in final_ids]))
         # State that each action led to: the final observation where an episode ended.
         reached = obs.copy()
         reached[final_ids] = final_obs
@@ -407,7 +408,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
             reached[unstable] = self._obs[unstable]
             going_on = unstable & ~done
             if going_on.any():
-                obs = _as_float32(self._envs.reset(options={"reset_mask": going_on})[0])
+                obs = self._copy(self._envs.reset(options={"reset_mask": going_on})[0])
             final_ids = np.flatnonzero(done | unstable)
             final_obs = reached[final_ids]
         self._refuse_nonfinite(obs, "observation")
@@ -415,13 +416,18 @@ class GymnasiumVecEnv(RestartingVecEnv):
         self._elapsed[final_ids] = 0
         self._episode[final_ids] += 1
         return StepResult(
-            obs=float32_copy(obs),
+            obs=_as_tensor(obs),
             rewards=float32_copy(rewards),
             terminated=_as_tensor(terminated.copy()),
             truncated=_as_tensor(truncated.copy()),
             final_ids=_as_tensor(final_ids),
-            final_obs=float32_copy(final_obs),
+            final_obs=_as_tensor(final_obs.copy()),
         )
+
+    def _copy(self, observed: Any) -> NDArray[Any]:
+        """Observations of their own: the vector environment reuses its buffer. Beyond float32 they become infinite."""
+        with np.errstate(over="ignore"):
+            return np.array(observed, self.info.obs_dtype)
 
     def _to_space(self, actions: NDArray[Any]) -> NDArray[Any]:
         if not self.info.action.is_discrete:
@@ -434,7 +440,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
 
 
 def _as_float32(values: Any) -> NDArray[np.float32]:
-    """A copy: the vector environment reuses its observation buffer. What float32 cannot hold becomes infinite."""
+    """A copy. What float32 cannot hold becomes infinite."""
     with np.errstate(over="ignore"):
         return np.array(values, np.float32)
 

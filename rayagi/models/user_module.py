@@ -45,7 +45,7 @@ class UserNetwork(nn.Module):
 
     def forward(self, observed: Tensor) -> Tensor:
         """(..., obs_dim) -> (..., output_dim + 1)."""
-        outputs, values = self.module(observed.reshape(-1, observed.shape[-1]))
+        outputs, values = self.module(observed.reshape(-1, observed.shape[-1]).float())
         return _joined(outputs, values).view(*observed.shape[:-1], -1)
 
 
@@ -63,7 +63,7 @@ class UserSequenceNetwork(SequenceNetwork):
 
     def step(self, observed: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """One call of the module."""
-        outputs, values, states = self.module(observed, states)
+        outputs, values, states = self.module(observed.float(), states)
         return _joined(outputs, values), states
 
     def unroll(self, observed: Tensor, sequences: Sequences) -> Unrolled:

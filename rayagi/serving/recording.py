@@ -131,7 +131,7 @@ class ChannelSink(RowSink):
         views["terminated"][place].copy_(step.terminated)
         views["truncated"][place].copy_(step.truncated)
         if len(step.final_ids):
-            views["final_obs"][place][step.final_ids] = step.final_obs
+            views["final_obs"][place][step.final_ids] = step.final_obs.float()
         self._filled += 1
         self._last_obs = step.obs
         if self._filled == self._job.num_steps:

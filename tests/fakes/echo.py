@@ -76,14 +76,14 @@ def _as_vector(space: spaces.Space, action: Any) -> np.ndarray:
 class Bars(gymnasium.Env):
     """A bar of light in one of four quarters of an image; the action that names the quarter is rewarded by 1."""
 
-    def __init__(self, kind: str = "last", size: int = 36) -> None:
+    def __init__(self, kind: str = "last", size: int = 36, dtype: str = "uint8") -> None:
         shape = {
             "last": (size, size, 3),
             "first": (2, size, size),
             "gray": (size, size),
             "dict": (size, size, 1),
         }[kind]
-        self._image, self._kind = spaces.Box(0, 255, shape, np.uint8), kind
+        self._image, self._kind = spaces.Box(0, 255, shape, np.dtype(dtype).type), kind
         self.observation_space = (
             spaces.Dict({"camera": self._image, "speed": spaces.Box(-9.0, 9.0, (2,), np.float32)})
             if kind == "dict"
@@ -98,7 +98,7 @@ class Bars(gymnasium.Env):
 
     def _show(self) -> Any:
         self._quarter = int(self.np_random.integers(4))
-        image = np.zeros(self._image.shape, np.uint8)
+        image = np.zeros(self._image.shape, self._image.dtype)
         size = image.shape[1]
         columns = slice(self._quarter * size // 4, (self._quarter + 1) * size // 4)
         image[(slice(None), slice(None), columns) if self._kind == "first" else (slice(None), columns)] = 255

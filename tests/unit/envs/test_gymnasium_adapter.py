@@ -418,6 +418,7 @@ def test_images_are_parts_of_the_flat_observation(env_id):
     info = env_info(env_id)
     assert info.obs_dim == 12 * 12 * 3
     assert [(part.shape, part.is_image) for part in info.obs_parts] == [((12, 12, 3), True)]
+    assert (info.obs_dtype, info.obs_bytes) == (np.uint8, 12 * 12 * 3)
 
 
 def test_spaces_that_no_policy_of_ours_serves_are_refused():

@@ -44,4 +44,4 @@ def test_an_environment_of_a_user_s_module_draws():
     )
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     done = run_python(draw, env=clean, check=False)
-    assert done.stdout.strip() == "[255.0, 255.0]", done.stderr
+    assert done.stdout.strip() == "[255, 255]", done.stderr
