@@ -93,7 +93,7 @@ def choose_backend(
     else:
         candidates = [("mps", MPS_FOR_TRAINING), *instances, plain]
     best, why, unused = _most_usable(machine, candidates, asked)
-    return best, why, (*unused, *_much_smaller(without_gpus(machine, unused)))
+    return best, why, unused or _much_smaller(machine)
 
 
 def _much_smaller(machine: Machine) -> tuple[UnusedGpu, ...]:
