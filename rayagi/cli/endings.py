@@ -84,6 +84,12 @@ def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, bef
 
     ``before``: of a resumed run; None for a new run.
     """
+    if not folder.path.is_dir():
+        error.add_note(
+            f"{folder.path} was removed or renamed while the run used it. A renamed one continues with:\n"
+            "  rayagi train --resume ITS-NEW-PATH"
+        )
+        return
     known = explain(error)
     refused = known if known is not None and known.exit_code == BAD_INPUT else None
     if before is not None and refused is not None and before.checkpoints == folder.checkpoints.names():

@@ -59,6 +59,8 @@ class CheckpointStore:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_in_use = False
+        """Whether a run has begun with it: a folder that is missing then was removed or renamed, and is not made anew."""
 
     def names(self) -> list[str]:
         """Finished checkpoints, oldest first."""
@@ -132,7 +134,8 @@ class CheckpointStore:
         raise NoCheckpointError(str(self._folder.parent), which, usable, tuple(damaged))
 
     def rewind(self, iteration: int) -> None:
-        """Go back to an iteration: remove unfinished folders, and move later checkpoints aside."""
+        """Begin or go back to an iteration: remove unfinished folders, and move later checkpoints aside."""
+        self._is_in_use = True
         with disk_errors(self._folder):
             for entry in self._folder.glob(".iteration_*"):
                 shutil.rmtree(entry)
@@ -171,7 +174,7 @@ class CheckpointStore:
         manifest = {file: {"bytes": len(data), "sha256": _digest(data)} for file, data in contents.items()}
         try:
             with disk_errors(unfinished):
-                unfinished.mkdir(parents=True, exist_ok=True)
+                unfinished.mkdir(parents=not self._is_in_use, exist_ok=True)
             for file, data in contents.items():
                 write_bytes(unfinished / file, data)
             replays = [] if save_replays is None else _write_replays(unfinished / "replay", save_replays)

@@ -603,6 +603,22 @@ def test_a_read_only_folder_is_named(fake, capsys):
     assert "--out" in error
 
 
+def test_a_folder_that_is_renamed_meanwhile_is_not_made_anew(fake, capsys):
+    """Else there would be two: one with the settings, one with the checkpoints of later."""
+    fake.events = {25: lambda: Path("runs/a").rename("runs/b")}
+    assert rayagi(TASK, "--time", "1h", "--name", "a", "--checkpoint-every", "10") == 1
+    error = capsys.readouterr().err
+    assert re.match(
+        r"rayagi: cannot write runs/a/checkpoints/\.iteration_000030\.\d+: No such file or directory; .*\n"
+        r"runs/a was removed or renamed while the run used it. A renamed one continues with:\n",
+        error,
+    )
+    assert [path.name for path in Path("runs").iterdir()] == ["b"]
+    fake.events = {}
+    assert main(["train", "--resume", "runs/b", "--iterations", "30"]) == 0
+    assert [row["iteration"] for row in read_rows(Path("runs/b/progress.csv"))] == list(range(1, 31))
+
+
 def test_a_full_disk_stops_the_run_and_loses_nothing(tmp_path):
     code = """
         import resource, sys
