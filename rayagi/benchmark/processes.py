@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -57,7 +59,9 @@ class MemberProcesses(ClosesOnExit):
         self._processes: list[BaseProcess] = []
         with ExitStack() as undo:
             undo.callback(self._end)
-            manager = undo.enter_context(_RendezvousManager(ctx=context))
+            manager = _RendezvousManager(ctx=context)
+            manager.start(_end_with_parent)
+            undo.enter_context(manager)
             self.rendezvous: Rendezvous = manager.RendezvousActor(len(makers))  # type: ignore[attr-defined]
             for maker in makers:
                 ours, theirs = context.Pipe()
@@ -103,7 +107,7 @@ class MemberProcesses(ClosesOnExit):
             return _Failed(MemberEndedError(rank, asked, f"did not answer within {ANSWER_LIMIT_S:.0f} s"))
         try:
             return pickle.loads(pipe.recv_bytes())
-        except EOFError:
+        except (EOFError, ConnectionResetError):  # reset: it had not read all
             self._processes[rank].join(_END_LIMIT_S)
             code = self._processes[rank].exitcode
             return _Failed(MemberEndedError(rank, asked, f"its process ended with exit code {code}"))
@@ -118,10 +122,23 @@ class MemberProcesses(ClosesOnExit):
             process.join()
 
 
+def _end_with_parent() -> None:
+    """End this process with the one that has started it: a manager's would stay if that one is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="parent watch", daemon=True).start()
+
+
 def _serve(maker: Callable[[], BenchMember], pipe: Connection) -> None:
     """Serve requests until the pipe is closed, which also happens when the parent ends in any way."""
-    # Ctrl-C goes to every process of a terminal; only the parent handles it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C goes to every process of a terminal, and SIGTERM of `timeout` to its whole group: the parent handles them.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     try:
         made = maker()
     except Exception as error:
