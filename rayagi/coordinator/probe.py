@@ -167,14 +167,17 @@ class SessionProbe(ClosesOnExit):
     ) -> TrialMeasurement | TrialFailure:
         """Measure a candidate with these settings.
 
-        A candidate that fails in reused processes is retried once in new ones: an earlier candidate may be the cause.
+        A candidate that crashes is retried once in new processes: somebody may have killed one, or an earlier candidate be
+        the cause. One that runs out of memory is, too, if its processes were reused.
 
         Raises:
             ClusterUnreachableError, ReservationError, EnvError: no candidate can be measured.
         """
         reused = self._session is not None and self._gmis == gmis_per_gpu
         outcome = self._attempt(gmis_per_gpu, num_envs, settings)
-        if isinstance(outcome, TrialFailure) and reused and outcome.kind in ("crashed", "out of memory"):
+        if isinstance(outcome, TrialFailure) and (
+            outcome.kind == "crashed" or (reused and outcome.kind == "out of memory")
+        ):
             again = self._attempt(gmis_per_gpu, num_envs, settings)
             return replace(again, duration_s=again.duration_s + outcome.duration_s)
         return outcome

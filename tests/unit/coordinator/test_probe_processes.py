@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actors.errors import GmiSilentError
+from actors.errors import GmiLostError, GmiSilentError
 from actors.protocols import IterationResult
 from placement.errors import ReservationError
 from placement.inventory import load_machine
@@ -135,6 +135,12 @@ def test_what_fails_in_new_processes_has_failed(sessions, probe):
     found = probe(2, 32)
     assert (found.kind, found.reason) == ("crashed", "ZeroDivisionError: y")
     assert [entry[0] for entry in sessions.log] == ["started", "rebuilt", "closed", "started"]
+
+
+def test_a_process_that_somebody_kills_in_a_first_trial_is_not_the_candidates_fault(sessions, probe):
+    sessions.fails = {1: GmiLostError(1, "GMI 1/2", "training", "its process was killed")}
+    assert isinstance(probe(2, 16), TrialMeasurement)
+    assert [entry[:3] for entry in sessions.log] == [("started", 2, 16), ("started", 2, 16)]
 
 
 def test_what_hangs_is_not_waited_for_twice(sessions, probe):
