@@ -274,7 +274,7 @@ GMI_DRL = (
         paper="gmi-drl", label="Figure 9b", quantity="synchronous training over Isaac Gym with NCCL",
         theirs="1.69 times on average, 2.07 at most", axes="partly", measuring=TURNS,
         ours=readings.over_peers, draw=readings.draw_over_peers,
-        differs=f"{CORES}; instead of Isaac Gym the fastest of four PPO libraries on the same cores, with its settings",
+        differs=f"{CORES}; instead of Isaac Gym the fastest of five PPO libraries on the same cores, with its settings",
     ),
     Exhibit(
         paper="gmi-drl", label="Figure 9c", quantity="the same with Horovod",

@@ -21,7 +21,7 @@ from experiments.learning.compare import at_second, curves_of, tasks_of
 from placement.search import SATURATION, TrialMeasurement, project_memory, saturation_metric
 
 Rows = Any
-_PEERS = ("sf-async", "sb3-envpool", "pufferlib", "cleanrl")
+_PEERS = ("sf-async", "sb3-envpool", "pufferlib", "cleanrl", "skrl")
 median = statistics.median
 
 
@@ -224,7 +224,7 @@ def over_peers(rows: Rows) -> str:
 
 def draw_over_peers(rows: Rows, path: Path) -> None:
     """A bar for each task."""
-    made, axes = figure("PPO over the fastest of four libraries, their settings", "", "ratio of steps/s")
+    made, axes = figure("PPO over the fastest of five libraries, their settings", "", "ratio of steps/s")
     bars(axes, _ratios(rows, ["rayagi-2x1", "rayagi-1x2"], _PEERS))
     axes.axhline(1, color="grey", linewidth=1)
     save(made, path)
