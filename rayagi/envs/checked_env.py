@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rayagi.envs.errors import EnvironmentFailedError, failure_text, named_failures
+from rayagi.envs.errors import EnvironmentFailedError, NamedFailures, failure_text
 
 _logger = logging.getLogger("rayagi.envs")
 
@@ -32,7 +32,9 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         """
         super().__init__(env)
         self._env_id, self._env_index, self._steps = env_id, env_index, 0
+        self._failures = NamedFailures(env_id, self._where)
         self._space = space = env.observation_space
+        self._dtype, self._shape = space.dtype, space.shape
         self._is_flat = isinstance(space, spaces.Box) and len(space.shape) == 1
         if not self._is_flat:
             self.observation_space = spaces.flatten_space(space)
@@ -40,14 +42,14 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
     def reset(self, **kwargs: Any) -> tuple[NDArray[Any], dict[str, Any]]:
         """Start an episode."""
         self._steps = 0
-        with named_failures(self._env_id, self._where):
+        with self._failures:
             obs, _ = self.env.reset(**kwargs)
             return self._flat(obs), {}
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Advance by one step."""
         self._steps += 1
-        with named_failures(self._env_id, self._where):
+        with self._failures:
             obs, reward, terminated, truncated, _ = self.env.step(action)
             # Not its info: Gymnasium packs that of all into arrays of the first one's shapes, and nobody reads it.
             ended = self._flag("terminated", terminated), self._flag("truncated", truncated)
@@ -65,6 +67,13 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         return f"environment {self._env_index}, {when}"
 
     def _flat(self, obs: Any) -> Any:
+        if (
+            self._is_flat
+            and type(obs) is np.ndarray
+            and obs.dtype == self._dtype
+            and obs.shape == self._shape
+        ):
+            return obs.copy()
         problem = _shape_problem(self._space, obs, "the observation")
         if problem:
             raise EnvironmentFailedError(self._env_id, self._where(), problem)
@@ -72,6 +81,8 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         return np.array(obs, self._space.dtype) if self._is_flat else spaces.flatten(self._space, obs)
 
     def _flag(self, name: str, value: Any) -> bool:
+        if value is True or value is False:
+            return value
         values = np.asarray(value)
         if values.size != 1 or values.dtype.kind not in "biu":
             problem = f"{name} is {_described(value)}; it must be one bool"
@@ -79,7 +90,7 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         return bool(values.item())
 
     def _number(self, reward: Any) -> Any:
-        if isinstance(reward, Real):
+        if type(reward) is float or isinstance(reward, Real):  # to ask the abstract class takes longer
             return reward
         values = np.asarray(reward)
         if values.size != 1 or values.dtype.kind not in "biuf":

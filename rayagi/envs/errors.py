@@ -6,8 +6,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -200,12 +199,21 @@ def _is_library(path: str) -> bool:
     return in_stdlib or path.startswith(_INSIDE) or _LIBRARIES.search(path) is not None
 
 
-@contextmanager
-def named_failures(env_id: str, where: Callable[[], str]) -> Iterator[None]:
-    """Raise what an environment's code raises as EnvironmentFailedError; ``where``: the environment and its step."""
-    try:
-        yield
-    except EnvError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise EnvironmentFailedError(env_id, where(), failure_text(error, _IN_CALLER)) from error
+class NamedFailures:
+    """Context that raises what an environment's code raises as EnvironmentFailedError. It may be entered again."""
+
+    __slots__ = ("_env_id", "_where")
+
+    def __init__(self, env_id: str, where: Callable[[], str]) -> None:
+        """``where``: the environment and its step."""
+        self._env_id, self._where = env_id, where
+
+    def __enter__(self) -> None:
+        """Nothing: a generator would take as long as a small environment's step."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Name the failure."""
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, EnvError):
+            raise EnvironmentFailedError(
+                self._env_id, self._where(), failure_text(error, _IN_CALLER)
+            ) from error

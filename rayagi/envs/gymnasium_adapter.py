@@ -20,10 +20,10 @@ from placement.errors import counted
 from rayagi.envs.checked_env import CheckedEnv
 from rayagi.envs.errors import (
     EnvironmentOptionError,
+    NamedFailures,
     SimulationError,
     UnsupportedSpaceError,
     failure_text,
-    named_failures,
 )
 from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.providers import (
@@ -361,7 +361,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
         Raises:
             EnvError: as of ``make_one``; or their spaces differ.
         """
-        with named_failures(env_id, lambda: f"making {counted(num_envs, 'environment')}"):
+        with NamedFailures(env_id, lambda: f"making {counted(num_envs, 'environment')}"):
             self._envs = SyncVectorEnv(
                 [partial(make_one, env_id, kwargs, first_env_index + i) for i in range(num_envs)],
                 autoreset_mode=AutoresetMode.SAME_STEP,

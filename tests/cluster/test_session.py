@@ -18,7 +18,7 @@ from collectives.errors import CommunicatorError, CompositionError
 from placement.errors import PlanError
 from rayagi.config.spec import EnvSpec, GmiSpec, RunSpec
 from rayagi.coordinator.session import Session, SessionClosedError
-from rayagi.envs.errors import named_failures
+from rayagi.envs.errors import NamedFailures
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
@@ -59,7 +59,7 @@ class _Running:
         if index == 1 and self.iteration == self.program.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if index == 1 and self.iteration == self.program.terminate_at:
-            with named_failures("Ant-v5", lambda: "step 1"):
+            with NamedFailures("Ant-v5", lambda: "step 1"):
                 signal.raise_signal(signal.SIGTERM)
         if index == 1:
             self.program.stop("iterate")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.protocols import ActionSpec, EnvInfo, StateDict, StepResult
-from rayagi.envs.errors import named_failures
+from rayagi.envs.errors import NamedFailures
 from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.providers import check_num_envs, log_sim_errors, refuse_nonfinite
 from rayagi.envs.tasks.random_uniforms import START, uniform
@@ -131,7 +131,7 @@ class TaskVecEnv(ClosableEnv):
     def reset(self) -> Tensor:
         """Start a new episode everywhere. Returns (N, obs_dim) float32."""
         everything = torch.arange(self.num_envs, device=self._worlds.device)
-        with named_failures(self.info.env_id, lambda: "reset"):
+        with NamedFailures(self.info.env_id, lambda: "reset"):
             self._begin(everything)
             self._obs = self._rules.observe(self._state()).clone()
         return self._obs.to("cpu", torch.float32)
@@ -144,7 +144,7 @@ class TaskVecEnv(ClosableEnv):
             EnvironmentFailedError: a function of the task raised an exception.
             SimulationError: an action is not finite.
         """
-        with named_failures(self.info.env_id, self._where):
+        with NamedFailures(self.info.env_id, self._where):
             return self._step(actions)
 
     def _where(self) -> str:
