@@ -120,8 +120,10 @@ TURNS = Measuring(
     rows="tasks_*.json",
     accepts=lambda rows: {"sf-async", "cleanrl"} <= {row.get("peer") for row in rows["rows"]},
 )
-LAYOUTS = replace(TURNS, accepts=lambda rows: any(row.get("peer") == "cleanrl" for row in rows["rows"]))
-"""Two GMIs and one with two threads: the peers do not matter."""
+LAYOUTS = replace(
+    TURNS, accepts=lambda rows: any(row.get("peer") == "cleanrl" and row["repeat"] for row in rows["rows"])
+)
+"""Two GMIs and one with two threads: repeats matter, the peers do not."""
 _RLLIB = "experiments.throughput.run --cases rayagi-2x1 rayagi-1x2 rllib --tasks Ant-v5 Humanoid-v5"
 RLLIB = Measuring(
     full=f"{_RLLIB} --repeats 3 --seconds 10",
