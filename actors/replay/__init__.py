@@ -1,6 +1,6 @@
 """Experience replay: trajectories in shared memory, selected by many rules. Independent of Ray and torch."""
 
-from actors.replay.checkpoint import ReplayCheckpointer, Restored, Saved
+from actors.replay.checkpoint import ReplayCheckpointer, Restored, Saved, saved_schema
 from actors.replay.errors import (
     RateLimitedError,
     ReplayBusyError,
@@ -73,6 +73,7 @@ __all__ = [
     "WaitingRequest",
     "WithoutReplacement",
     "gather",
+    "saved_schema",
     "select",
     "select_centralised",
     "select_mixture",

@@ -53,6 +53,11 @@ _QUEUE = np.dtype("<u4")
 _FINISHED, _UNFINISHED = re.compile(r"\d{6,}"), re.compile(r"\.(\d{6,}|removed)\..*")
 
 
+def saved_schema(folder: str | os.PathLike[str]) -> ReplaySchema:
+    """Columns of a checkpoint's rows. Raises ReplayCheckpointError: it is missing or damaged."""
+    return ReplaySchema.from_json(Manifest.read(Path(folder)).schema)
+
+
 class Saved(NamedTuple):
     """What a checkpoint consists of.
 

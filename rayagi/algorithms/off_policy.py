@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -28,6 +29,7 @@ from actors.replay import (
     ReplayStore,
     Selection,
     Uniform,
+    saved_schema,
     select,
 )
 from actors.replay.selection import Selector
@@ -128,6 +130,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self._gatherer = self._make_gatherer()
         self.inserted = 0
         """Steps of all environments that were put into the replays, those before a restored state included."""
+        self._restored_notes: tuple[str, ...] = ()
+        """Notes of the next update."""
         self._owed = 0.0
         """Gradient steps that the steps so far allow and that have not been made: less than one between rollouts."""
         self.filled = 0
@@ -203,7 +207,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         Raises:
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
-        self.sync_s, self.notes = 0.0, ()
+        self.sync_s, self.notes, self._restored_notes = 0.0, self._restored_notes, ()
         learning_rate = self.spec.learning_rate * self._learning_rate_factor()
         with flushed_denormals():
             # 1. Insert.
@@ -296,6 +300,13 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         refuse_nonfinite(metrics, self.iteration + 1, "gradient steps")
         return {**metrics, "learning_rate": learning_rate, **replay}
 
+    def _has_real_pixels(self, folder: Path) -> bool:
+        """Whether a saved replay is of the versions that stored images of bytes as float32."""
+        own = self.replay.schema
+        columns = (replace(each, dtype=np.float32) if each.name == OBS else each for each in own.columns)
+        former = replace(own, columns=tuple(columns))
+        return former != own and saved_schema(folder) == former
+
     def shared_state(self) -> StateDict:
         """Updater state, environment steps, observation statistics, and the fraction of a gradient step that is left."""
         return {"learner": self.updater.state_dict(), "owed": self._owed, **super().shared_state()}
@@ -318,8 +329,13 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self.updater.load_state_dict(shared["learner"])
         self._owed, self.inserted, self.filled = float(shared["owed"]), 0, 0
         self._assembler.forget()
-        if local is not None and local.get("replay") is not None:
-            self._checkpointer.read(local["replay"])
+        replay = None if local is None else local.get("replay")
+        if replay is not None and self._has_real_pixels(replay):
+            self._restored_notes = (
+                "The saved replay has pixels as float32, and this version bytes: it begins anew",
+            )
+        elif local is not None and replay is not None:
+            self._checkpointer.read(replay)
             self.inserted = self.filled = int(local["inserted"])
             self._assembler.load(local.get("waiting", ()))
         self._set_warm_up()

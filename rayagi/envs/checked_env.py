@@ -32,7 +32,6 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         """
         super().__init__(env)
         self._env_id, self._env_index, self._steps = env_id, env_index, 0
-        self._failures = NamedFailures(env_id, self._where)
         self._space = space = env.observation_space
         self._dtype, self._shape = space.dtype, space.shape
         self._is_flat = isinstance(space, spaces.Box) and len(space.shape) == 1
@@ -42,14 +41,14 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
     def reset(self, **kwargs: Any) -> tuple[NDArray[Any], dict[str, Any]]:
         """Start an episode."""
         self._steps = 0
-        with self._failures:
+        with NamedFailures(self._env_id, self._where):
             obs, _ = self.env.reset(**kwargs)
             return self._flat(obs), {}
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Advance by one step."""
         self._steps += 1
-        with self._failures:
+        with NamedFailures(self._env_id, self._where):
             obs, reward, terminated, truncated, _ = self.env.step(action)
             # Not its info: Gymnasium packs that of all into arrays of the first one's shapes, and nobody reads it.
             ended = self._flag("terminated", terminated), self._flag("truncated", truncated)

@@ -200,7 +200,7 @@ def _is_library(path: str) -> bool:
 
 
 class NamedFailures:
-    """Context that raises what an environment's code raises as EnvironmentFailedError. It may be entered again."""
+    """Context that raises what an environment's code raises as EnvironmentFailedError."""
 
     __slots__ = ("_env_id", "_where")
 

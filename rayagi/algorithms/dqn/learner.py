@@ -153,7 +153,7 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
         """As of OffPolicyLearner."""
         super().load_state(shared, local)
         self.new_priority = type(self).new_priority
-        if local is not None and local.get("replay") is not None:
+        if local is not None and self.filled:  # the replay was restored
             self.new_priority = float(local["new_priority"])
 
     def _importance(self) -> float:

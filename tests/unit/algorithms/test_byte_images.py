@@ -119,3 +119,21 @@ def test_recorded_pixels_enter_a_replay_as_bytes_and_others_are_refused(tmp_path
         torch.save({**steps, "obs": torch.full((2, info.obs_dim), pixel)}, path)
         with pytest.raises(DatasetError, match=r"d\.pt.*pixels other than whole numbers from 0 to 255"):
             list(RecordedTransitions(path, info).rows(head, 0.9, 1, part=0, parts=1))
+
+
+def test_a_saved_replay_of_real_pixels_begins_anew_and_the_run_says_so(tmp_path):
+    former, now = (build(DQN, make_env=bars(dtype)) for dtype in ("float32", "uint8"))
+    after(4)(former)
+    assert former.learner.filled == 4 * 4 * 4
+    assert former.save_replay(tmp_path / "replay")
+    saved = former.state_dict()
+    now.load_state_dict({**saved, "replay": tmp_path / "replay"})
+    assert (len(now.learner.replay), now.learner.filled) == (0, 0)
+    assert_same(model_of(now.state_dict()["shared"]), model_of(saved["shared"]))
+    first, second = (now.iterate() for _ in range(2))
+    assert first.notes == ("The saved replay has pixels as float32, and this version bytes: it begins anew",)
+    assert second.notes == ()
+    assert now.save_replay(tmp_path / "bytes")
+    again = build(DQN, make_env=bars("uint8"))
+    again.load_state_dict({**now.state_dict(), "replay": tmp_path / "bytes"})
+    assert len(again.learner.replay) == len(now.learner.replay) > 0
