@@ -10,6 +10,7 @@ from typing import Protocol
 
 from experiments.fusion.records import Labels, Records
 from experiments.fusion.timing import Neighbours
+from experiments.throughput.watch import WaitPolicy
 from rayagi.envs.errors import EnvError
 
 Measure = Callable[[], dict[str, float]]
@@ -50,19 +51,27 @@ class Figure(Protocol):
         ...
 
 
-def measure(name: str, groups: Iterable[Sequence[Case]], repeats: int, records: Records) -> None:
-    """Measure what is not there yet. A case that cannot run is told and left out."""
+def measure(
+    name: str, groups: Iterable[Sequence[Case]], repeats: int, records: Records, waiting: WaitPolicy
+) -> None:
+    """Measure what is not there yet. A case that cannot run is named and left out.
+
+    ``waiting``: how OpenMP's idle threads do in this process.
+    """
     for group in groups:
         left = [
-            case for case in group if not all(records.has(name, case.labels, one) for one in range(repeats))
+            case
+            for case in group
+            if not all(records.has(name, case.labels, one, waiting) for one in range(repeats))
         ]
         ready = [(case, one) for case in left if (one := _made(name, case)) is not None]
         for repeat in range(repeats):
             for case, one in ready:
-                if not records.has(name, case.labels, repeat):
+                if not records.has(name, case.labels, repeat, waiting):
                     neighbours = Neighbours()
                     values = one()
-                    records.add(name, case.labels, repeat, {**values, "other_cores": neighbours.cores()})
+                    values = {**values, "other_cores": neighbours.cores()}
+                    records.add(name, case.labels, repeat, values, waiting)
                     print(name, repeat, dict(case.labels), values, flush=True)
         del ready
         gc.collect()

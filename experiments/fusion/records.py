@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from experiments.throughput.watch import WaitPolicy
+
 Labels: TypeAlias = Mapping[str, object]
 """What tells one case from another: form, num_envs, steps_per_call, ..."""
 Measured: TypeAlias = tuple[dict[str, Any], list[dict[str, Any]]]
 """Labels, and the values of each repeat."""
+RATE = "steps_per_s"
 SAME = ("cpu_model", "cores")
 """Rows of different machines do not belong into one file."""
 
@@ -55,36 +59,57 @@ class Records:
             if "origin" in entry:
                 self.origins.append(entry["origin"])
             else:
-                self.rows.append({name: entry[name] for name in ("figure", "labels", "repeat", "values")})
+                row = {name: entry[name] for name in ("figure", "labels", "repeat", "values")}
+                # Rows without it were measured when threads always slept.
+                self.rows.append({**row, "waiting": entry.get("waiting", "PASSIVE")})
         except (json.JSONDecodeError, KeyError, TypeError):
             raise SystemExit(f"{self.path}, line {number}: this is no measurement: {line[:80]}") from None
 
-    def has(self, figure: str, labels: Labels, repeat: int) -> bool:
+    def has(self, figure: str, labels: Labels, repeat: int, waiting: WaitPolicy) -> bool:
         """Whether this is measured already."""
+        sought = (figure, dict(labels), repeat, waiting)
         return any(
-            (row["figure"], row["labels"], row["repeat"]) == (figure, dict(labels), repeat)
-            for row in self.rows
+            (row["figure"], row["labels"], row["repeat"], row["waiting"]) == sought for row in self.rows
         )
 
-    def add(self, figure: str, labels: Labels, repeat: int, values: Mapping[str, object]) -> None:
-        """Keep a measurement, on disk when this returns."""
-        row = {"figure": figure, "labels": dict(labels), "repeat": repeat, "values": dict(values)}
+    def add(
+        self, figure: str, labels: Labels, repeat: int, values: Mapping[str, object], waiting: WaitPolicy
+    ) -> None:
+        """Keep a measurement, on disk when this returns. ``waiting``: how OpenMP's idle threads did."""
+        row = {
+            "figure": figure,
+            "labels": dict(labels),
+            "repeat": repeat,
+            "waiting": waiting,
+            "values": dict(values),
+        }
         self.rows.append(row)
         self._write(row)
 
     def of(self, figure: str) -> list[Measured]:
-        """Each case of a figure with the values of its repeats, in the order in which they were first measured."""
-        found: dict[str, Measured] = {}
+        """Each case of a figure with the values of its repeats, in the order in which they were first measured.
+
+        Of a case that was measured with spinning and with sleeping threads: the repeats of the faster way.
+        """
+        found: dict[str, dict[WaitPolicy, Measured]] = {}
         for row in self.rows:
             if row["figure"] == figure:
-                case = found.setdefault(json.dumps(row["labels"], sort_keys=True), (row["labels"], []))
-                case[1].append(row["values"])
-        return list(found.values())
+                ways = found.setdefault(json.dumps(row["labels"], sort_keys=True), {})
+                ways.setdefault(row["waiting"], (row["labels"], []))[1].append(row["values"])
+        return [
+            max(ways.values(), key=_rate) if len(ways) > 1 else next(iter(ways.values()))
+            for ways in found.values()
+        ]
 
     def _write(self, entry: Mapping[str, object]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def _rate(measured: Measured) -> float:
+    _, values = measured
+    return statistics.median(one[RATE] for one in values)
 
 
 def _undated(header: Mapping[str, object]) -> dict[str, object]:

@@ -2,12 +2,16 @@
 
     python -m experiments.fusion.run --figure 2|4|5|6|8|9|gpu|headline|inference|all [--quick]
 
-Every measurement is kept at once in results/measurements.jsonl; called again, it goes on where it was stopped. Then
-results/figure_<n>.png and results/findings.md are drawn from what is there. --fresh begins anew.
+Forms that torch's threads could slow down by spinning or by sleeping while they wait run both ways, each in a process of
+its own, and the faster way counts. Every measurement is kept at once in results/measurements.jsonl; called again, it goes on
+where it was stopped. Then results/figure_<n>.png and results/findings.md are drawn from what is there. --fresh begins anew.
 """
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +32,7 @@ from experiments.fusion import (
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records
 from experiments.scripts import command_line, origin
+from experiments.throughput.watch import EITHER, WaitPolicy
 from rayagi.run.versions import usable_cores
 
 HERE = Path(__file__).parent
@@ -36,23 +41,32 @@ PACKAGES = ("jax", "jaxlib", "brax", "warp-lang", "envpool")
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure's functions. Not everything is drawn, and counting has no spread."""
+    """A figure's functions. Not everything is drawn, and counting has no spread.
+
+    ``either``: some form's threads are OpenMP's, so that it matters whether they spin or sleep while they wait.
+    """
 
     groups: Callable[[Size], Iterable[Sequence[Case]]]
     findings: Callable[[Records], str]
     draw: Callable[[Records, Path], None] | None = None
     repeated: bool = True
+    either: bool = False
+
+    @property
+    def ways(self) -> tuple[WaitPolicy, ...]:
+        """How they wait in the processes that measure this figure."""
+        return EITHER if self.either else ("PASSIVE",)
 
 
 FIGURES = {
-    "2": Entry(simulators.groups, simulators.findings, simulators.draw),
-    "4": Entry(collection.groups, collection.findings, collection.draw),
+    "2": Entry(simulators.groups, simulators.findings, simulators.draw, either=True),
+    "4": Entry(collection.groups, collection.findings, collection.draw, either=True),
     "5": Entry(breakdown.time_groups, breakdown.time_findings, breakdown.draw_time),
     "6": Entry(breakdown.count_groups, breakdown.count_findings, breakdown.draw_counts, repeated=False),
-    "8": Entry(fusion.groups, fusion.findings, fusion.draw),
+    "8": Entry(fusion.groups, fusion.findings, fusion.draw, either=True),
     "9": Entry(complexity.groups, complexity.findings, complexity.draw),
     "gpu": Entry(on_gpu.groups, on_gpu.findings, on_gpu.draw),
-    "headline": Entry(headline.groups, headline.findings),
+    "headline": Entry(headline.groups, headline.findings, either=True),
     "inference": Entry(inference.groups, inference.findings, inference.draw),
 }
 TITLES = {
@@ -92,35 +106,65 @@ def report(records: Records) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = command_line(__doc__)
-    parser.add_argument("--figure", choices=[*FIGURES, "all"], default="all")
-    parser.add_argument(
-        "--quick", action="store_true", help="few points, short measurements: some two minutes in all"
-    )
-    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
-    parser.add_argument("--repeats", type=int, help="of each measurement; default 3, with --quick 2")
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="of forms that can choose")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    given = parser.parse_args()
+    given = arguments()
+    path = given.out / "measurements.jsonl"
+    if given.fresh:
+        path.unlink(missing_ok=True)
+    for name in FIGURES if given.figure == "all" else (given.figure,):
+        if name == "gpu" and not torch.cuda.is_available():
+            print("Figure gpu is left out: there is no GPU here.")
+            continue
+        for waiting in FIGURES[name].ways:
+            in_a_process(name, waiting, given)
+        records = Records(path, header())
+        draw = FIGURES[name].draw
+        if draw is not None and records.of(name):
+            draw(records, given.out / f"figure_{name}.png")
+        (given.out / "findings.md").write_text(report(records))
+
+
+def in_a_process(name: str, waiting: WaitPolicy, given: argparse.Namespace) -> None:
+    """Measure a figure where OpenMP, which reads its environment as it is loaded, waits like that.
+
+    Raises:
+        SystemExit: the process failed, and has said why.
+    """
+    if waiting is None:
+        os.environ.pop("OMP_WAIT_POLICY", None)
+    else:
+        os.environ["OMP_WAIT_POLICY"] = waiting
+    process = multiprocessing.get_context("spawn").Process(target=measure_figure, args=(name, waiting, given))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(process.exitcode)
+
+
+def measure_figure(name: str, waiting: WaitPolicy, given: argparse.Namespace) -> None:
+    """All points of a figure that are not there yet, in this process."""
     size = Size(
         quick=given.quick,
         seconds=0.05 if given.quick else 0.2,
         repeats=given.repeats or (2 if given.quick else 3),
         threads=given.threads,
     )
-    path = given.out / "measurements.jsonl"
-    if given.fresh:
-        path.unlink(missing_ok=True)
-    records = Records(path, header())
-    for name in FIGURES if given.figure == "all" else (given.figure,):
-        if name == "gpu" and not torch.cuda.is_available():
-            print("Figure gpu is left out: there is no GPU here.")
-            continue
-        entry = FIGURES[name]
-        measure(name, entry.groups(size), size.repeats if entry.repeated else 1, records)
-        if entry.draw is not None and records.of(name):
-            entry.draw(records, given.out / f"figure_{name}.png")
-        (given.out / "findings.md").write_text(report(records))
+    entry = FIGURES[name]
+    records = Records(given.out / "measurements.jsonl", header())
+    measure(name, entry.groups(size), size.repeats if entry.repeated else 1, records, waiting)
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = command_line(__doc__)
+    parser.add_argument("--figure", choices=[*FIGURES, "all"], default="all")
+    parser.add_argument(
+        "--quick", action="store_true", help="few points, short measurements: some three minutes in all"
+    )
+    parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
+    parser.add_argument("--repeats", type=int, help="of each measurement; default 3, with --quick 2")
+    parser.add_argument("--threads", type=int, default=usable_cores(), help="of forms that can choose")
+    parser.add_argument("--out", type=Path, default=HERE / "results")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

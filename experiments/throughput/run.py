@@ -25,7 +25,7 @@ from pathlib import Path
 from experiments.cores import all_seconds, not_idle_seconds
 from experiments.peers import DISCRETE, TASKS
 from experiments.scripts import command_line, origin, spread, write_results
-from experiments.throughput.watch import WaitPolicy, run_watched
+from experiments.throughput.watch import EITHER, WaitPolicy, run_watched
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 400.0
@@ -48,8 +48,6 @@ CORES = 2
 """That both layouts of ours use."""
 QUIET_SHARE = 0.08
 """Of all cores: below this a machine counts as idle."""
-EITHER: tuple[WaitPolicy, ...] = (None, "PASSIVE")
-"""Which is faster differs by library and task, by up to a half."""
 MOST_OTHER_CORES, ATTEMPTS = 0.15, 2
 """A run during which something else used more cores is repeated once."""
 

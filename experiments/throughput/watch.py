@@ -15,6 +15,9 @@ from typing import Literal
 from experiments.cores import TICKS_PER_S, stolen_seconds, used_seconds
 
 WaitPolicy = Literal["PASSIVE", "ACTIVE"] | None
+"""Whether OpenMP's idle threads sleep (PASSIVE) or spin; None: its default, which is to spin for some milliseconds."""
+EITHER: tuple[WaitPolicy, ...] = (None, "PASSIVE")
+"""Which is faster differs by library and task, by up to a half."""
 _MARK = "RAYAGI_MEASURED"
 
 
@@ -37,7 +40,7 @@ class Watched:
 def run_watched(command: list[str], timeout_s: float, *, waiting: WaitPolicy = "PASSIVE") -> Watched:
     """Run a command to its end; whatever it started and left behind is ended too.
 
-    ``waiting``: whether OpenMP's threads sleep (PASSIVE) or spin while they have no work; None: as a user starts them.
+    ``waiting``: how OpenMP's idle threads do.
 
     Raises:
         TimeoutError: it did not end within ``timeout_s``.

@@ -30,18 +30,37 @@ def test_what_is_measured_is_not_measured_again(tmp_path):
 
     path = tmp_path / "measurements.jsonl"
     records = Records(path, HERE)
-    records.add("8", {"form": "c", "num_envs": 1}, 0, {"per_s": 9.0})
-    measure("8", [[case(1), case(2)]], 2, records)
+    records.add("8", {"form": "c", "num_envs": 1}, 0, {"per_s": 9.0}, None)
+    measure("8", [[case(1), case(2)]], 2, records, None)
     assert measured == [2, 1, 2]
     again = Records(path, HERE | {"date": "tomorrow"})
     assert again.rows == records.rows
-    measure("8", [[case(1), case(2)]], 2, again)
+    measure("8", [[case(1), case(2)]], 2, again, None)
     assert made == [1, 2]
     (labels, values), _ = again.of("8")
     assert labels == {"form": "c", "num_envs": 1}
     assert [one["per_s"] for one in values] == [9.0, 10.0]
     assert len(again.origins) == 1
     assert len(Records(path, HERE | {"git_commit": "b"}).origins) == 2
+
+
+def test_the_way_of_waiting_that_is_faster_counts(tmp_path):
+    path = tmp_path / "measurements.jsonl"
+    records = Records(path, HERE)
+    rates = {
+        ("torch", None): (3.0, 4.0, 50.0),
+        ("torch", "PASSIVE"): (5.0, 1.0, 2.0),
+        ("c", "PASSIVE"): (7.0,),
+    }
+    rates |= {("c", None): (6.0, 6.0)}
+    for (form, waiting), values in rates.items():
+        for repeat, value in enumerate(values):
+            records.add("8", {"form": form}, repeat, {"steps_per_s": value}, waiting)
+    assert records.has("8", {"form": "c"}, 1, None)
+    assert not records.has("8", {"form": "c"}, 1, "PASSIVE")
+    for read in (records, Records(path, HERE)):
+        found = {labels["form"]: [one["steps_per_s"] for one in values] for labels, values in read.of("8")}
+        assert found == {"torch": [3.0, 4.0, 50.0], "c": [7.0]}
 
 
 def test_another_machine_s_measurements_are_left_alone(tmp_path):
@@ -59,9 +78,8 @@ def test_a_case_that_cannot_run_is_told_and_left_out(tmp_path, capsys):
         raise KernelError("CartPole in CUDA", "there is no CUDA device")
 
     records = Records(tmp_path / "m.jsonl", HERE)
-    measure(
-        "8", [[Case({"form": "cuda"}, fail), Case({"form": "c"}, lambda: lambda: {"x": 1.0})]], 1, records
-    )
+    cases = [Case({"form": "cuda"}, fail), Case({"form": "c"}, lambda: lambda: {"x": 1.0})]
+    measure("8", [cases], 1, records, None)
     assert [labels for labels, _ in records.of("8")] == [{"form": "c"}]
     assert (
         "8 {'form': 'cuda'} is left out: CartPole in CUDA: there is no CUDA device" in capsys.readouterr().out
@@ -87,7 +105,7 @@ def test_gains_are_of_the_same_repeat(tmp_path):
     for steps, rates in ((1, (2.0, 4.0)), (100, (20.0, 80.0))):
         for repeat, rate in enumerate(rates):
             labels = {"form": "c", "num_envs": 64, "copies": 16, "compute": 1, "steps": steps}
-            records.add("9", labels, repeat, {"steps_per_cpu_s": rate})
+            records.add("9", labels, repeat, {"steps_per_cpu_s": rate}, "PASSIVE")
     assert complexity.gains(records) == {(64, 100, 16, 1): [10.0, 20.0]}
     assert list(by(records.of("9"), "steps")) == [(1,), (100,)]
     assert "| 64 | 100 | 1 | S=16: 20 (10 - 20) |" in complexity.findings(records)
