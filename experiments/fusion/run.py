@@ -35,7 +35,7 @@ from experiments.scripts import command_line, origin
 from experiments.throughput.watch import EITHER, WaitPolicy
 from rayagi.run.versions import usable_cores
 
-HERE = Path(__file__).parent
+RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "brax", "warp-lang", "envpool")
 
 
@@ -69,6 +69,8 @@ FIGURES = {
     "headline": Entry(headline.groups, headline.findings, either=True),
     "inference": Entry(inference.groups, inference.findings, inference.draw),
 }
+TOGETHER = ("2", "4", "5", "6", "8", "9", "headline")
+"""What ``all`` is; the others are about other machines or other questions, and have folders of their own."""
 TITLES = {
     "gpu": "Figure 8 on a GPU",
     "headline": "Best form over Gymnasium's loop",
@@ -107,23 +109,25 @@ def report(records: Records) -> str:
 def main() -> None:
     """Command line."""
     given = arguments()
+    if given.figure == "gpu" and not torch.cuda.is_available():
+        raise SystemExit("There is no GPU here.")
     path = given.out / "measurements.jsonl"
     if given.fresh:
         path.unlink(missing_ok=True)
-    for name in FIGURES if given.figure == "all" else (given.figure,):
-        if name == "gpu" and not torch.cuda.is_available():
-            print("Figure gpu is left out: there is no GPU here.")
-            continue
+    origin_here = header()  # before results are written, which are changes to this commit
+    for name in TOGETHER if given.figure == "all" else (given.figure,):
         for waiting in FIGURES[name].ways:
-            in_a_process(name, waiting, given)
-        records = Records(path, header())
+            in_a_process(name, waiting, given, origin_here)
+        records = Records(path, origin_here)
         draw = FIGURES[name].draw
         if draw is not None and records.of(name):
             draw(records, given.out / f"figure_{name}.png")
         (given.out / "findings.md").write_text(report(records))
 
 
-def in_a_process(name: str, waiting: WaitPolicy, given: argparse.Namespace) -> None:
+def in_a_process(
+    name: str, waiting: WaitPolicy, given: argparse.Namespace, origin_here: dict[str, object]
+) -> None:
     """Measure a figure where OpenMP, which reads its environment as it is loaded, waits like that.
 
     Raises:
@@ -133,14 +137,18 @@ def in_a_process(name: str, waiting: WaitPolicy, given: argparse.Namespace) -> N
         os.environ.pop("OMP_WAIT_POLICY", None)
     else:
         os.environ["OMP_WAIT_POLICY"] = waiting
-    process = multiprocessing.get_context("spawn").Process(target=measure_figure, args=(name, waiting, given))
+    process = multiprocessing.get_context("spawn").Process(
+        target=measure_figure, args=(name, waiting, given, origin_here)
+    )
     process.start()
     process.join()
     if process.exitcode:
         raise SystemExit(process.exitcode)
 
 
-def measure_figure(name: str, waiting: WaitPolicy, given: argparse.Namespace) -> None:
+def measure_figure(
+    name: str, waiting: WaitPolicy, given: argparse.Namespace, origin_here: dict[str, object]
+) -> None:
     """All points of a figure that are not there yet, in this process."""
     size = Size(
         quick=given.quick,
@@ -149,7 +157,7 @@ def measure_figure(name: str, waiting: WaitPolicy, given: argparse.Namespace) ->
         threads=given.threads,
     )
     entry = FIGURES[name]
-    records = Records(given.out / "measurements.jsonl", header())
+    records = Records(given.out / "measurements.jsonl", origin_here)
     measure(name, entry.groups(size), size.repeats if entry.repeated else 1, records, waiting)
 
 
@@ -163,8 +171,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="forget what was measured before")
     parser.add_argument("--repeats", type=int, help="of each measurement; default 3, with --quick 2")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of forms that can choose")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, help="folder; default results beside this file, or one in it")
+    given = parser.parse_args()
+    if given.out is None:
+        given.out = RESULTS if given.figure in (*TOGETHER, "all") else RESULTS / given.figure
+    return given
 
 
 if __name__ == "__main__":

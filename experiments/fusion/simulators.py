@@ -110,13 +110,13 @@ def _line(labels: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def findings(records: Records) -> str:
-    """The highest rate of each, by CPU time."""
+    """The highest rate of each."""
     best: dict[tuple[str, str], tuple[float, int]] = {}
     for labels, values in records.of("2"):
         key = (labels["simulator"], labels["form"])
-        best[key] = max(best.get(key, (0.0, 0)), (middle(values, "steps_per_cpu_s"), labels["num_envs"]))
+        best[key] = max(best.get(key, (0.0, 0)), (middle(values, "steps_per_s"), labels["num_envs"]))
     lines = [
-        "| simulator | form | highest median, million steps per CPU second | at N |",
+        "| simulator | form | highest median, million steps/s | at N |",
         "|---|---|---|---|",
     ]
     lines += [f"| {sim} | {form} | {rate / 1e6:.3g} | {n} |" for (sim, form), (rate, n) in best.items()]

@@ -7,7 +7,8 @@
 A variant is an algorithm of rayagi's, such as ``ppo``; the same in one process with as many threads as there are cores,
 ``ppo-one-process``; or one of peer.py. One run at a time, on all cores: of each task and seed, every variant in turn. Writes
 curves, origin and a .png after each run; started again, it measures what is missing. Training time of rayagi includes its
-evaluations, that of the others does not.
+evaluations, that of the others does not. Whether a library's idle threads spin or sleep, where --threads is more than 1, is
+found out by a short run of each: the way that makes more steps counts.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve, train
 from experiments.scripts import command_line, origin
+from experiments.throughput.watch import EITHER, WaitPolicy
 from rayagi.config.presets import preset
 
 HERE = Path(__file__).parent
 PEERS = ("sb3-ppo", "cleanrl-ppo", "sb3-sac", "cleanrl-sac", "rl-games-ppo", "sf-ppo")
 ONE_PROCESS = "-one-process"
+SHORT_S = 20.0
+"""Of training, to find out how threads should wait. rl_games compiles its networks during the first seconds."""
 Curve = list[list[float]]
 """Rows of [training seconds, environment steps, mean return, its standard deviation]."""
 
@@ -62,22 +66,43 @@ def in_one_process(task: str, algorithm: str) -> list[str]:
     return ["gmi.num_gmis=1", f"gmi.num_envs={envs}", f"gmi.threads_per_gmi={cores}"]
 
 
-def peer(task: str, name: str, seed: int, given: argparse.Namespace) -> Curve:
-    """Train with another library, in its virtual environment."""
+def peer(
+    task: str, name: str, seed: int, given: argparse.Namespace, waiting: WaitPolicy, seconds: float, times: int
+) -> Curve:
+    """Train with another library, in its virtual environment.
+
+    Args:
+        task: Gymnasium's name
+        name: one of ``PEERS``
+        seed: of the run
+        given: the command line
+        waiting: how OpenMP's idle threads do
+        seconds: of training
+        times: that the policy is evaluated, at equal intervals
+    """
     python = Path(given.peers) / ("sf" if name == "sf-ppo" else "base") / "bin" / "python"
     command = [str(python), "-m", "experiments.learning.peer", name, "--task", task, "--seed", str(seed)]
-    command += [
-        "--seconds",
-        str(given.time),
-        "--every",
-        str(given.time / 12),
-        "--threads",
-        str(given.threads),
-    ]
-    quiet = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=quiet)
+    command += ["--seconds", str(seconds), "--every", str(seconds / times), "--threads", str(given.threads)]
+    environment = {**os.environ} if waiting is None else {**os.environ, "OMP_WAIT_POLICY": waiting}
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     curve: Curve = json.loads(ran.stdout.splitlines()[-1])
     return curve
+
+
+def faster_way(task: str, name: str, given: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> WaitPolicy:
+    """How OpenMP's idle threads wait where a library makes most steps in a short run; as in ``rows``, if it is in one.
+
+    With one thread none waits.
+    """
+    if given.threads == 1:
+        return "PASSIVE"
+    same = (row for row in rows if (row["task"], row["variant"]) == (task, name))
+    known: list[WaitPolicy] = [row["waiting"] for row in same if "waiting" in row]
+    if known:
+        return known[0]
+    steps = {way: peer(task, name, given.seeds[0], given, way, SHORT_S, 1)[-1][1] for way in EITHER}
+    print(f"{task}, {name}: steps in {SHORT_S:.0f} s by how threads wait: {steps}", flush=True)
+    return max(steps, key=lambda way: steps[way])
 
 
 def reached(curve: Curve, second: float) -> float | None:
@@ -180,9 +205,13 @@ def main() -> None:
         measured = [(row["task"], row["variant"], row["seed"]) for row in report["rows"]]
         if (task, variant, seed) in measured:
             continue
-        run = peer if variant in PEERS else ours
         row = {"task": task, "variant": variant, "seed": seed, "origin": origin(), "threads": given.threads}
-        report["rows"].append({**row, "curve": run(task, variant, seed, given)})
+        if variant in PEERS:
+            row["waiting"] = waiting = faster_way(task, variant, given, report["rows"])
+            row["curve"] = peer(task, variant, seed, given, waiting, given.time, 12)
+        else:
+            row["curve"] = ours(task, variant, seed, given)
+        report["rows"].append(row)
         # After each run, so that a later one that fails costs nothing.
         given.out.write_text(json.dumps(report) + "\n")
         draw(report, given.out.with_suffix(".png"))

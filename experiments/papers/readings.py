@@ -619,10 +619,10 @@ def fusion(number: str, rows: Rows) -> str:
 
 
 def _rate(cases: Iterable[Any], **labels: object) -> float | None:
-    """Median steps per CPU second of the case with these labels: per CPU second, since others used the machine, too."""
+    """Median steps per second of the case with these labels."""
     for found, values in cases:
         if all(found.get(name) == value for name, value in labels.items()):
-            return float(median(each["steps_per_cpu_s"] for each in values))
+            return float(median(each["steps_per_s"] for each in values))
     return None
 
 
@@ -630,8 +630,8 @@ def _rates(cases: Sequence[Any]) -> str:
     best: dict[tuple[str, str], float] = {}
     for labels, values in cases:
         key = labels["simulator"], labels["form"]
-        best[key] = max(best.get(key, 0.0), median(each["steps_per_cpu_s"] for each in values))
-    return "highest rates, million steps per CPU second: " + ", ".join(
+        best[key] = max(best.get(key, 0.0), median(each["steps_per_s"] for each in values))
+    return "highest rates, million steps/s: " + ", ".join(
         f"{simulator} {form} {rate / 1e6:.3g}" for (simulator, form), rate in best.items()
     )
 
@@ -642,10 +642,10 @@ def _vectorised(cases: Sequence[Any]) -> str:
     best: dict[str, float] = {}
     for labels, values in cases:
         if labels["num_envs"] == most:
-            rate = median(each["steps_per_cpu_s"] for each in values)
+            rate = median(each["steps_per_s"] for each in values)
             best[labels["form"]] = max(best.get(labels["form"], 0.0), rate)
     assert gym is not None
-    return f"with {most} environments over Gymnasium's loop, by CPU time: " + ", ".join(
+    return f"with {most} environments over Gymnasium's loop: " + ", ".join(
         f"{form} {rate / gym:.0f}" for form, rate in best.items()
     )
 

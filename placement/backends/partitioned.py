@@ -29,7 +29,7 @@ class PartitionedBackend(Backend):
         """Thread counts, and the share once the GPU is partitioned."""
         if gmi_slice.share is None:
             return super().environment(gmi_slice)
-        return thread_environment(gmi_slice.num_threads) | self.share_environment(gmi_slice.share)
+        return thread_environment(gmi_slice) | self.share_environment(gmi_slice.share)
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
         """Limits of the share; none before partitioning."""

@@ -59,7 +59,7 @@ class CpuBackend(UnpartitionedBackend):
 
     def environment(self, gmi_slice: Slice) -> dict[str, str]:
         """Thread counts, and no visible GPU, so that no CUDA context is created by accident."""
-        return thread_environment(gmi_slice.num_threads) | {"CUDA_VISIBLE_DEVICES": ""}
+        return thread_environment(gmi_slice) | {"CUDA_VISIBLE_DEVICES": ""}
 
     def device(self, gmi_slice: Slice) -> str:
         """Always the CPU."""

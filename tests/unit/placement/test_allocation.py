@@ -107,6 +107,7 @@ def test_a_shared_reservation_keeps_threads_and_drops_cores():
         make_plan(TWO_NODES, num_envs=1, backend="cpu", num_gmis=2), ["ida", "idb"], pinned=False
     )
     assert [(gmi_slice.cores, gmi_slice.num_threads) for gmi_slice in bound.slices] == [((), 4), ((), 4)]
+    assert not any("GOMP_SPINCOUNT" in gmi_slice.environment for gmi_slice in bound.slices)
 
 
 def test_a_machine_read_without_ray_is_the_one_node_that_ray_gave():

@@ -116,6 +116,7 @@ def test_the_environment_of_a_cpu_slice_holds_every_thread_pool_and_hides_gpus()
         "MKL_NUM_THREADS": "3",
         "OPENBLAS_NUM_THREADS": "3",
         "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "2000",
         "CUDA_VISIBLE_DEVICES": "",
     }
 

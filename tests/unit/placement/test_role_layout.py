@@ -47,7 +47,10 @@ def plan_or_none(machine: Machine, work: tuple[str, bool], request: dict) -> Pla
 
 
 def check_cores(plan: PlacementPlan) -> None:
-    """GMIs with a simulator have cores of their own; the others theirs, or those of such GMIs on their node."""
+    """GMIs with a simulator have cores of their own; the others theirs, or those of such GMIs on their node.
+
+    Idle threads spin for a moment on cores that no other GMI has, and sleep at once on the others.
+    """
     owners: dict[tuple[str, int], int] = {}
     asked: Counter[str] = Counter()
     own = [gmi_slice.num_cpus is None for gmi_slice in plan.slices]
@@ -61,6 +64,8 @@ def check_cores(plan: PlacementPlan) -> None:
         assert {(gmi_slice.node, core) for core in gmi_slice.cores} <= owners.keys()
         assert 1 <= gmi_slice.num_threads <= len(gmi_slice.cores) == len(set(gmi_slice.cores))
         assert plan.bundles()[index]["CPU"] > 0
+        spins = "GOMP_SPINCOUNT" in gmi_slice.environment
+        assert spins == (own[index] and gmi_slice.num_threads > 1)
     for node, cpus in asked.items():
         assert cpus <= len(plan.machine.node(node).usable_cores) + 1e-9
 
