@@ -8,7 +8,7 @@ A variant is an algorithm of rayagi's, such as ``ppo``; the same in one process 
 ``ppo-one-process``; or one of peer.py. One run at a time, on all cores: of each task and seed, every variant in turn. Writes
 curves, origin and a .png after each run; started again, it measures what is missing. Training time of rayagi includes its
 evaluations, that of the others does not. Whether a library's idle threads spin or sleep, where --threads is more than 1, is
-found out by a short run of each: the way that makes more steps counts.
+found out by a short run of each: the faster counts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rayagi.config.presets import preset
 HERE = Path(__file__).parent
 PEERS = ("sb3-ppo", "cleanrl-ppo", "sb3-sac", "cleanrl-sac", "rl-games-ppo", "sf-ppo")
 ONE_PROCESS = "-one-process"
-SHORT_S = 20.0
-"""Of training, to find out how threads should wait. rl_games compiles its networks during the first seconds."""
+SHORT_S = 40.0
+"""Of training, to find out how threads should wait. Its second half counts: rl_games compiles its networks in the first."""
 Curve = list[list[float]]
 """Rows of [training seconds, environment steps, mean return, its standard deviation]."""
 
@@ -67,7 +67,13 @@ def in_one_process(task: str, algorithm: str) -> list[str]:
 
 
 def peer(
-    task: str, name: str, seed: int, given: argparse.Namespace, waiting: WaitPolicy, seconds: float, times: int
+    task: str,
+    name: str,
+    seed: int,
+    given: argparse.Namespace,
+    waiting: WaitPolicy,
+    seconds: float,
+    times: int,
 ) -> Curve:
     """Train with another library, in its virtual environment.
 
@@ -90,7 +96,7 @@ def peer(
 
 
 def faster_way(task: str, name: str, given: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> WaitPolicy:
-    """How OpenMP's idle threads wait where a library makes most steps in a short run; as in ``rows``, if it is in one.
+    """How OpenMP's idle threads wait where a library makes steps faster in a short run; as in ``rows``, if it is in one.
 
     With one thread none waits.
     """
@@ -100,9 +106,15 @@ def faster_way(task: str, name: str, given: argparse.Namespace, rows: Iterable[d
     known: list[WaitPolicy] = [row["waiting"] for row in same if "waiting" in row]
     if known:
         return known[0]
-    steps = {way: peer(task, name, given.seeds[0], given, way, SHORT_S, 1)[-1][1] for way in EITHER}
-    print(f"{task}, {name}: steps in {SHORT_S:.0f} s by how threads wait: {steps}", flush=True)
-    return max(steps, key=lambda way: steps[way])
+    rates = {way: late_rate(peer(task, name, given.seeds[0], given, way, SHORT_S, 2)) for way in EITHER}
+    print(f"{task}, {name}: steps/s by how threads wait: {rates}", flush=True)
+    return max(rates, key=lambda way: rates[way])
+
+
+def late_rate(curve: Curve) -> float:
+    """Steps per second between the last two evaluations, or until the only one."""
+    (first_s, first, *_), (last_s, last, *_) = ([0.0, 0.0], *curve)[-2:]
+    return (last - first) / (last_s - first_s)
 
 
 def reached(curve: Curve, second: float) -> float | None:

@@ -108,7 +108,7 @@ CLAIMS = (
     ),
     Claim(
         "data-collection", "Vectorisation gains up to 1,024 times over Gym", "holds in part",
-        "Hundreds of times by CPU time on cores: there are no thousands of lanes", ("data-collection_figure-4",),
+        "Up to some 80 times on two cores: there are no thousands of lanes", ("data-collection_figure-4",),
     ),
     Claim(
         "data-collection", "Compilers gain by fewer calls from Python", "holds in part",

@@ -1,6 +1,6 @@
 """The table of the comparison with other libraries, by hand."""
 
-from experiments.learning.compare import reached, table
+from experiments.learning.compare import late_rate, reached, table
 
 STILL = [[10.0, 100.0, 990.0, 1.0], [50.0, 500.0, 20.0, 1.0], [101.0, 900.0, 60.0, 1.0]]
 
@@ -19,3 +19,8 @@ def test_the_table_is_a_mean_over_seeds_and_empty_where_a_seed_was_not_evaluated
     assert lines[0] == "| task | variant | steps | after 25 s | after 50 s | after 100 s |"
     # After 100 s, with the 2 % that an evaluation may be late: 60 and 100. 800 steps in the mean.
     assert lines[2:] == ["| Ant-v5 | sac | 1 k | - | - | 80 (60 - 100) |"]
+
+
+def test_what_a_library_does_before_its_first_evaluation_does_not_count_as_its_rate():
+    assert late_rate([[20.0, 100.0, 0.0, 0.0], [42.0, 1200.0, 0.0, 0.0]]) == 50.0
+    assert late_rate([[20.0, 100.0, 0.0, 0.0]]) == 5.0
