@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
             on_trial=lambda trial: log(_line(trial)),
             on_start=lambda what: log(f"  measuring {what} ..."),
         )
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, SystemExit) as error:  # SystemExit: of Ray's handler of SIGTERM
         error.add_note("All measurements are kept: the same command continues from there.")
         raise
     folder = arguments.out or Path("runs") / f"search-{spec.env.id}"

@@ -251,6 +251,10 @@ def _open(ray_address: str | None, *, dashboard: bool, environment: Mapping[str,
         _start_local(local_machine(), dashboard=dashboard, environment=environment)
     else:
         _connect(address, "ray_address" if ray_address else "RAY_ADDRESS")
+    handler = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        # Anew: Ray has put a handler of its own before it, which prints the stack.
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _watch_processes(driver: Any) -> None:

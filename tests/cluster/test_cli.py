@@ -207,6 +207,23 @@ def test_more_gmis_than_cores_are_refused_before_anything_starts(tmp_path, envir
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_a_signal_ends_says_that_its_measurements_are_kept(tmp_path, environment, number):
+    process = start(tmp_path, environment, "search", TASK, "--cache", "cache", "--gmis", "1", group=True)
+    try:
+        read_until(process, "measuring 1 x")
+        process.send_signal(number)
+        _, error = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        end_group(process)
+    assert process.returncode == 130
+    assert error.splitlines() == [
+        "rayagi: stopped at once",
+        "All measurements are kept: the same command continues from there.",
+    ]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
 def test_a_terminal_or_pipe_that_goes_away_loses_nothing(tmp_path, environment, number):
     # As a terminal and `timeout` do: the signal goes to the whole group, and nobody reads any more.
