@@ -108,7 +108,7 @@ CLAIMS = (
     ),
     Claim(
         "data-collection", "Vectorisation gains up to 1,024 times over Gym", "holds in part",
-        "Up to some 80 times on two cores: there are no thousands of lanes", ("data-collection_figure-4",),
+        "Hundreds of times over a loop of one: there are no thousands of lanes", ("data-collection_figure-4",),
     ),
     Claim(
         "data-collection", "Compilers gain by fewer calls from Python", "holds in part",

@@ -645,7 +645,7 @@ def _vectorised(cases: Sequence[Any]) -> str:
             rate = median(each["steps_per_s"] for each in values)
             best[labels["form"]] = max(best.get(labels["form"], 0.0), rate)
     assert gym is not None
-    return f"with {most} environments over Gymnasium's loop: " + ", ".join(
+    return f"with {most} environments over Gymnasium's loop of one: " + ", ".join(
         f"{form} {rate / gym:.0f}" for form, rate in best.items()
     )
 
