@@ -44,7 +44,8 @@ OFF_POLICY = ("sac", "td3", "dqn")
 UNCOUNTED_S = 3.0
 """At the beginning of a run: caches and memory are cold."""
 BESIDE = ("nothing", "a busy process")
-BUSY = (sys.executable, "-c", "while True: pass")
+BUSY = (sys.executable, "-c", "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass")
+"""Ends with this process, also if that is killed."""
 Row = dict[str, Any]
 
 

@@ -14,7 +14,7 @@ from placement.ledger import Ledger
 from placement.types import BackendName, Gpu, Node, Share, Slice, core_ranges
 
 SPINS = 2000
-"""Of libgomp's idle threads before they sleep: some 20 to 100 microseconds, about what waking a thread takes."""
+"""Of libgomp's idle threads before they sleep; it counts 100 a microsecond. Chosen by experiments/ablation/waiting.py."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
