@@ -19,6 +19,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,7 +33,7 @@ from experiments.throughput.watch import EITHER, WaitPolicy
 from rayagi.config.presets import preset
 
 HERE = Path(__file__).parent
-PEERS = ("sb3-ppo", "cleanrl-ppo", "sb3-sac", "cleanrl-sac", "rl-games-ppo", "sf-ppo")
+PEERS = ("sb3-ppo", "cleanrl-ppo", "sb3-sac", "cleanrl-sac", "rl-games-ppo", "sf-ppo", "rllib-ppo")
 ONE_PROCESS = "-one-process"
 SHORT_S = 40.0
 """Of training, to find out how threads should wait. Its second half counts: rl_games compiles its networks in the first."""
@@ -86,13 +87,28 @@ def peer(
         seconds: of training
         times: that the policy is evaluated, at equal intervals
     """
-    python = Path(given.peers) / ("sf" if name == "sf-ppo" else "base") / "bin" / "python"
-    command = [str(python), "-m", "experiments.learning.peer", name, "--task", task, "--seed", str(seed)]
-    command += ["--seconds", str(seconds), "--every", str(seconds / times), "--threads", str(given.threads)]
+    command = [str(python_of(name, given.peers)), "-m", "experiments.learning.peer", name, "--task", task]
+    command += [
+        "--seed",
+        str(seed),
+        "--seconds",
+        str(seconds),
+        "--every",
+        str(seconds / times),
+        "--threads",
+        str(given.threads),
+    ]
     environment = {**os.environ} if waiting is None else {**os.environ, "OMP_WAIT_POLICY": waiting}
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     curve: Curve = json.loads(ran.stdout.splitlines()[-1])
     return curve
+
+
+def python_of(name: str, peers: Path) -> Path:
+    """The interpreter that has a library. rayagi's own has RLlib."""
+    if name == "rllib-ppo":
+        return Path(sys.executable)
+    return peers / ("sf" if name == "sf-ppo" else "base") / "bin" / "python"
 
 
 def faster_way(task: str, name: str, given: argparse.Namespace, rows: Iterable[dict[str, Any]]) -> WaitPolicy:

@@ -5,7 +5,8 @@
 ``sb3-sac``: Stable-Baselines3's defaults. ``sb3-ppo``: what RL Zoo, its collection of tuned settings, has for the task, else
 its defaults with normalised observations and rewards. ``cleanrl-sac``, ``cleanrl-ppo``: cleanrl.py. ``rl-games-ppo``: what
 its package has for the task (with_rl_games.py). ``sf-ppo``, in PEERS/sf: Sample Factory's examples (with_sample_factory.py).
-TorchRL's and PufferLib's examples have CleanRL's settings but for details; skrl, rsl_rl and RLlib have none for these tasks.
+``rllib-ppo``, in rayagi's own environment: RLlib's example (with_rllib.py). TorchRL's and PufferLib's examples have
+CleanRL's settings but for details; skrl and rsl_rl have none for these tasks.
 Prints the curve as JSON: rows of [training seconds, environment steps, mean return, its standard deviation]. Evaluations are
 of the policy's mode; the clock stands still meanwhile, and while the library is imported and its networks are made.
 PEERS: the folder of experiments/peers/setup.sh.
@@ -175,6 +176,13 @@ def sf_ppo(given: argparse.Namespace) -> Clock:
     return train(given)
 
 
+def rllib_ppo(given: argparse.Namespace) -> Clock:
+    """RLlib."""
+    from experiments.learning.with_rllib import train
+
+    return train(given)
+
+
 PEERS = {
     "sb3-sac": sb3_sac,
     "sb3-ppo": sb3_ppo,
@@ -182,6 +190,7 @@ PEERS = {
     "cleanrl-ppo": cleanrl(train_ppo),
     "rl-games-ppo": rl_games_ppo,
     "sf-ppo": sf_ppo,
+    "rllib-ppo": rllib_ppo,
 }
 
 

@@ -1,6 +1,9 @@
 """The table of the comparison with other libraries, by hand."""
 
-from experiments.learning.compare import late_rate, reached, table
+import sys
+from pathlib import Path
+
+from experiments.learning.compare import PEERS, late_rate, python_of, reached, table
 
 STILL = [[10.0, 100.0, 990.0, 1.0], [50.0, 500.0, 20.0, 1.0], [101.0, 900.0, 60.0, 1.0]]
 
@@ -24,3 +27,10 @@ def test_the_table_is_a_mean_over_seeds_and_empty_where_a_seed_was_not_evaluated
 def test_what_a_library_does_before_its_first_evaluation_does_not_count_as_its_rate():
     assert late_rate([[20.0, 100.0, 0.0, 0.0], [42.0, 1200.0, 0.0, 0.0]]) == 50.0
     assert late_rate([[20.0, 100.0, 0.0, 0.0]]) == 5.0
+
+
+def test_each_library_runs_in_the_environment_that_has_it():
+    found = {name: python_of(name, Path("/peers")) for name in PEERS}
+    assert found.pop("rllib-ppo") == Path(sys.executable)
+    assert found.pop("sf-ppo") == Path("/peers/sf/bin/python")
+    assert set(found.values()) == {Path("/peers/base/bin/python")}
