@@ -61,7 +61,12 @@ def spec_of(task: str, algorithm: str, core: str) -> RunSpec:
 def run(case: tuple[str, str, str], spins: int, seconds: float) -> Row:
     """Train with so many spins, in a process that has made no plan before."""
     base.SPINS = spins
-    with Session(spec_of(*case)) as session:
+    return rate_of(spec_of(*case), seconds)
+
+
+def rate_of(spec: RunSpec, seconds: float) -> Row:
+    """Environment steps per second of training, and the cores that other processes used meanwhile."""
+    with Session(spec) as session:
         steps_within(session, UNCOUNTED_S)
         pids = [worker.pid for worker in session.workers]
         used, own, began = not_idle_seconds(), gmis_cpu_s(pids), time.monotonic()
