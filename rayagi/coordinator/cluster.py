@@ -185,6 +185,11 @@ def named_loss() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        if _OWNER_DIED in str(error):
+            # This process is the owner, so Ray has given up its node, whose raylet is about to end.
+            for watch in _watches:
+                if isinstance(watch, LocalRayWatch):
+                    watch.wait(_ENDING_S)
         lost = leave_if_lost()
         if lost is None or lost is error:
             raise
@@ -210,6 +215,10 @@ def _lost() -> RayLostError | None:
     return next((watch.lost for watch in _watches if watch.lost is not None), None)
 
 
+_OWNER_DIED = "because its owner has died"
+"""What Ray says of an actor whose owner is on a node that it has given up."""
+_ENDING_S = 5.0
+"""Longest wait for the end of such a node's raylet; it was below 0.1 s."""
 _lock = threading.Lock()
 _users: Counter[str] = Counter()
 """Blocks that use a connection, by its identifier."""

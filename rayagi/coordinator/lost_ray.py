@@ -133,6 +133,10 @@ class LocalRayWatch:
         os.close(self._stop)
         self._thread.join()
 
+    def wait(self, limit_s: float) -> None:
+        """Wait until a process has ended and the handlers were called, or for so long."""
+        self._thread.join(limit_s)
+
     def _watch(self) -> None:
         ready, _, _ = select.select([self._wake, *self._descriptors], [], [])
         for descriptor in (self._wake, *self._descriptors):

@@ -220,6 +220,21 @@ def test_a_local_ray_that_is_killed_ends_the_run_with_a_sentence(tmp_path, kille
 
 
 @pytest.mark.slow
+def test_a_raylet_that_ends_because_its_agent_was_killed_is_named(tmp_path):
+    """Ray then gives up the node, and says of each GMI that its owner has died, which is the run itself."""
+    options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
+    process = rayagi(tmp_path, "local", "train", "InvertedPendulum-v5", *SMALL, *options)
+    checkpoints = CheckpointStore(tmp_path / "runs/a/checkpoints")
+    until(lambda: checkpoints.names() or process.poll() is not None)
+    programs = children_of(process.pid, lambda child: os.path.basename(os.readlink(child / "exe")))
+    (raylet,) = (pid for pid, program in programs.items() if program == "raylet")
+    names = children_of(raylet, lambda child: (child / "cmdline").read_bytes().decode())
+    (agent,) = (pid for pid, name in names.items() if name.startswith("ray::RuntimeEnvAgent"))
+    os.kill(agent, signal.SIGKILL)
+    check_end_of(process, tmp_path, f"Ray's raylet on this machine (process {raylet}) has ended")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", ["gcs_server", "raylet"])
 def test_a_run_that_gets_sigterm_while_a_process_of_its_ray_is_stopped_saves_and_ends(tmp_path, stopped):
     options = ["--time", "10m", "--checkpoint-every", "20", "--name", "a"]
