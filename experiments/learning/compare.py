@@ -88,16 +88,8 @@ def peer(
         times: that the policy is evaluated, at equal intervals
     """
     command = [str(python_of(name, given.peers)), "-m", "experiments.learning.peer", name, "--task", task]
-    command += [
-        "--seed",
-        str(seed),
-        "--seconds",
-        str(seconds),
-        "--every",
-        str(seconds / times),
-        "--threads",
-        str(given.threads),
-    ]
+    command += ["--seed", str(seed), "--seconds", str(seconds), "--every", str(seconds / times)]
+    command += ["--threads", str(given.threads)]
     environment = {**os.environ} if waiting is None else {**os.environ, "OMP_WAIT_POLICY": waiting}
     ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     curve: Curve = json.loads(ran.stdout.splitlines()[-1])
