@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 
-from experiments.ablation.waiting import CASES, Row, named, rate_of, spec_of
-from experiments.scripts import command_line, origin, spread, write_results
+from experiments.ablation.waiting import CASES, Row, named, parsed, rate_of, separately, spec_of
+from experiments.scripts import origin, spread, write_results
 from rayagi.config.spec import RunSpec
 
 RESULTS = Path(__file__).parent / "results" / "layouts"
@@ -30,11 +28,6 @@ def spec_in(case: tuple[str, str, str], layout: str) -> RunSpec:
     if layout == "2x1":
         return replace(spec, gmi=replace(spec.gmi, num_gmis=2, threads_per_gmi=1))
     return replace(spec, gmi=replace(spec.gmi, num_envs=2 * spec.gmi.envs))
-
-
-def run(case: tuple[str, str, str], layout: str, seconds: float) -> Row:
-    """Train, in a process that has made no plan before."""
-    return rate_of(spec_in(case, layout), seconds)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -58,15 +51,11 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = command_line(__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each run (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    given = parsed(__doc__)
     header, rows = origin(), list[Row]()
     path = RESULTS / datetime.now(UTC).strftime("%Y-%m-%d_%H%M.json")
     for repeat, case, layout in itertools.product(range(given.repeats), CASES, LAYOUTS):
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            found = pool.submit(run, case, layout, given.seconds).result()
+        found = separately(rate_of, spec_in(case, layout), given.seconds)
         rows.append({"case": named(*case), "layout": layout, "repeat": repeat, **found})
         print(rows[-1], flush=True)
         write_results(path, {"origin": header, "seconds": given.seconds, "rows": rows})

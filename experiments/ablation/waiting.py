@@ -8,11 +8,12 @@ as it is, and beside a process that never waits. All cases by turns, each run in
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -58,8 +59,22 @@ def spec_of(task: str, algorithm: str, core: str) -> RunSpec:
     return replace(found, gmi=gmi, network=replace(found.network, core=core))
 
 
+def separately(work: Callable[..., Row], *arguments: Any) -> Row:
+    """Call it in a process of its own, which has made no plan before."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def parsed(doc: str | None) -> argparse.Namespace:
+    """The command line of an experiment whose docstring this is."""
+    parser = command_line(doc)
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each run (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3)
+    return parser.parse_args()
+
+
 def run(case: tuple[str, str, str], spins: int, seconds: float) -> Row:
-    """Train with so many spins, in a process that has made no plan before."""
+    """Train with so many spins; they are those of plans that this process makes."""
     base.SPINS = spins
     return rate_of(spec_of(*case), seconds)
 
@@ -108,17 +123,13 @@ def table(rows: Sequence[Row]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = command_line(__doc__)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each run (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3)
-    given = parser.parse_args()
+    given = parsed(__doc__)
     header, rows = origin(), list[Row]()
     path = RESULTS / datetime.now(UTC).strftime("%Y-%m-%d_%H%M.json")
     for repeat, beside, case, spins in itertools.product(range(given.repeats), BESIDE, CASES, SPINS):
         busy = subprocess.Popen(BUSY) if beside == "a busy process" else None
         try:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-                found = pool.submit(run, case, spins, given.seconds).result()
+            found = separately(run, case, spins, given.seconds)
         finally:
             if busy is not None:
                 busy.kill()

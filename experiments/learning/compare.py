@@ -216,6 +216,12 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "beside.json", help="result file")
     given = parser.parse_args()
+    for name in given.variants:
+        if name in PEERS and not python_of(name, given.peers).exists():
+            parser.error(
+                f"{name}: there is no {python_of(name, given.peers)}; experiments/peers/setup.sh makes it, and --peers "
+                "names its folder"
+            )
     given.out.parent.mkdir(parents=True, exist_ok=True)
     report: dict[str, Any] = {"rows": []}
     if given.out.exists():

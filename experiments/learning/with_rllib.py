@@ -10,6 +10,7 @@ import argparse
 import contextlib
 from typing import Any
 
+import gymnasium
 import numpy as np
 import ray
 import torch
@@ -91,6 +92,8 @@ def mode(algo: Algorithm, obs: np.ndarray) -> np.ndarray:
 
 def train(given: argparse.Namespace) -> Clock:
     """Until the time is over."""
+    if not isinstance(gymnasium.make(given.task).action_space, gymnasium.spaces.Box):
+        raise SystemExit(f"{given.task}: RLlib's example is for tasks with a box of actions")
     ray.init(address="local", num_cpus=given.threads + 1, include_dashboard=False, log_to_driver=False)
     algo = settings(given).build_algo()
     clock = Clock(given)

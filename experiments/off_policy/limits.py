@@ -63,7 +63,7 @@ def measure(task: str, algorithm: str, size: int, repeats: int) -> dict[str, Any
     learner, draws = learner_of(task, algorithm, size), itertools.count()
     square = torch.randn(SIDE, SIDE)
     with FlopCounterMode(display=False) as counter:
-        for _ in range(STEPS):  # as many of the policy as of the critics, or fewer
+        for _ in range(STEPS):  # the policy is not stepped with each: a mean
             learner._step(0, next(draws))
     operations = counter.get_total_flops() / STEPS
     turns = []
