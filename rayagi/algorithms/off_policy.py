@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -28,7 +27,6 @@ from actors.replay import (
     ReplayMeter,
     ReplayStore,
     Selection,
-    Uniform,
     saved_schema,
     select,
 )
@@ -41,12 +39,13 @@ from rayagi.algorithms.rollout_learner import MergedLearner
 from rayagi.algorithms.transitions import (
     ACTION,
     DISCOUNT,
+    NEXT_OBS,
     OBS,
     REWARD,
-    SUBSCRIPTIONS,
     TransitionAssembler,
+    TransitionLayout,
+    TransitionRows,
     Transitions,
-    transition_schema,
 )
 from rayagi.config.errors import ConfigError
 from rayagi.config.off_policy import OffPolicySpec
@@ -105,10 +104,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
 
     updater_class: ClassVar[type[OffPolicyUpdater[Any]]]
     """What makes the gradient steps."""
-    selector: Selector = Uniform()
-    """How transitions are drawn."""
     new_priority = 1.0
-    """Of transitions that are inserted."""
+    """Of rows that are inserted."""
 
     def __init__(self, *, recorded: RecordedTransitions | None = None, **whose: Any) -> None:
         """Collective; arguments as for MergedLearner.
@@ -123,10 +120,13 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         super().__init__(**whose)
         self._recorded = recorded
         self._share, weight = self._share_of_batch()
+        self.layout = TransitionLayout.of(self.policy.info, self.spec)
+        self.selector = self._selector()
+        """How transitions are drawn."""
         self.replay = self._make_replay()
-        self._meter = ReplayMeter(self.replay)
+        self._meter, self._new_transitions = ReplayMeter(self.replay), 0
         self._checkpointer = ReplayCheckpointer(self.replay)
-        self._assembler = TransitionAssembler(self.spec.gamma, self.spec.n_step)
+        self._assembler = TransitionAssembler(self.layout, self.spec.gamma, self.spec.n_step)
         self._gatherer = self._make_gatherer()
         self.inserted = 0
         """Steps of all environments that were put into the replays, those before a restored state included."""
@@ -157,16 +157,25 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             )
         return share, share * self.communicator.world_size / size
 
+    def _selector(self) -> Selector:
+        return self.layout.selector
+
     def _make_replay(self) -> ReplayStore:
-        recorded = 0 if self._recorded is None else self._recorded.num_steps
-        capacity = self.spec.capacity
+        capacity, steps = self._own(self.spec.capacity), self.layout.steps
+        recorded_rows = 0
+        if self._recorded is not None:
+            recorded, world_size = self._recorded, self.communicator.world_size
+            if -(-recorded.num_steps // world_size) > capacity:
+                reason = f"is less than the dataset's {recorded.num_steps:,} steps need"
+                raise ConfigError("capacity", self.spec.capacity, reason, "use a larger capacity")
+            recorded_rows = -(-recorded.num_rows(steps) // world_size)
+        rows = -(-capacity // steps)
         if self.total_env_steps is not None:
-            capacity = min(capacity, max(recorded + self.total_env_steps, self.spec.learning_starts))
-        rows = max(1, -(-capacity * self.num_envs // self.total_envs))
-        if -(-recorded // self.communicator.world_size) > rows:
-            reason = f"is less than the dataset's {recorded:,} steps need"
-            raise ConfigError("capacity", self.spec.capacity, reason, "use a larger capacity")
-        schema = transition_schema(self.policy.info)
+            # No more than the whole run fills. Each time limit cuts a row.
+            new = self._own(self.total_env_steps)
+            cuts = new // (self.policy.info.max_episode_steps or new + 1)
+            rows = min(rows, recorded_rows - (-new // steps) + cuts)
+        rows, schema = max(1, rows, recorded_rows), self.layout.schema
         try:
             return ReplayStore.create(schema, rows, selectors=(self.selector,), seed=self.seed)
         except ReplayError as error:
@@ -177,18 +186,23 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
                 "use a smaller capacity",
             ) from error
 
+    def _own(self, of_all: int) -> int:
+        """This trainer's part of a number of steps of all environments."""
+        return -(-of_all * self.num_envs // self.total_envs)
+
     def _make_gatherer(self) -> Gatherer | DeviceGatherer:
         info, device = self.policy.info, self.policy.device
         if device.type == "cuda":
-            return DeviceGatherer(self.replay, SUBSCRIPTIONS, self._share, device)
+            return DeviceGatherer(self.replay, self.layout.subscriptions, self._share, device)
         action = torch.int64 if info.action.is_discrete else torch.float32
         out = {
-            OBS: torch.empty((self._share, 2, info.obs_dim), dtype=obs_type(info)),
+            OBS: torch.empty((self._share, info.obs_dim), dtype=obs_type(info)),
+            NEXT_OBS: torch.empty((self._share, info.obs_dim), dtype=obs_type(info)),
             ACTION: torch.empty((self._share, *info.action.shape), dtype=action),
             REWARD: torch.empty(self._share),
             DISCOUNT: torch.empty(self._share),
         }
-        return Gatherer(self.replay, SUBSCRIPTIONS, self._share, out=out)
+        return Gatherer(self.replay, self.layout.subscriptions, self._share, out=out)
 
     @property
     def warms_up(self) -> bool:
@@ -241,10 +255,14 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         return int(found.min())
 
     def _insert(self, rollout: Rollout) -> None:
-        rows = self._assembler.rows(rollout)
+        self._insert_rows(self._assembler.rows(rollout))
+
+    def _insert_rows(self, rows: TransitionRows) -> None:
         # More rows than the replay holds would need rows of their own batch to be overwritten.
-        kept = {name: column[-self.replay.capacity :].numpy() for name, column in rows.items()}
-        self.replay.insert(kept, priorities=self.new_priority)
+        kept = slice(-self.replay.capacity, None)
+        columns = {name: column[kept].numpy() for name, column in rows.columns.items()}
+        self.replay.insert(columns, rows.lengths[kept].numpy(), priorities=self.new_priority)
+        self._new_transitions += int(rows.lengths[kept].sum())
 
     def _insert_recorded(self, recorded: RecordedTransitions) -> None:
         """Insert this trainer's part of a dataset. Its observations are the first ones of the running statistics, unless
@@ -257,10 +275,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self.notes = found.notes
         rank, world_size = self.communicator.rank, self.communicator.world_size
         head = self.policy.model.head
-        for rows in recorded.rows(head, spec.gamma, spec.n_step, part=rank, parts=world_size):
-            if len(rows[REWARD]):
-                columns = {name: column.numpy() for name, column in rows.items()}
-                self.replay.insert(columns, priorities=self.new_priority)
+        for rows in recorded.rows(head, self.layout, spec.gamma, spec.n_step, part=rank, parts=world_size):
+            self._insert_rows(rows)
         self.inserted += recorded.num_steps
         normaliser = self.policy.normaliser
         if normaliser is not None and normaliser.moments.count == 0:
@@ -284,14 +300,24 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     def batch(self, selection: Selection) -> Transitions:
         """These transitions with observations normalised by the current statistics. Valid until the next call."""
         values = self._gatherer(selection).values
-        observed = self.policy.observe(values[OBS])
-        return Transitions(
-            observed[:, 0], observed[:, 1], *(values[name] for name in (ACTION, REWARD, DISCOUNT))
-        )
+        obs, next_obs = (self.policy.observe(values[name]) for name in (OBS, NEXT_OBS))
+        return Transitions(obs, next_obs, *(values[name] for name in (ACTION, REWARD, DISCOUNT)))
+
+    def _held(self) -> float:
+        """Transitions that can be drawn."""
+        if self.layout.steps == 1:
+            return len(self.replay)
+        return self.replay.total(self.replay.tree(self.layout.selector.spec))
 
     def _metrics(self, rows: list[Tensor], learning_rate: float) -> dict[str, float]:
         """Means over the gradient steps, their learning rate, and metrics of this replay."""
-        replay = {**self._meter.values(), "gradient_steps": float(len(rows))}
+        replay = {
+            **self._meter.values(),
+            "replay_transitions": self._held(),
+            "replay_new_transitions": float(self._new_transitions),
+            "gradient_steps": float(len(rows)),
+        }
+        self._new_transitions = 0
         self.histograms = self._meter.histograms
         if not rows:
             return replay
@@ -299,13 +325,6 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         metrics = dict(zip(names, torch.stack(rows).mean(0).tolist(), strict=True))
         refuse_nonfinite(metrics, self.iteration + 1, "gradient steps")
         return {**metrics, "learning_rate": learning_rate, **replay}
-
-    def _has_real_pixels(self, folder: Path) -> bool:
-        """Whether a saved replay is of the versions that stored images of bytes as float32."""
-        own = self.replay.schema
-        columns = (replace(each, dtype=np.float32) if each.name == OBS else each for each in own.columns)
-        former = replace(own, columns=tuple(columns))
-        return former != own and saved_schema(folder) == former
 
     def shared_state(self) -> StateDict:
         """Updater state, environment steps, observation statistics, and the fraction of a gradient step that is left."""
@@ -330,10 +349,9 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         self._owed, self.inserted, self.filled = float(shared["owed"]), 0, 0
         self._assembler.forget()
         replay = None if local is None else local.get("replay")
-        if replay is not None and self._has_real_pixels(replay):
-            self._restored_notes = (
-                "The saved replay has pixels as float32, and this version bytes: it begins anew",
-            )
+        if replay is not None and saved_schema(replay) != self.replay.schema:
+            # Of an earlier version, or of rollouts of another length.
+            self._restored_notes = ("The saved replay has rows of another form: it begins anew",)
         elif local is not None and replay is not None:
             self._checkpointer.read(replay)
             self.inserted = self.filled = int(local["inserted"])

@@ -29,7 +29,7 @@ from collectives.communicator import Communicator
 from collectives.objects import all_gather_objects
 from rayagi.algorithms.action_range import RangeCheck, clipped, refuse_other_units
 from rayagi.algorithms.normalisers import Moments, merged
-from rayagi.algorithms.transitions import OBS, recorded_rows
+from rayagi.algorithms.transitions import TransitionLayout, TransitionRows, recorded_rows
 from rayagi.config.errors import ConfigError
 from rayagi.config.off_policy import OffPolicySpec
 from rayagi.config.offline import OfflineSpec
@@ -385,10 +385,14 @@ class RecordedTransitions:
         """As of the function ``scan``."""
         return scan(self._recorded, self._info)
 
+    def num_rows(self, steps: int) -> int:
+        """Most rows of up to so many transitions that it needs."""
+        return int((-(-self._source.lengths // steps)).sum())
+
     def rows(
-        self, head: Head, gamma: float, n_step: int, *, part: int, parts: int
-    ) -> Iterator[dict[str, Tensor]]:
-        """Transitions ``part``, ``part + parts``, ... of the dataset as rows of ``transition_schema``, some at a time.
+        self, head: Head, layout: TransitionLayout, gamma: float, n_step: int, *, part: int, parts: int
+    ) -> Iterator[TransitionRows]:
+        """Rows ``part``, ``part + parts``, ... of the dataset's transitions, some at a time.
 
         ``head``: whose actions a rollout holds; ``part``: rank of the trainer; ``parts``: number of trainers.
         """
@@ -397,13 +401,12 @@ class RecordedTransitions:
         for batch in self._source.batches():
             actions = head.from_environment(torch.from_numpy(batch.columns["action"]).to(device)).cpu()
             rewards, terminated = (torch.from_numpy(batch.columns[name]) for name in ("reward", "terminated"))
-            obs, next_obs = (torch.from_numpy(batch.shifted("obs", offset)) for offset in (0, 1))
+            obs, next_obs = (self._as_stored(torch.from_numpy(batch.shifted("obs", i))) for i in (0, 1))
             is_last = torch.zeros_like(terminated)
             is_last[batch.lasts] = True
-            rows = recorded_rows(obs, next_obs, actions, rewards, terminated, is_last, gamma, n_step)
-            rows[OBS] = self._as_stored(rows[OBS])
-            yield {name: column[(part - position) % parts :: parts] for name, column in rows.items()}
-            position += len(actions)
+            rows = recorded_rows(layout, obs, next_obs, actions, rewards, terminated, is_last, gamma, n_step)
+            yield rows.part((part - position) % parts, parts)
+            position += len(rows.lengths)
 
     def _as_stored(self, obs: Tensor) -> Tensor:
         """Observations of the environment's type. Raises DatasetError: pixels are no bytes."""

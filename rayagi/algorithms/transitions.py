@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -10,36 +11,81 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
-from actors.replay import Column, ReplaySchema, Subscription
+from actors.replay import Column, ReplaySchema, Subscription, SubSequences, Uniform
 from actors.rollout import Rollout
+from rayagi.config.off_policy import OffPolicySpec
 
-OBS, ACTION, REWARD, DISCOUNT = "obs", "action", "reward", "discount"
+OBS, NEXT_OBS, ACTION, REWARD, DISCOUNT = "obs", "next_obs", "action", "reward", "discount"
 
 
-def transition_schema(info: EnvInfo) -> ReplaySchema:
-    """Columns of a transition.
+@dataclass(frozen=True, slots=True)
+class TransitionLayout:
+    """How a replay holds transitions: a row is up to ``steps`` consecutive ones of one environment.
 
-    obs: of s_t and of the state that ``discount`` belongs to, raw; action; reward: discounted sum of n rewards; discount:
-    of the value of the later state, 0 if the episode was terminated before it.
+    The later state of step t is observation t + ``reach`` of its row. So a row of L transitions has L + reach observations,
+    where each transition by itself would need 2 L. A row goes on over a termination, behind which no state counts
+    (``discount`` is 0). It ends where a time limit cuts an episode: what follows there is not the next observation.
     """
-    action = np.int64 if info.action.is_discrete else np.float32
-    return ReplaySchema(
-        (
-            Column(name=OBS, dtype=info.obs_dtype, shape=(info.obs_dim,), extra=1),
+
+    info: EnvInfo
+    steps: int
+    reach: int
+
+    @classmethod
+    def of(cls, info: EnvInfo, spec: OffPolicySpec) -> TransitionLayout:
+        """That of an algorithm's replay."""
+        steps = spec.row_steps()
+        return cls(info, steps, spec.n_step if steps > 1 else 1)
+
+    @property
+    def schema(self) -> ReplaySchema:
+        """Columns of a row.
+
+        obs: raw; action; reward: discounted sum of n rewards; discount: of the value of the later state, 0 if the episode
+        was terminated before it.
+        """
+        info = self.info
+        action = np.int64 if info.action.is_discrete else np.float32
+        columns = (
+            Column(name=OBS, dtype=info.obs_dtype, shape=(info.obs_dim,), extra=self.reach),
             Column(name=ACTION, dtype=action, shape=info.action.shape),
             Column(name=REWARD, dtype=np.float32),
             Column(name=DISCOUNT, dtype=np.float32),
         )
-    )
+        return ReplaySchema(columns, self.steps)
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """What a batch takes of a transition."""
+        return (
+            Subscription(column=OBS),
+            Subscription(column=OBS, offset=self.reach, name=NEXT_OBS),
+            Subscription(column=ACTION),
+            Subscription(column=REWARD),
+            Subscription(column=DISCOUNT),
+        )
+
+    @property
+    def selector(self) -> Uniform | SubSequences:
+        """Draws all transitions with equal probability."""
+        return Uniform() if self.steps == 1 else SubSequences(1)
 
 
-SUBSCRIPTIONS = (
-    Subscription(column=OBS, length=2),
-    Subscription(column=ACTION),
-    Subscription(column=REWARD),
-    Subscription(column=DISCOUNT),
-)
-"""What a batch takes of a transition: both observations at once, (B, 2, obs_dim)."""
+class TransitionRows(NamedTuple):
+    """M rows of a replay.
+
+    Attributes:
+        columns: of ``TransitionLayout.schema``; what is behind a row's length means nothing    (M, steps + extra, ...)
+        lengths: transitions of each                                                            (M,) int64
+    """
+
+    columns: dict[str, Tensor]
+    lengths: Tensor
+
+    def part(self, first: int, stride: int) -> TransitionRows:
+        """Every ``stride``-th of them."""
+        columns = {name: column[first::stride] for name, column in self.columns.items()}
+        return TransitionRows(columns, self.lengths[first::stride])
 
 
 class Transitions(NamedTuple):
@@ -47,7 +93,7 @@ class Transitions(NamedTuple):
 
     Attributes:
         obs: normalised observations                                (B, obs_dim)
-        next_obs: of the state that follows, or n steps later       (B, obs_dim)
+        next_obs: of the state that follows, or n steps later; where ``discounts`` is 0, of any   (B, obs_dim)
         actions: as a rollout holds them                            (B, dim), or (B,)
         rewards: discounted sum of up to n rewards                  (B,)
         discounts: of the value of next_obs; 0 after termination    (B,)
@@ -74,14 +120,14 @@ class _Steps(NamedTuple):
 
 
 class TransitionAssembler:
-    """Turns rollouts into rows of ``transition_schema``.
+    """Turns rollouts into rows of a ``TransitionLayout``.
 
     With n > 1 the last n - 1 steps of a rollout wait for the next one, whose first steps their returns need. Rollouts of
     collectors may be of other environments each time: there, returns end with the rollout and have fewer rewards.
     """
 
-    def __init__(self, gamma: float, n_step: int) -> None:
-        self._gamma, self._n = gamma, n_step
+    def __init__(self, layout: TransitionLayout, gamma: float, n_step: int) -> None:
+        self._layout, self._gamma, self._n = layout, gamma, n_step
         self._waiting: _Steps | None = None
 
     def forget(self) -> None:
@@ -97,8 +143,8 @@ class TransitionAssembler:
         self._waiting = _Steps(*waiting) if waiting else None
 
     @torch.inference_mode()
-    def rows(self, rollout: Rollout) -> dict[str, Tensor]:
-        """The transitions that this rollout completes, in order of time, then environment: (M, ...) by column."""
+    def rows(self, rollout: Rollout) -> TransitionRows:
+        """The transitions that this rollout completes, in order of their rows' first steps, then environment."""
         steps = _steps_of(rollout)
         if rollout.log_probs is not None:  # of collectors
             steps.cut[-1] = True
@@ -108,11 +154,12 @@ class TransitionAssembler:
         starts = count if rollout.log_probs is not None else max(0, count - self._n + 1)
         if rollout.log_probs is None and self._n > 1:
             self._waiting = _Steps(*(field[starts:].clone() for field in steps))
-        return _rows(steps, starts, self._gamma, self._n)
+        return _rows(steps, starts, self._layout, self._gamma, self._n)
 
 
 @torch.inference_mode()
 def recorded_rows(
+    layout: TransitionLayout,
     obs: Tensor,
     next_obs: Tensor,
     actions: Tensor,
@@ -121,10 +168,11 @@ def recorded_rows(
     is_last: Tensor,
     gamma: float,
     n_step: int,
-) -> dict[str, Tensor]:
-    """The transitions of recorded trajectories that follow each other, L steps in all: (L, ...) by column.
+) -> TransitionRows:
+    """The transitions of recorded trajectories that follow each other, L steps in all.
 
     Args:
+        layout: of the rows
         obs: before each action                          (L, obs_dim)
         next_obs: after each action                      (L, obs_dim)
         actions: as a rollout holds them                 (L, dim), or (L,)
@@ -134,19 +182,50 @@ def recorded_rows(
         gamma: discount
         n_step: rewards of a return
     """
-    each = (obs, next_obs, actions, rewards, terminated, is_last)
-    return _rows(_Steps(*(field.unsqueeze(1) for field in each)), len(rewards), gamma, n_step)
+    steps = _Steps(*(field.unsqueeze(1) for field in (obs, next_obs, actions, rewards, terminated, is_last)))
+    return _rows(steps, len(rewards), layout, gamma, n_step)
 
 
-def _rows(steps: _Steps, starts: int, gamma: float, n: int) -> dict[str, Tensor]:
+def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n: int) -> TransitionRows:
     """The transitions that begin with the first ``starts`` steps."""
     rewards, discounts, last = _returns(steps, starts, gamma, n)
-    return {
-        OBS: torch.stack((steps.obs[:starts], last), 2).flatten(0, 1),
-        ACTION: steps.actions[:starts].flatten(0, 1),
-        REWARD: rewards.flatten(0, 1),
-        DISCOUNT: discounts.flatten(0, 1),
-    }
+    # After a time limit the next observation is another episode's. After a termination none counts.
+    parted = (steps.cut & ~steps.terminated)[:starts]
+    firsts, lengths = _pieces(parted, layout.steps)
+    num_envs = steps.rewards.shape[1]
+    # Step i of row m is the firsts[m] + i num_envs -th of all steps; behind the row's end its last one is repeated.
+    ends = lengths.unsqueeze(1) - 1
+    at = firsts.unsqueeze(1) + num_envs * torch.minimum(torch.arange(layout.steps), ends)
+    flat = {ACTION: steps.actions[:starts], REWARD: rewards, DISCOUNT: discounts}
+    columns = {name: column.flatten(0, 1)[at] for name, column in flat.items()}
+    # Observation i is that of step i; from the row's length on, what step i - reach leads to.
+    number = torch.arange(layout.steps + layout.reach)
+    observed = steps.obs[:starts].flatten(0, 1)[firsts.unsqueeze(1) + num_envs * torch.minimum(number, ends)]
+    row, i = (number > ends).nonzero(as_tuple=True)
+    source = torch.minimum(i - layout.reach, ends[row, 0]).clamp(min=0)
+    observed[row, i] = last.flatten(0, 1)[firsts[row] + num_envs * source]
+    return TransitionRows({OBS: observed, **columns}, lengths)
+
+
+def _pieces(parted: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Cut L steps of N environments into rows of at most ``steps``, which end where they are parted from what follows.
+
+    Args:
+        parted: nothing follows this step in its row                               (L, N) bool
+
+    Returns:
+        first step of each row, t N + environment, in rising order; lengths        (M,) int64 each
+    """
+    count = len(parted)
+    time = torch.arange(count).unsqueeze(1).expand_as(parted)
+    begins = torch.ones_like(parted)
+    begins[1:] = parted[:-1]
+    begins = (time - torch.where(begins, time, 0).cummax(0).values) % steps == 0
+    # A row is as long as it is until the next one of its environment begins.
+    following = torch.full_like(time, count)
+    following[:-1] = torch.where(begins, time, count)[1:]
+    lengths = following.flip(0).cummin(0).values.flip(0) - time
+    return begins.flatten().nonzero().squeeze(1), lengths[begins]
 
 
 def _steps_of(rollout: Rollout) -> _Steps:

@@ -48,7 +48,7 @@ class OffPolicySpec(AsynchronousSpec):
     """correct, the default: learners insert all rollouts, however old: off-policy learning needs no correction. drop: not
     those older than max_lag. wait: learners insert one rollout of every collector at a time."""
     capacity: int = 1_000_000
-    """Transitions in the replay, of all trainers together; the oldest are overwritten. At most total_env_steps."""
+    """Most transitions in the replay, of all trainers together; the oldest are overwritten. At most total_env_steps."""
     learning_starts: int = 5_000
     """Steps of all environments in the replay before the first update. Actions are uniformly random until then."""
     batch_size: int = 256
@@ -59,6 +59,13 @@ class OffPolicySpec(AsynchronousSpec):
     """n: rewards in a return, before the value of the state n steps later. At an episode's end there are fewer."""
     tau: float = 0.005
     """Polyak averaging of target networks after each gradient step: target += tau (network - target)."""
+
+    def row_steps(self) -> int:
+        """Transitions in a row of the replay: of one environment and rollout, whose observations are there once.
+
+        1, with both of its observations, where returns reach over more steps than that, which would save nothing.
+        """
+        return self.rollout_length if self.n_step < self.rollout_length else 1
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Violated rules of asynchronous algorithms, and of the replay."""

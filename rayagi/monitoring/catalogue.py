@@ -108,6 +108,10 @@ CATALOGUE: tuple[GmiMetric, ...] = (
             ("replay_disk_bytes", "bytes", "rows in files: memory-mapped, or spilled beyond the budget"),
         )
     ),
+    *_of_gmis("replay", "transitions", "sum",
+        replay_transitions="transitions that an off-policy algorithm can draw; a row has several, as of one rollout",
+        replay_new_transitions="transitions inserted",
+    ),
     *_of_gmis("replay", "rows", "max",
         replay_shard_samples="rows drawn from the shard that most are drawn from",
         replay_staleness_p95="95th percentile over drawn rows: rows drawn between their insertion and the draw",

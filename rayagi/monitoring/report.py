@@ -154,16 +154,17 @@ def _status(folder: RunFolder) -> str:
 
 
 def _replay(progress: Sequence[Row]) -> str:
-    """What experience replay holds, and how often its rows were drawn."""
+    """What experience replay holds, and how often it was drawn."""
     last = progress[-1]
-    inserts, samples = (
-        sum(row.get(name, 0.0) for row in progress) for name in ("replay_inserts", "replay_samples")
-    )
-    text = f"{count_text(last['replay_rows'])} rows in {bytes_text(last['replay_memory_bytes'])} of memory"
+    what, held, new = "transition", "replay_transitions", "replay_new_transitions"
+    if held not in last:  # of a version without them
+        what, held, new = "row", "replay_rows", "replay_inserts"
+    inserts, samples = (sum(row.get(name, 0.0) for row in progress) for name in (new, "replay_samples"))
+    text = f"{count_text(last[held])} {what}s in {bytes_text(last['replay_memory_bytes'])} of memory"
     if last.get("replay_disk_bytes"):
         text += f" and {bytes_text(last['replay_disk_bytes'])} on disk"
     if inserts:
-        text += f"; {samples / inserts:.3g} rows drawn per row inserted"
+        text += f"; {samples / inserts:.3g} drawn per {what} inserted"
     for kind in ("insert", "sample"):
         if waited_s := sum(row.get(f"replay_{kind}_wait_s", 0.0) for row in progress):
             text += f"; {kind} waited {duration_text(waited_s)} for the rate limiter"

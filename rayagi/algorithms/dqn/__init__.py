@@ -64,6 +64,10 @@ class DQNSpec(OffPolicySpec):
     sigma0: float = 0.5
     """Initial noise of noisy layers."""
 
+    def row_steps(self) -> int:
+        """As of OffPolicySpec; 1 where each transition has a priority."""
+        return 1 if self.prioritized else OffPolicySpec.row_steps(self)
+
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Rules of every off-policy algorithm, and of the options."""
         yield from OffPolicySpec.broken_rules(self, section)

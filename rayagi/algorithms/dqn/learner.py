@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from actors.protocols import EnvInfo, StateDict
-from actors.replay import Prioritized, ReplayStore, Selection, select
+from actors.replay import Prioritized, Selection, select
+from actors.replay.selection import Selector
 from actors.rollout import Rollout
 from rayagi.algorithms.categorical import Support, cross_entropy, divergence
 from rayagi.algorithms.dqn import DQNSpec
@@ -133,15 +134,14 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
     updater_class = DQNUpdater
     updater: DQNUpdater
 
-    def _make_replay(self) -> ReplayStore:
-        if self.spec.prioritized:
-            self.selector = Prioritized(self.spec.priority_exponent, self._importance())
-        return super()._make_replay()
+    def _selector(self) -> Selector:
+        if not self.spec.prioritized:
+            return super()._selector()
+        return Prioritized(self.spec.priority_exponent, self._importance())
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """As of OffPolicyLearner."""
-        if self.spec.prioritized:
-            self.selector = Prioritized(self.spec.priority_exponent, self._importance())
+        self.selector = self._selector()
         metrics = super().learn(rollout)
         return {**metrics, "epsilon": float(self.updater.model.head.epsilon)}
 

@@ -12,7 +12,7 @@ from rayagi.algorithms.offline_data import RecordedTransitions
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.program import new_rollout
 from rayagi.algorithms.trajectories import channel_plan
-from rayagi.algorithms.transitions import transition_schema
+from rayagi.algorithms.transitions import TransitionLayout
 from rayagi.config.spec import EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.memory_need import replay_bytes, rollout_memory
 from rayagi.envs import env_info, make_env_factory
@@ -95,9 +95,10 @@ def test_a_pixel_takes_one_byte_in_rollouts_channels_and_replays():
     trajectories, finals = channel_plan(info, PPO.learning).groups
     types = {field.name: field.dtype for schema in (trajectories, finals) for field in schema.fields}
     assert {types[name] for name in ("raw_obs", "last_obs", "obs")} == {torch.uint8}
-    schema = transition_schema(info)
-    assert schema.row_bytes < 2 * info.obs_bytes + 64
-    assert replay_bytes(DQN.learning, info, None) == 64 * (2 * info.obs_bytes + 2 * 4 + 8 + 64)
+    # A row has 4 transitions of returns over 3 steps: 7 observations.
+    schema = TransitionLayout.of(info, DQN.learning).schema
+    assert schema.row_bytes < 7 * info.obs_bytes + 4 * (2 * 4 + 8) + 16
+    assert replay_bytes(DQN.learning, info, None) == 16 * (7 * info.obs_bytes + 4 * (2 * 4 + 8) + 64)
 
 
 def test_an_image_beside_a_vector_is_of_reals():
@@ -112,28 +113,36 @@ def test_recorded_pixels_enter_a_replay_as_bytes_and_others_are_refused(tmp_path
     steps = {"action": torch.tensor([0, 3]), "reward": torch.ones(2), "terminated": torch.tensor([0, 1])}
     path = str(tmp_path / "d.pt")
     torch.save({**steps, "obs": torch.full((2, info.obs_dim), 255.0)}, path)
-    (rows,) = RecordedTransitions(path, info).rows(head, 0.9, 1, part=0, parts=1)
-    assert rows["obs"].dtype == torch.uint8
-    assert rows["obs"].unique().tolist() == [255]
+    layout = TransitionLayout(info, 2, 1)
+    (rows,) = RecordedTransitions(path, info).rows(head, layout, 0.9, 1, part=0, parts=1)
+    assert rows.columns["obs"].dtype == torch.uint8
+    assert rows.columns["obs"].unique().tolist() == [255]
     for pixel in (0.5, 256.0, -1.0):
         torch.save({**steps, "obs": torch.full((2, info.obs_dim), pixel)}, path)
         with pytest.raises(DatasetError, match=r"d\.pt.*pixels other than whole numbers from 0 to 255"):
-            list(RecordedTransitions(path, info).rows(head, 0.9, 1, part=0, parts=1))
+            list(RecordedTransitions(path, info).rows(head, layout, 0.9, 1, part=0, parts=1))
 
 
-def test_a_saved_replay_of_real_pixels_begins_anew_and_the_run_says_so(tmp_path):
-    former, now = (build(DQN, make_env=bars(dtype)) for dtype in ("float32", "uint8"))
+def other_length(spec):
+    return replace(spec, learning=replace(spec.learning, rollout_length=8))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "changed"), [("float32", lambda spec: spec), ("uint8", other_length)], ids=["pixels", "rows"]
+)
+def test_a_saved_replay_of_other_rows_begins_anew_and_the_run_says_so(tmp_path, dtype, changed):
+    former, now = build(changed(DQN), make_env=bars(dtype)), build(DQN, make_env=bars("uint8"))
     after(4)(former)
-    assert former.learner.filled == 4 * 4 * 4
+    assert former.learner.filled > 0
     assert former.save_replay(tmp_path / "replay")
     saved = former.state_dict()
     now.load_state_dict({**saved, "replay": tmp_path / "replay"})
     assert (len(now.learner.replay), now.learner.filled) == (0, 0)
     assert_same(model_of(now.state_dict()["shared"]), model_of(saved["shared"]))
     first, second = (now.iterate() for _ in range(2))
-    assert first.notes == ("The saved replay has pixels as float32, and this version bytes: it begins anew",)
+    assert first.notes == ("The saved replay has rows of another form: it begins anew",)
     assert second.notes == ()
-    assert now.save_replay(tmp_path / "bytes")
+    assert now.save_replay(tmp_path / "again")
     again = build(DQN, make_env=bars("uint8"))
-    again.load_state_dict({**now.state_dict(), "replay": tmp_path / "bytes"})
+    again.load_state_dict({**now.state_dict(), "replay": tmp_path / "again"})
     assert len(again.learner.replay) == len(now.learner.replay) > 0

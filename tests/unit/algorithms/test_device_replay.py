@@ -14,7 +14,6 @@ from rayagi.algorithms.dqn import DQNSpec
 from rayagi.algorithms.factory import TrainingFactory
 from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.td3 import TD3Spec
-from rayagi.algorithms.transitions import SUBSCRIPTIONS
 from rayagi.config.spec import GmiSpec, NetworkSpec, RunSpec
 from rayagi.device_replay.choice import WAYS
 from rayagi.envs import make_env_factory
@@ -27,6 +26,7 @@ COMMON = {"batch_size": 32, "learning_starts": 16, "capacity": 64, "rollout_leng
 SPEC = RunSpec(gmi=GmiSpec(num_envs=4), network=NetworkSpec(hidden=(16, 12)), seed=3)
 SPECS = {
     "sac": SACSpec(**COMMON, updates_per_step=0.25),
+    "sac, 3 steps": SACSpec(**COMMON, updates_per_step=0.25, n_step=3),
     "td3": TD3Spec(**COMMON, updates_per_step=0.25),
     "dqn": DQNSpec(**COMMON, updates_per_step=0.25),
     "dqn, prioritised": DQNSpec(**COMMON, updates_per_step=0.25, prioritized=True),
@@ -50,16 +50,17 @@ def train(name, device="cpu", way=None, iterations=3):
     program = TrainingFactory(spec, make_env)(context)
     learner, generator = program.learner, torch.Generator().manual_seed(1)
     if way is not None:
-        learner._gatherer = WAYS[way](learner.replay, SUBSCRIPTIONS, learner._share, torch.device(device))
+        subscriptions = learner.layout.subscriptions
+        learner._gatherer = WAYS[way](learner.replay, subscriptions, learner._share, torch.device(device))
     updater = learner.updater
-    if name == "sac":
+    if name.startswith("sac"):
         updater.noise = lambda count: torch.randn((count, updater._dim), generator=generator).to(device)
     if name == "td3":
         updater.noise = lambda shape: torch.randn(shape, generator=generator).to(device)
     return [program.iterate().metrics for _ in range(iterations)], learner
 
 
-@pytest.mark.parametrize("name", ["sac", "dqn, prioritised"])
+@pytest.mark.parametrize("name", ["sac", "sac, 3 steps", "dqn, prioritised"])
 def test_every_way_trains_as_the_cpus_gather_does(name):
     _, plain = train(name)
     wanted = plain.updater.state_dict()["model"]
@@ -76,4 +77,4 @@ def test_a_learner_on_a_cuda_device_has_the_gatherer_of_devices(monkeypatch):
     monkeypatch.setattr(off_policy, "DeviceGatherer", lambda *arguments: made.append(arguments))
     monkeypatch.setattr(learner.policy, "device", torch.device("cuda", 0))
     learner._make_gatherer()
-    assert made == [(learner.replay, SUBSCRIPTIONS, 32, torch.device("cuda", 0))]
+    assert made == [(learner.replay, learner.layout.subscriptions, 32, torch.device("cuda", 0))]

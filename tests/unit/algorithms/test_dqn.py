@@ -15,7 +15,7 @@ from collectives.solo import SoloCommunicator
 from rayagi.algorithms.dqn import DQN, DQNSpec
 from rayagi.algorithms.dqn.learner import LEAST_PRIORITY, DQNLearner, DQNUpdater, QModel
 from rayagi.algorithms.publishing import published_tensors
-from rayagi.algorithms.transitions import ACTION, DISCOUNT, OBS, REWARD, SUBSCRIPTIONS, Transitions
+from rayagi.algorithms.transitions import ACTION, DISCOUNT, NEXT_OBS, OBS, REWARD, Transitions
 from rayagi.config.errors import ConfigError
 from rayagi.config.presets import preset
 from rayagi.config.rules import broken_rules, refuse_unfit_env
@@ -198,10 +198,10 @@ def test_priorities_follow_the_errors_and_new_transitions_have_the_largest_so_fa
     everything = Selection(keys, np.zeros(16, np.int64), np.ones(16), np.ones(16, np.float32))
     rows = {
         name: torch.from_numpy(column)
-        for name, column in gather(made.replay, everything, SUBSCRIPTIONS).values.items()
+        for name, column in gather(made.replay, everything, made.layout.subscriptions).values.items()
     }
     with torch.no_grad():
-        q, following = (made.policy.model.outputs(rows[OBS][:, step]) for step in range(2))
+        q, following = (made.policy.model.outputs(rows[name]) for name in (OBS, NEXT_OBS))
         errors = (
             q.gather(1, rows[ACTION].unsqueeze(1)).squeeze(1)
             - rows[REWARD]
@@ -346,7 +346,7 @@ def test_a_separate_learner_tells_collectors_how_to_explore(options):
     # It may have read the parameters before the last update
     assert float(collected["learner"]["model"]["head.epsilon"]) == pytest.approx(epsilon)
     assert learned["learner"]["steps"] == sum(u.metrics["gradient_steps"] for u in updates) > 0
-    assert updates[-1].metrics["replay_rows"] == 6 * 32
+    assert updates[-1].metrics["replay_transitions"] == 6 * 32
 
 
 def test_a_restored_run_goes_on_with_its_epsilon_and_refills_its_replay():

@@ -21,7 +21,7 @@ from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.sac import learner as sac
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.td3 import learner as td3
-from rayagi.algorithms.transitions import OBS, SUBSCRIPTIONS, Transitions
+from rayagi.algorithms.transitions import NEXT_OBS, OBS, Transitions
 from tests.unit.algorithms.test_program import build, run_gmis, run_members
 from tests.unit.algorithms.test_sac import INFO, NETWORK, SETTINGS, SPEC
 
@@ -124,10 +124,12 @@ def test_a_batch_is_normalised_by_the_statistics_of_all_rollouts_before():
     learner, seen = program.learner, torch.cat(seen)
     chosen = select(learner.replay, learner.selector, 32, seed=1, draw=0)
     batch = learner.batch(chosen)
-    raw = torch.from_numpy(gather(learner.replay, chosen, SUBSCRIPTIONS).values[OBS]).double()
-    expected = (raw - seen.mean(0)) / (seen.var(0, correction=0) + 1e-8).sqrt()
-    found = torch.stack((batch.obs, batch.next_obs), 1).double()
-    torch.testing.assert_close(found, expected.clamp(-10, 10), rtol=1e-4, atol=1e-5)
+    raw = gather(learner.replay, chosen, learner.layout.subscriptions).values
+    for name, found in ((OBS, batch.obs), (NEXT_OBS, batch.next_obs)):
+        expected = (torch.from_numpy(raw[name]).double() - seen.mean(0)) / (
+            seen.var(0, correction=0) + 1e-8
+        ).sqrt()
+        torch.testing.assert_close(found.double(), expected.clamp(-10, 10), rtol=1e-4, atol=1e-5)
 
 
 def test_the_linear_schedule_is_that_of_each_network():

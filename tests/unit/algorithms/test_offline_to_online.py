@@ -17,7 +17,7 @@ from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.td3_bc import TD3BCSpec
-from rayagi.algorithms.transitions import recorded_rows
+from rayagi.algorithms.transitions import TransitionLayout, recorded_rows
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import broken_rules
 from rayagi.config.spec import DataSpec, GmiSpec, NetworkSpec, RunSpec
@@ -173,45 +173,67 @@ def test_a_run_of_another_box_is_refused():
         initial_state("runs/old", *theirs, run_of("td3", TD3_SETTINGS), POINT)
 
 
+LAYOUT = TransitionLayout(replace(POINT, obs_dim=1), 3, 2)
+
+
+def states(rows):
+    """(state, later state) of each transition."""
+    each = zip(rows.columns["obs"].squeeze(-1).tolist(), rows.lengths.tolist(), strict=True)
+    return [(obs[t], obs[t + LAYOUT.reach]) for obs, length in each for t in range(length)]
+
+
+def flat(rows, name):
+    each = zip(rows.columns[name].tolist(), rows.lengths.tolist(), strict=True)
+    return [value for values, length in each for value in values[:length]]
+
+
 def test_recorded_trajectories_become_returns_of_n_steps_that_end_with_the_trajectory():
     obs, nowhere = torch.arange(4.0).unsqueeze(-1), torch.zeros(4, dtype=torch.bool)
     last = torch.tensor([False, False, False, True])
-    rows = recorded_rows(
-        obs, obs + 1, torch.zeros(4, 2), torch.tensor([1.0, 2.0, 4.0, 8.0]), last, last, gamma=0.5, n_step=2
-    )
+    rewards, actions = torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.zeros(4, 2)
+    rows = recorded_rows(LAYOUT, obs, obs + 1, actions, rewards, last, last, gamma=0.5, n_step=2)
     # r_t + 0.5 r_{t+1}; the last one alone. Both returns that reach the end have no value behind them
-    assert rows["reward"].tolist() == [2.0, 4.0, 8.0, 8.0]
-    assert rows["discount"].tolist() == [0.25, 0.25, 0.0, 0.0]
-    assert rows["obs"][:, :, 0].tolist() == [[0, 2], [1, 3], [2, 4], [3, 4]]
-    ones = torch.ones(4)
-    cut = recorded_rows(obs, obs + 1, torch.zeros(4, 2), ones, nowhere, last, gamma=0.5, n_step=1)
-    assert cut["discount"].tolist() == [0.5] * 4  # a time limit bootstraps
-    assert cut["obs"][-1, :, 0].tolist() == [3, 4]
+    assert flat(rows, "reward") == [2.0, 4.0, 8.0, 8.0]
+    assert flat(rows, "discount") == [0.25, 0.25, 0.0, 0.0]
+    assert states(rows)[:2] == [(0, 2), (1, 3)]
+    assert rows.lengths.tolist() == [3, 1]
+    cut = recorded_rows(LAYOUT, obs, obs + 1, actions, torch.ones(4), nowhere, last, gamma=0.5, n_step=2)
+    assert flat(cut, "discount") == [0.25] * 3 + [0.5]  # a time limit bootstraps
+    assert states(cut) == [(0, 2), (1, 3), (2, 4), (3, 4)]
 
 
 def test_a_return_does_not_go_on_in_the_next_trajectory():
     """Of 1 step that terminates, 2 that are cut and 1 that is cut."""
     obs = torch.tensor([[0.0], [10.0], [11.0], [20.0]])
     rows = recorded_rows(
-        obs, obs + 1, torch.zeros(4, 2), torch.tensor([1.0, 2.0, 4.0, 8.0]),
+        LAYOUT, obs, obs + 1, torch.zeros(4, 2), torch.tensor([1.0, 2.0, 4.0, 8.0]),
         torch.tensor([True, False, False, False]), torch.tensor([True, False, True, True]), gamma=0.5, n_step=3,
     )  # fmt: skip
-    assert rows["reward"].tolist() == [1, 4, 4, 8]
-    assert rows["discount"].tolist() == [0, 0.25, 0.5, 0.5]
-    assert rows["obs"][:, :, 0].tolist() == [[0, 1], [10, 12], [11, 12], [20, 21]]
+    assert flat(rows, "reward") == [1, 4, 4, 8]
+    assert flat(rows, "discount") == [0, 0.25, 0.5, 0.5]
+    assert states(rows)[1:] == [(10, 12), (11, 12), (20, 21)]
+    assert rows.lengths.tolist() == [3, 1]  # a row goes on behind a termination, not behind a cut
 
 
 def test_trainers_share_a_dataset_out(dataset):
     recorded = RecordedTransitions(str(dataset), POINT)
     head = new_policy(run_of("td3", TD3_SETTINGS), POINT, torch.device("cpu")).model.head
+    layout = TransitionLayout(POINT, 4, 1)
 
-    def rewards(part, parts):
-        return torch.cat([rows["reward"] for rows in recorded.rows(head, 0.9, 1, part=part, parts=parts)])
+    def shares(parts):
+        found = []
+        for part in range(parts):
+            rows = list(recorded.rows(head, layout, 0.9, 1, part=part, parts=parts))
+            found.append(torch.cat([each.columns["reward"] for each in rows]))
+            assert len(found[-1]) == sum(len(each.lengths) for each in rows)
+        return found
 
-    whole = rewards(0, 1)
-    assert len(whole) == recorded.num_steps == 320
-    for part in range(3):
-        assert torch.equal(rewards(part, 3), whole[part::3])
+    (whole,) = shares(1)
+    steps = sum(int(each.lengths.sum()) for each in recorded.rows(head, layout, 0.9, 1, part=0, parts=1))
+    assert steps == recorded.num_steps == 320
+    assert 80 <= len(whole) <= recorded.num_rows(4)
+    for part, found in enumerate(shares(3)):
+        assert torch.equal(found, whole[part::3])
 
 
 def with_dataset(path, **learning):
@@ -230,6 +252,7 @@ def test_a_replay_begins_with_the_dataset_and_learns_from_the_first_rollout_on(d
         learner = program.learner
         kept = learner._recorded.rows(
             learner.policy.model.head,
+            learner.layout,
             learner.spec.gamma,
             learner.spec.n_step,
             part=learner.communicator.rank,
@@ -238,14 +261,16 @@ def test_a_replay_begins_with_the_dataset_and_learns_from_the_first_rollout_on(d
         moments = learner.policy.normaliser.moments
         return (
             metrics["gradient_steps"],
-            metrics["replay_rows"],
-            sum(len(r["reward"]) for r in kept),
+            metrics["replay_transitions"],
+            sum(int(each.lengths.sum()) for each in kept),
             moments.count,
         )
 
     # 8 steps of 4 environments on each: 32 or 64 steps, a quarter of them gradient steps
     assert run_gmis(with_dataset(dataset), 1, work) == [(8, 320 + 32, 320, 320 + 32)]
-    assert run_gmis(with_dataset(dataset), 2, work) == [(16, 160 + 32, 160, 320 + 64)] * 2
+    # Every second row of up to 8 transitions on each of two.
+    parts = [168, 152]
+    assert run_gmis(with_dataset(dataset), 2, work) == [(16, own + 32, own, 320 + 64) for own in parts]
 
 
 def test_a_replay_that_begins_with_a_dataset_says_once_that_actions_are_beyond_the_range(tmp_path):
@@ -269,11 +294,11 @@ def test_a_resumed_replay_does_not_get_the_dataset_twice(dataset, tmp_path):
     assert program.save_replay(tmp_path / "replay")
     other = build(with_dataset(dataset))
     other.load_state_dict({**state, "replay": str(tmp_path / "replay")})
-    assert other.iterate().metrics["replay_rows"] == 320 + 64
+    assert other.iterate().metrics["replay_transitions"] == 320 + 64
     # Without its replay it begins with the dataset again
     third = build(with_dataset(dataset))
     third.load_state_dict({"shared": state["shared"]})
-    assert third.iterate().metrics["replay_rows"] == 320 + 32
+    assert third.iterate().metrics["replay_transitions"] == 320 + 32
 
 
 def test_a_program_begins_with_an_offline_run(dataset):

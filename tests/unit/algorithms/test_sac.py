@@ -218,7 +218,7 @@ def test_layouts_keep_equal_replicas_and_the_replays_of_their_own_environments()
         for _ in range(4):
             metrics = program.iterate().metrics
         state = program.state_dict()["shared"]["learner"]
-        return state, metrics["replay_rows"], metrics["gradient_steps"]
+        return state, metrics["replay_transitions"], metrics["gradient_steps"]
 
     (one, size, steps), (other, *same) = run_gmis(SPEC, 2, work)
     assert (
@@ -258,7 +258,7 @@ def test_a_resumed_run_refills_its_replay_and_goes_on_with_everything_else():
     assert str(again) == str(saved["shared"])
     # 16 steps are in after half a rollout of 32: it learns at once, from what it has collected itself.
     metrics = resumed.iterate().metrics
-    assert (metrics["replay_rows"], metrics["gradient_steps"]) == (32, 8)
+    assert (metrics["replay_transitions"], metrics["gradient_steps"]) == (32, 8)
     starts_late = build(replace(SPEC, learning=replace(SETTINGS, learning_starts=64)))
     starts_late.load_state_dict(saved)
     assert [starts_late.iterate().metrics["gradient_steps"] for _ in range(2)] == [0, 8]
@@ -393,7 +393,13 @@ def test_a_run_resumed_with_its_replay_is_the_uninterrupted_one(tmp_path, n_step
     )
     again = [resumed.iterate() for _ in range(5)]
     for one, other in zip(uninterrupted, again, strict=True):
-        for name in (*run.learner.updater.measured, "replay_rows", "gradient_steps", "env_steps"):
+        for name in (
+            *run.learner.updater.measured,
+            "replay_rows",
+            "replay_transitions",
+            "gradient_steps",
+            "env_steps",
+        ):
             assert one.metrics[name] == other.metrics[name]
         assert one.episode_returns == other.episode_returns
     assert_same(run.state_dict(), resumed.state_dict())
@@ -427,7 +433,9 @@ def test_a_replay_is_restored_where_environments_start_new_episodes(tmp_path, n_
     resumed.load_state_dict({**saved, "replay": str(tmp_path / "replay")})
     # The last n - 1 steps of each environment waited for rewards that new episodes do not give.
     metrics = [resumed.iterate().metrics for _ in range(3)]
-    assert [each["replay_rows"] for each in metrics] == [rows + 32 * i - 4 * (n_step - 1) for i in (1, 2, 3)]
+    assert [each["replay_transitions"] for each in metrics] == [
+        rows + 32 * i - 4 * (n_step - 1) for i in (1, 2, 3)
+    ]
     # 128 steps were in: with the third rollout, more than 200 are.
     assert [each["gradient_steps"] for each in metrics] == [0, 0, 8]
 

@@ -1,14 +1,15 @@
 """Transitions of rollouts: what follows each state, and returns of n steps, by hand."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.protocols import ActionSpec, EnvInfo
-from actors.replay import ReplayStore
+from actors.replay import ReplayStore, Selection, gather
 from actors.rollout import Rollout
-from rayagi.algorithms.transitions import TransitionAssembler, transition_schema
+from rayagi.algorithms.transitions import NEXT_OBS, TransitionAssembler, TransitionLayout, _pieces
 
 INFO = EnvInfo(
     env_id="Count", engine="", obs_dim=1, action=ActionSpec(kind="continuous", dim=1), max_episode_steps=None
@@ -38,67 +39,80 @@ def rollout_of(first, rewards, *, terminated=(), truncated=(), remote=False):
     return rollout
 
 
+def assembler(gamma, n, steps=4, reach=None):
+    """Of rows of up to ``steps`` transitions."""
+    return TransitionAssembler(TransitionLayout(INFO, steps, reach or n), gamma, n)
+
+
 def columns(rows):
-    """(state, later state, reward, discount) of each row."""
-    return [
-        (*obs.flatten().tolist(), pytest.approx(reward), pytest.approx(discount))
-        for obs, reward, discount in zip(
-            rows["obs"], rows["reward"].tolist(), rows["discount"].tolist(), strict=True
-        )
-    ]
+    """(state, later state, reward, discount) of each transition; a later state that does not count is None."""
+    found = []
+    for m, length in enumerate(rows.lengths.tolist()):
+        obs, reward, discount = (rows.columns[name][m].flatten() for name in ("obs", "reward", "discount"))
+        reach = len(obs) - len(reward)
+        found += [
+            (
+                float(obs[t]),
+                float(obs[t + reach]) if discount[t] else None,
+                pytest.approx(float(reward[t])),
+                pytest.approx(float(discount[t])),
+            )
+            for t in range(length)
+        ]
+    return found
 
 
-def test_the_state_after_an_episode_s_end_is_its_final_one():
-    rows = TransitionAssembler(0.5, 1).rows(
-        rollout_of(0, [1.0, 2.0, 3.0, 4.0], terminated=[1], truncated=[2])
-    )
+def test_a_row_goes_on_over_a_termination_and_ends_where_a_time_limit_cuts():
+    rows = assembler(0.5, 1).rows(rollout_of(0, [1.0, 2.0, 3.0, 4.0], terminated=[1], truncated=[2]))
     # Termination leaves nothing to bootstrap from; a time limit bootstraps from the true last state.
-    assert columns(rows) == [(0, 1, 1, 0.5), (1, 102, 2, 0), (2, 103, 3, 0.5), (3, 4, 4, 0.5)]
-    assert rows["action"].flatten().tolist() == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert columns(rows) == [(0, 1, 1, 0.5), (1, None, 2, 0), (2, 103, 3, 0.5), (3, 4, 4, 0.5)]
+    assert rows.lengths.tolist() == [3, 1]
+    assert rows.columns["obs"][0, :4].flatten().tolist() == [0, 1, 2, 103]
+    assert rows.columns["action"][0, :3].flatten().tolist() == pytest.approx([0, 0.1, 0.2])
+
+
+def test_a_row_of_one_transition_has_both_states():
+    rows = assembler(0.5, 3, steps=1, reach=1).rows(rollout_of(0, [1.0, 2.0, 3.0, 4.0], terminated=[3]))
+    assert rows.columns["obs"].squeeze(-1).tolist() == [[0, 3], [1, 104]]
+    assert columns(rows) == [(0, 3, 2.75, 0.125), (1, None, 2 + 1.5 + 1, 0)]
 
 
 def test_returns_of_n_steps_continue_in_the_next_rollout():
-    assembler = TransitionAssembler(0.5, 3)
+    made = assembler(0.5, 3)
     # 1 + 2/2 + 3/4 = 2.75, then the value of state 3 by 1/8; steps 1 and 2 wait for their next rewards.
-    assert columns(assembler.rows(rollout_of(0, [1.0, 2.0, 3.0]))) == [(0, 3, 2.75, 0.125)]
+    assert columns(made.rows(rollout_of(0, [1.0, 2.0, 3.0]))) == [(0, 3, 2.75, 0.125)]
     # 2 + 3/2 + 4/4 = 4.5; 3 + 4/2 + 5/4 = 6.25; 4 + 5/2, where the episode is cut after two steps.
-    assert columns(assembler.rows(rollout_of(3, [4.0, 5.0, 6.0], truncated=[1]))) == [
-        (1, 4, 4.5, 0.125),
-        (2, 105, 6.25, 0.125),
-        (3, 105, 6.5, 0.25),
-    ]
-    assembler.forget()
-    assert columns(assembler.rows(rollout_of(9, [1.0, 1.0, 1.0]))) == [(9, 12, 1.75, 0.125)]
+    rows = made.rows(rollout_of(3, [4.0, 5.0, 6.0], truncated=[1]))
+    assert columns(rows) == [(1, 4, 4.5, 0.125), (2, 105, 6.25, 0.125), (3, 105, 6.5, 0.25)]
+    assert rows.lengths.tolist() == [3]
+    made.forget()
+    assert columns(made.rows(rollout_of(9, [1.0, 1.0, 1.0]))) == [(9, 12, 1.75, 0.125)]
 
 
 def test_termination_within_n_steps_ends_the_return():
-    rows = TransitionAssembler(0.5, 3).rows(rollout_of(0, [1.0, 2.0, 3.0, 4.0, 5.0], terminated=[1]))
-    assert columns(rows) == [(0, 102, 2, 0), (1, 102, 2, 0), (2, 5, 3 + 2 + 1.25, 0.125)]
+    rows = assembler(0.5, 3).rows(rollout_of(0, [1.0, 2.0, 3.0, 4.0, 5.0], terminated=[1]))
+    assert columns(rows) == [(0, None, 2, 0), (1, None, 2, 0), (2, 5, 3 + 2 + 1.25, 0.125)]
 
 
 def test_a_rollout_of_fewer_than_n_steps_waits():
-    assembler = TransitionAssembler(0.5, 3)
-    assert [len(assembler.rows(rollout_of(t, [1.0]))["reward"]) for t in range(4)] == [0, 0, 1, 1]
+    made = assembler(0.5, 3)
+    assert [len(made.rows(rollout_of(t, [1.0])).lengths) for t in range(4)] == [0, 0, 1, 1]
 
 
 def test_returns_of_a_collector_s_rollout_end_with_it():
-    rows = TransitionAssembler(0.5, 3).rows(rollout_of(0, [1.0, 2.0, 3.0], remote=True))
+    rows = assembler(0.5, 3).rows(rollout_of(0, [1.0, 2.0, 3.0], remote=True))
     assert columns(rows) == [(0, 3, 2.75, 0.125), (1, 3, 3.5, 0.25), (2, 3, 3, 0.5)]
 
 
-@pytest.mark.parametrize("capacity", [1, 3, 100])
-def test_rows_fit_the_replay(capacity):
-    rows = TransitionAssembler(0.5, 1).rows(rollout_of(0, [1.0, 2.0, 3.0]))
-    store = ReplayStore.create(transition_schema(INFO), capacity)
-    store.insert({name: column[-capacity:].numpy() for name, column in rows.items()})
-    assert len(store) == min(3, capacity)
+def test_longer_rollouts_than_a_row_are_cut():
+    rows = assembler(0.5, 1, steps=2).rows(rollout_of(0, [1.0, 2.0, 3.0, 4.0, 5.0], truncated=[2]))
+    assert rows.lengths.tolist() == [2, 1, 2]
+    assert [later for _, later, *_ in columns(rows)] == [1, 2, 103, 4, 5]
 
 
 def test_a_later_episode_s_termination_does_not_end_a_window_that_a_time_limit_cut():
     """Three steps from the first: its episode is cut after one, so what follows has no part in it."""
-    rows = TransitionAssembler(0.5, 3).rows(
-        rollout_of(0, [1.0, 2.0, 3.0, 4.0], truncated=[0], terminated=[1])
-    )
+    rows = assembler(0.5, 3).rows(rollout_of(0, [1.0, 2.0, 3.0, 4.0], truncated=[0], terminated=[1]))
     assert columns(rows)[0] == (0, 101, 1, 0.5)
 
 
@@ -108,8 +122,8 @@ def test_final_observations_may_lie_in_the_rollout():
     for t, ids, obs in rollout.finals:
         rollout.final_obs[t, ids] = obs
     rollout.finals = []
-    rows = TransitionAssembler(0.5, 1).rows(rollout)
-    assert columns(rows) == [(0, 1, 1, 0.5), (1, 102, 2, 0), (2, 103, 3, 0.5), (3, 4, 4, 0.5)]
+    rows = assembler(0.5, 1).rows(rollout)
+    assert columns(rows) == [(0, 1, 1, 0.5), (1, None, 2, 0), (2, 103, 3, 0.5), (3, 4, 4, 0.5)]
 
 
 def random_history(seed, num_steps, num_envs):
@@ -149,32 +163,72 @@ def defined(history, t, env, n, gamma, limit):
     return float(obs[t]), float(reached[k]), total, discount
 
 
+def gathered(layout, rows):
+    """(state, later state, reward, discount, action) of each transition, through a replay, (M, 5)."""
+    store = ReplayStore.create(layout.schema, max(1, len(rows.lengths)))
+    columns = {name: column.numpy() for name, column in rows.columns.items()}
+    keys = store.insert(columns, rows.lengths.numpy())
+    row, step = (torch.arange(layout.steps) < rows.lengths.unsqueeze(1)).numpy().nonzero()
+    if not len(row):
+        return torch.empty(0, 5)
+    ones = np.ones(len(row), np.float32)
+    drawn = Selection(type(keys)(keys.indices[row], keys.generations[row]), step, ones.astype(float), ones)
+    values = gather(store, drawn, layout.subscriptions).values
+    store.close()
+    each = (values[name].reshape(-1) for name in ("obs", NEXT_OBS, "reward", "discount", "action"))
+    return torch.from_numpy(np.stack(list(each), 1))
+
+
 @given(
     seed=st.integers(0, 10_000),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
     n=st.integers(1, 6),
+    row_steps=st.integers(1, 6),
     gamma=st.sampled_from([0.5, 0.9, 1.0]),
     remote=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
-def test_rows_are_those_of_the_definition_however_rollouts_cut_the_history(seed, lengths, n, gamma, remote):
+@settings(max_examples=200, deadline=None)
+def test_transitions_are_those_of_the_definition_however_rollouts_and_rows_cut_the_history(
+    seed, lengths, n, row_steps, gamma, remote
+):
     num_steps, num_envs = sum(lengths), 3
-    history, assembler = random_history(seed, num_steps, num_envs), TransitionAssembler(gamma, n)
-    found, begin = [], 0
+    history = random_history(seed, num_steps, num_envs)
+    layout = TransitionLayout(INFO, row_steps, n if row_steps > 1 else 1)
+    made, found, begin = TransitionAssembler(layout, gamma, n), [], 0
     for length in lengths:
         rollout = part_of(history, begin, begin + length)
         rollout.log_probs = torch.zeros_like(rollout.rewards) if remote else None
-        rows = assembler.rows(rollout)
-        found.append(
-            torch.cat((rows["obs"].squeeze(-1), rows["reward"][:, None], rows["discount"][:, None]), 1)
-        )
-        assert torch.equal(rows["action"], 2 * rows["obs"][:, 0])
+        found.append(gathered(layout, made.rows(rollout)))
         begin += length
     ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
     limits = [next(end for end in ends if end > t) if remote else num_steps for t in range(num_steps)]
     # On one trainer's own environments the last n - 1 steps still wait.
     starts = num_steps if remote else max(0, num_steps - n + 1)
-    expected = [
-        defined(history, t, env, n, gamma, limits[t]) for t in range(starts) for env in range(num_envs)
-    ]
-    torch.testing.assert_close(torch.cat(found), torch.tensor(expected).view(-1, 4))
+    expected = torch.tensor(
+        [defined(history, t, env, n, gamma, limits[t]) for t in range(starts) for env in range(num_envs)]
+    ).view(-1, 4)
+    found = torch.cat(found)
+    assert torch.equal(found[:, 4], 2 * found[:, 0])
+    # States are all different: both in their order. A later state counts where its discount does.
+    found, expected = (each[each[:, 0].argsort()] for each in (found[:, :4], expected))
+    for each in (found, expected):
+        each[each[:, 3] == 0, 1] = 0
+    torch.testing.assert_close(found, expected)
+
+
+@given(
+    parted=st.lists(st.lists(st.booleans(), min_size=2, max_size=2), min_size=1, max_size=12),
+    steps=st.integers(1, 5),
+)
+@settings(deadline=None)
+def test_rows_are_as_long_as_they_can_be(parted, steps):
+    firsts, lengths = _pieces(torch.tensor(parted), steps)
+    expected = []
+    for env in range(2):
+        first, length = 0, 0
+        for t, each in enumerate(parted):
+            length += 1
+            if each[env] or length == steps or t == len(parted) - 1:
+                expected.append((2 * first + env, length))
+                first, length = t + 1, 0
+    assert list(zip(firsts.tolist(), lengths.tolist(), strict=True)) == sorted(expected)

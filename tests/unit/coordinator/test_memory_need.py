@@ -12,7 +12,7 @@ from placement.errors import PlanError
 from placement.inventory import load_machine
 from placement.search import TrialMeasurement
 from rayagi.algorithms.program import new_rollout
-from rayagi.algorithms.transitions import transition_schema
+from rayagi.algorithms.transitions import TransitionLayout
 from rayagi.cli import main
 from rayagi.config.presets import preset
 from rayagi.config.spec import NetworkSpec
@@ -84,17 +84,18 @@ def test_a_tenth_of_a_gpu_is_refused_where_the_rollouts_alone_exceed_it(tmp_path
 def test_a_replay_that_its_host_cannot_hold_is_refused(tmp_path):
     spec = preset("Ant-v5", "sac")
     info = env_info("Ant-v5")
-    store = ReplayStore.create(transition_schema(info), 1000)
+    store = ReplayStore.create(TransitionLayout.of(info, spec.learning).schema, 125)
     held = sum(os.fstat(descriptor).st_size for descriptor in store._descriptors)
     store.close()
-    # 2 x 105 observations, 8 actions, reward and discount, and a status of 64 bytes; trees and pages are left out.
+    # 8 transitions a row: 9 x 105 observations, 8 actions, reward and discount of each, and a status of 64 bytes; trees and
+    # pages are left out.
     need = replay_bytes(replace(spec.learning, capacity=1000), info, None)
-    assert need == 1000 * (4 * (2 * 105 + 8 + 2) + 64)
+    assert need == 125 * (4 * (9 * 105 + 8 * (8 + 2)) + 64)
     assert need <= held < 1.05 * need
     spec = replace(spec, learning=replace(spec.learning, capacity=10**9), gmi=replace(spec.gmi, num_gmis=2))
     plan = plan_of(spec, load_machine(CORES))
     with pytest.raises(
-        PlanError, match=r"the replay of 1,000,000,000 transitions on .*: it needs 879\.17 GiB.*sac\.capacity"
+        PlanError, match=r"the replay of 1,000,000,000 transitions on .*: it needs 484\.75 GiB.*sac\.capacity"
     ):
         reject_insufficient_memory(spec, plan)
     reject_insufficient_memory(replace(spec, total_env_steps=10**6), plan)

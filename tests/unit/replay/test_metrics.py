@@ -26,6 +26,11 @@ from actors.replay.kernel import BINS, COMMITTED
 from rayagi.monitoring.catalogue import CATALOGUE, HISTOGRAMS
 from rayagi.monitoring.report import _replay
 
+NAMES = {metric.name for metric in CATALOGUE if metric.group == "replay"} - {
+    "replay_transitions",  # of learners, whose rows are of several
+    "replay_new_transitions",
+}
+
 
 def bins(histogram):
     """Counts of the bins that have any."""
@@ -102,7 +107,7 @@ def test_a_meter_gives_intervals_by_the_catalogues_names():
     store.insert(content(range(4)))
     select(store, Uniform(), 3, seed=0, draw=0)
     first = meter.values()
-    assert first.keys() == {metric.name for metric in CATALOGUE if metric.group == "replay"}
+    assert first.keys() == NAMES
     assert (first["replay_inserts"], first["replay_samples"], first["replay_shard_samples"]) == (4, 3, 3)
     assert first["replay_limiter_error"] == 2.0 * (4 - 1) - 3
     assert meter.histograms.keys() == HISTOGRAMS.keys()
@@ -121,7 +126,10 @@ def test_a_meter_gives_intervals_by_the_catalogues_names():
 def test_the_report_says_what_the_replay_holds():
     row = {"replay_rows": 2000.0, "replay_memory_bytes": 2.0**20, "replay_inserts": 100.0}
     text = _replay([{**row, "replay_samples": 450.0}, {**row, "replay_samples": 350.0}])
-    assert text == "2k rows in 1 MiB of memory; 4 rows drawn per row inserted"
+    assert text == "2k rows in 1 MiB of memory; 4 drawn per row inserted"
+    row |= {"replay_transitions": 16_000.0, "replay_new_transitions": 800.0, "replay_samples": 1600.0}
+    text = _replay([row])
+    assert text == "16k transitions in 1 MiB of memory; 2 drawn per transition inserted"
     waited = _replay([{**row, "replay_disk_bytes": 2.0**30, "replay_insert_wait_s": 90.0}])
     assert "and 1.00 GiB on disk" in waited
     assert waited.endswith("insert waited 1 min 30 s for the rate limiter")
@@ -163,7 +171,7 @@ def test_a_table_has_the_sums_of_its_shards_and_the_load_of_each():
         assert (found.limiter.limit, found.limiter.samples) == (parts[0].limiter.limit, 60)
         assert found.limiter.error == sum(part.limiter.error for part in parts)
         values = meter.values()
-        assert values.keys() == {metric.name for metric in CATALOGUE if metric.group == "replay"}
+        assert values.keys() == NAMES
         assert (values["replay_samples"], values["replay_shard_samples"]) == (60, loads.max())
         shards[2].close()  # counters fall, and no interval is negative
         assert min(meter.values().values()) >= -100
