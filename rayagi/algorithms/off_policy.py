@@ -120,7 +120,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         super().__init__(**whose)
         self._recorded = recorded
         self._share, weight = self._share_of_batch()
-        self.layout = TransitionLayout.of(self.policy.info, self.spec)
+        self.layout = self._make_layout()
         self.selector = self._selector()
         """How transitions are drawn."""
         self.replay = self._make_replay()
@@ -157,25 +157,32 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             )
         return share, share * self.communicator.world_size / size
 
+    def _make_layout(self) -> TransitionLayout:
+        found, recorded, capacity = (
+            TransitionLayout.of(self.policy.info, self.spec),
+            self._recorded,
+            self.spec.capacity,
+        )
+        if recorded is None:
+            return found
+        if -(-recorded.num_steps // self.communicator.world_size) > self._own(capacity):
+            reason = f"is less than the dataset's {recorded.num_steps:,} steps need"
+            raise ConfigError("capacity", capacity, reason, "use a larger capacity")
+        # Rows of short episodes may need more than that. Then each transition is one.
+        fits = recorded.num_rows(found.steps) * found.steps <= capacity
+        return found if fits else TransitionLayout(self.policy.info, 1, 1)
+
     def _selector(self) -> Selector:
         return self.layout.selector
 
     def _make_replay(self) -> ReplayStore:
-        capacity, steps = self._own(self.spec.capacity), self.layout.steps
-        recorded_rows = 0
-        if self._recorded is not None:
-            recorded, world_size = self._recorded, self.communicator.world_size
-            if -(-recorded.num_steps // world_size) > capacity:
-                reason = f"is less than the dataset's {recorded.num_steps:,} steps need"
-                raise ConfigError("capacity", self.spec.capacity, reason, "use a larger capacity")
-            recorded_rows = -(-recorded.num_rows(steps) // world_size)
-        rows = -(-capacity // steps)
+        steps, most = self.layout.steps, self.spec.capacity
         if self.total_env_steps is not None:
-            # No more than the whole run fills. Each time limit cuts a row.
-            new = self._own(self.total_env_steps)
-            cuts = new // (self.policy.info.max_episode_steps or new + 1)
-            rows = min(rows, recorded_rows - (-new // steps) + cuts)
-        rows, schema = max(1, rows, recorded_rows), self.layout.schema
+            # No more than the whole run fills. Ends of episodes of a row's steps or more at most double the rows.
+            new = self.total_env_steps * (1 if steps == 1 else 2)
+            recorded = 0 if self._recorded is None else steps * self._recorded.num_rows(steps)
+            most = min(most, max(recorded + new, self.spec.learning_starts))
+        rows, schema = -(-self._own(most) // steps), self.layout.schema
         try:
             return ReplayStore.create(schema, rows, selectors=(self.selector,), seed=self.seed)
         except ReplayError as error:
@@ -187,8 +194,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             ) from error
 
     def _own(self, of_all: int) -> int:
-        """This trainer's part of a number of steps of all environments."""
-        return -(-of_all * self.num_envs // self.total_envs)
+        """This trainer's part of a number of steps of all environments, at least 1."""
+        return max(1, -(-of_all * self.num_envs // self.total_envs))
 
     def _make_gatherer(self) -> Gatherer | DeviceGatherer:
         info, device = self.policy.info, self.policy.device

@@ -230,6 +230,11 @@ def _fitting(
         found = columns.get(column.name)
         if found is None:
             raise DatasetError(path, f"has no column {column.name}: it has {listed(columns)}")
+        if found.extra != column.extra:
+            raise DatasetError(
+                path,
+                f"has {found.extra} {column.name} beyond a row's last step, where {column.extra} is needed",
+            )
         fits = found.shape == column.shape or {found.shape, column.shape} == {(), (1,)}
         if not fits or not np.can_cast(found.dtype, column.dtype, "same_kind"):
             raise DatasetError(
@@ -386,7 +391,7 @@ class RecordedTransitions:
         return scan(self._recorded, self._info)
 
     def num_rows(self, steps: int) -> int:
-        """Most rows of up to so many transitions that it needs."""
+        """Rows of up to so many transitions that it needs."""
         return int((-(-self._source.lengths // steps)).sum())
 
     def rows(

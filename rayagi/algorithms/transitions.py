@@ -20,11 +20,10 @@ OBS, NEXT_OBS, ACTION, REWARD, DISCOUNT = "obs", "next_obs", "action", "reward",
 
 @dataclass(frozen=True, slots=True)
 class TransitionLayout:
-    """How a replay holds transitions: a row is up to ``steps`` consecutive ones of one environment.
+    """How a replay holds transitions: a row is up to ``steps`` consecutive ones of one episode.
 
-    The later state of step t is observation t + ``reach`` of its row. So a row of L transitions has L + reach observations,
-    where each transition by itself would need 2 L. A row goes on over a termination, behind which no state counts
-    (``discount`` is 0). It ends where a time limit cuts an episode: what follows there is not the next observation.
+    The later state of step t is observation t + ``reach`` of its row, which so has each observation once. Behind an
+    episode's end its last one is repeated.
     """
 
     info: EnvInfo
@@ -34,8 +33,7 @@ class TransitionLayout:
     @classmethod
     def of(cls, info: EnvInfo, spec: OffPolicySpec) -> TransitionLayout:
         """That of an algorithm's replay."""
-        steps = spec.row_steps()
-        return cls(info, steps, spec.n_step if steps > 1 else 1)
+        return cls(info, *spec.row_form(info.max_episode_steps))
 
     @property
     def schema(self) -> ReplaySchema:
@@ -83,9 +81,9 @@ class TransitionRows(NamedTuple):
     lengths: Tensor
 
     def part(self, first: int, stride: int) -> TransitionRows:
-        """Every ``stride``-th of them."""
-        columns = {name: column[first::stride] for name, column in self.columns.items()}
-        return TransitionRows(columns, self.lengths[first::stride])
+        """Every ``stride``-th of them by rising length, so that all parts have about as many transitions."""
+        own = self.lengths.argsort(stable=True)[first::stride].sort().values
+        return TransitionRows({name: column[own] for name, column in self.columns.items()}, self.lengths[own])
 
 
 class Transitions(NamedTuple):
@@ -93,7 +91,7 @@ class Transitions(NamedTuple):
 
     Attributes:
         obs: normalised observations                                (B, obs_dim)
-        next_obs: of the state that follows, or n steps later; where ``discounts`` is 0, of any   (B, obs_dim)
+        next_obs: of the state that follows, or n steps later       (B, obs_dim)
         actions: as a rollout holds them                            (B, dim), or (B,)
         rewards: discounted sum of up to n rewards                  (B,)
         discounts: of the value of next_obs; 0 after termination    (B,)
@@ -189,9 +187,7 @@ def recorded_rows(
 def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n: int) -> TransitionRows:
     """The transitions that begin with the first ``starts`` steps."""
     rewards, discounts, last = _returns(steps, starts, gamma, n)
-    # After a time limit the next observation is another episode's. After a termination none counts.
-    parted = (steps.cut & ~steps.terminated)[:starts]
-    firsts, lengths = _pieces(parted, layout.steps)
+    firsts, lengths = _pieces(steps.cut[:starts], layout.steps)
     num_envs = steps.rewards.shape[1]
     # Step i of row m is the firsts[m] + i num_envs -th of all steps; behind the row's end its last one is repeated.
     ends = lengths.unsqueeze(1) - 1
@@ -207,19 +203,19 @@ def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n:
     return TransitionRows({OBS: observed, **columns}, lengths)
 
 
-def _pieces(parted: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Cut L steps of N environments into rows of at most ``steps``, which end where they are parted from what follows.
+def _pieces(cut: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """Cut L steps of N environments into rows of at most ``steps``, which end where trajectories do.
 
     Args:
-        parted: nothing follows this step in its row                               (L, N) bool
+        cut: nothing that follows belongs to the same trajectory                   (L, N) bool
 
     Returns:
         first step of each row, t N + environment, in rising order; lengths        (M,) int64 each
     """
-    count = len(parted)
-    time = torch.arange(count).unsqueeze(1).expand_as(parted)
-    begins = torch.ones_like(parted)
-    begins[1:] = parted[:-1]
+    count = len(cut)
+    time = torch.arange(count).unsqueeze(1).expand_as(cut)
+    begins = torch.ones_like(cut)
+    begins[1:] = cut[:-1]
     begins = (time - torch.where(begins, time, 0).cummax(0).values) % steps == 0
     # A row is as long as it is until the next one of its environment begins.
     following = torch.full_like(time, count)

@@ -48,7 +48,7 @@ class OffPolicySpec(AsynchronousSpec):
     """correct, the default: learners insert all rollouts, however old: off-policy learning needs no correction. drop: not
     those older than max_lag. wait: learners insert one rollout of every collector at a time."""
     capacity: int = 1_000_000
-    """Most transitions in the replay, of all trainers together; the oldest are overwritten. At most total_env_steps."""
+    """Most transitions in the replay, of all trainers together, up to whole rows; the oldest are overwritten."""
     learning_starts: int = 5_000
     """Steps of all environments in the replay before the first update. Actions are uniformly random until then."""
     batch_size: int = 256
@@ -60,12 +60,14 @@ class OffPolicySpec(AsynchronousSpec):
     tau: float = 0.005
     """Polyak averaging of target networks after each gradient step: target += tau (network - target)."""
 
-    def row_steps(self) -> int:
-        """Transitions in a row of the replay: of one environment and rollout, whose observations are there once.
+    def row_form(self, max_episode_steps: int | None) -> tuple[int, int]:
+        """Transitions in a row of the replay, and from which observation to which of it a transition leads.
 
-        1, with both of its observations, where returns reach over more steps than that, which would save nothing.
+        Those of a rollout of one environment, whose observations are there once. Where returns reach over as many steps or
+        more, this would save nothing: a row is one transition with both of its observations.
         """
-        return self.rollout_length if self.n_step < self.rollout_length else 1
+        steps = min(self.rollout_length, max_episode_steps or self.rollout_length)
+        return (steps, self.n_step) if self.n_step < steps else (1, 1)
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Violated rules of asynchronous algorithms, and of the replay."""

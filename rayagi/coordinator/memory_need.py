@@ -127,11 +127,10 @@ def _reject_large_replay(spec: RunSpec, info: EnvInfo, plan: PlacementPlan) -> N
 def replay_bytes(settings: OffPolicySpec, info: EnvInfo, total_env_steps: int | None) -> int:
     """Lower bound of the memory of all replays: rows of transitions (rayagi.algorithms.transitions), 64 B of status each.
 
-    ``total_env_steps``: no more transitions are allocated; None: without a limit.
+    ``total_env_steps``: of the run, which fills no more; None: without a limit.
     """
     action = (_WHOLE if info.action.is_discrete else _REAL) * info.action.dim
-    steps = settings.row_steps()
-    reach = settings.n_step if steps > 1 else 1
+    steps, reach = settings.row_form(info.max_episode_steps)
     row = (steps + reach) * info.obs_bytes + steps * (2 * _REAL + action) + _STATUS
     most = settings.capacity if total_env_steps is None else min(settings.capacity, total_env_steps)
     return -(-most // steps) * row

@@ -159,7 +159,9 @@ def _replay(progress: Sequence[Row]) -> str:
     what, held, new = "transition", "replay_transitions", "replay_new_transitions"
     if held not in last:  # of a version without them
         what, held, new = "row", "replay_rows", "replay_inserts"
-    inserts, samples = (sum(row.get(name, 0.0) for row in progress) for name in (new, "replay_samples"))
+    inserts, samples = (
+        sum(row.get(name, 0.0) for row in progress if held in row) for name in (new, "replay_samples")
+    )
     text = f"{count_text(last[held])} {what}s in {bytes_text(last['replay_memory_bytes'])} of memory"
     if last.get("replay_disk_bytes"):
         text += f" and {bytes_text(last['replay_disk_bytes'])} on disk"

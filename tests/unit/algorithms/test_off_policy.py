@@ -22,6 +22,7 @@ from rayagi.algorithms.sac import learner as sac
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.td3 import learner as td3
 from rayagi.algorithms.transitions import NEXT_OBS, OBS, Transitions
+from tests.fakes.point import make_point
 from tests.unit.algorithms.test_program import build, run_gmis, run_members
 from tests.unit.algorithms.test_sac import INFO, NETWORK, SETTINGS, SPEC
 
@@ -142,3 +143,29 @@ def test_the_linear_schedule_is_that_of_each_network():
     found = {name: group.adam.learning_rate for name, group in program.learner.updater.groups.items()}
     assert found == pytest.approx({"policy": 8e-4, "critics": 1.6e-3, "alpha": 4e-4})
     assert metrics["learning_rate"] == pytest.approx(8e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "total", "limit", "steps", "rows"),
+    [
+        ({}, None, 7, 7, 143),  # 1000 transitions in rows of an episode's 7 steps
+        ({}, None, None, 8, 125),
+        ({"n_step": 3}, None, None, 8, 125),
+        ({"n_step": 8}, None, None, 1, 1000),  # a row of 8 would have 16 observations
+        ({"rollout_length": 1}, None, None, 1, 1000),
+        ({"capacity": 1}, None, None, 8, 1),
+        ({}, 160, None, 8, 40),  # each row of the run, and one for each that an episode's end cuts
+        ({"rollout_length": 1}, 160, None, 1, 160),
+        ({"learning_starts": 400}, 160, None, 8, 50),
+    ],
+)
+def test_the_rows_of_a_replay(settings, total, limit, steps, rows):
+    learning = replace(SETTINGS, **{"learning_starts": 1, **settings})
+
+    def unlimited(**given):
+        env = make_point(**given)
+        env.info = replace(env.info, max_episode_steps=limit)
+        return env
+
+    learner = build(replace(SPEC, learning=learning, total_env_steps=total), make_env=unlimited).learner
+    assert (learner.layout.steps, learner.replay.capacity) == (steps, rows)

@@ -12,12 +12,12 @@ from rayagi.algorithms.fast_td3 import FastTD3Spec
 from rayagi.algorithms.initial_state import initial_state
 from rayagi.algorithms.iql import IQLSpec
 from rayagi.algorithms.iql.learner import TwinCritic
-from rayagi.algorithms.offline_data import RecordedTransitions
+from rayagi.algorithms.offline_data import RecordedTransitions, source_of
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.sac import SACSpec
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.td3_bc import TD3BCSpec
-from rayagi.algorithms.transitions import TransitionLayout, recorded_rows
+from rayagi.algorithms.transitions import TransitionLayout, TransitionRows, recorded_rows
 from rayagi.config.errors import ConfigError
 from rayagi.config.rules import broken_rules
 from rayagi.config.spec import DataSpec, GmiSpec, NetworkSpec, RunSpec
@@ -195,7 +195,7 @@ def test_recorded_trajectories_become_returns_of_n_steps_that_end_with_the_traje
     # r_t + 0.5 r_{t+1}; the last one alone. Both returns that reach the end have no value behind them
     assert flat(rows, "reward") == [2.0, 4.0, 8.0, 8.0]
     assert flat(rows, "discount") == [0.25, 0.25, 0.0, 0.0]
-    assert states(rows)[:2] == [(0, 2), (1, 3)]
+    assert states(rows) == [(0, 2), (1, 3), (2, 4), (3, 4)]
     assert rows.lengths.tolist() == [3, 1]
     cut = recorded_rows(LAYOUT, obs, obs + 1, actions, torch.ones(4), nowhere, last, gamma=0.5, n_step=2)
     assert flat(cut, "discount") == [0.25] * 3 + [0.5]  # a time limit bootstraps
@@ -211,8 +211,8 @@ def test_a_return_does_not_go_on_in_the_next_trajectory():
     )  # fmt: skip
     assert flat(rows, "reward") == [1, 4, 4, 8]
     assert flat(rows, "discount") == [0, 0.25, 0.5, 0.5]
-    assert states(rows)[1:] == [(10, 12), (11, 12), (20, 21)]
-    assert rows.lengths.tolist() == [3, 1]  # a row goes on behind a termination, not behind a cut
+    assert states(rows) == [(0, 1), (10, 12), (11, 12), (20, 21)]
+    assert rows.lengths.tolist() == [1, 2, 1]
 
 
 def test_trainers_share_a_dataset_out(dataset):
@@ -220,20 +220,28 @@ def test_trainers_share_a_dataset_out(dataset):
     head = new_policy(run_of("td3", TD3_SETTINGS), POINT, torch.device("cpu")).model.head
     layout = TransitionLayout(POINT, 4, 1)
 
-    def shares(parts):
-        found = []
-        for part in range(parts):
-            rows = list(recorded.rows(head, layout, 0.9, 1, part=part, parts=parts))
-            found.append(torch.cat([each.columns["reward"] for each in rows]))
-            assert len(found[-1]) == sum(len(each.lengths) for each in rows)
-        return found
+    def part(rank, parts):
+        """Reward and length of each row."""
+        found = list(recorded.rows(head, layout, 0.9, 1, part=rank, parts=parts))
+        return (
+            torch.cat(each) for each in zip(*((r.columns["reward"], r.lengths) for r in found), strict=True)
+        )
 
-    (whole,) = shares(1)
-    steps = sum(int(each.lengths.sum()) for each in recorded.rows(head, layout, 0.9, 1, part=0, parts=1))
-    assert steps == recorded.num_steps == 320
-    assert 80 <= len(whole) <= recorded.num_rows(4)
-    for part, found in enumerate(shares(3)):
-        assert torch.equal(found, whole[part::3])
+    rewards, lengths = part(0, 1)
+    assert len(lengths) == recorded.num_rows(4)
+    assert lengths.sum() == recorded.num_steps == 320
+    own, sizes = zip(*(part(rank, 3) for rank in range(3)), strict=True)
+    assert sorted(torch.cat(own).tolist()) == sorted(rewards.tolist())
+    assert sorted(int(each.sum()) for each in sizes) == [106, 106, 108]  # rows are of 4 and 3
+
+
+def test_short_and_long_pieces_of_episodes_are_shared_out_alike():
+    """Of 12 steps each, in rows of 8: every second row is short."""
+    lengths = torch.tensor([8, 4] * 10)
+    rows = TransitionRows({"number": torch.arange(20)}, lengths)
+    parts = [rows.part(rank, 2) for rank in range(2)]
+    assert [int(each.lengths.sum()) for each in parts] == [60, 60]
+    assert sorted(torch.cat([each.columns["number"] for each in parts]).tolist()) == list(range(20))
 
 
 def with_dataset(path, **learning):
@@ -268,9 +276,7 @@ def test_a_replay_begins_with_the_dataset_and_learns_from_the_first_rollout_on(d
 
     # 8 steps of 4 environments on each: 32 or 64 steps, a quarter of them gradient steps
     assert run_gmis(with_dataset(dataset), 1, work) == [(8, 320 + 32, 320, 320 + 32)]
-    # Every second row of up to 8 transitions on each of two.
-    parts = [168, 152]
-    assert run_gmis(with_dataset(dataset), 2, work) == [(16, own + 32, own, 320 + 64) for own in parts]
+    assert run_gmis(with_dataset(dataset), 2, work) == [(16, 160 + 32, 160, 320 + 64)] * 2
 
 
 def test_a_replay_that_begins_with_a_dataset_says_once_that_actions_are_beyond_the_range(tmp_path):
@@ -328,6 +334,24 @@ def test_a_program_begins_with_an_offline_run(dataset):
         errors = program.rollout.actions - offline.policy.mode(offline.policy.outputs(observed))
     assert float(errors.std()) < 0.2  # noise of 0.1
     assert learner.policy.normaliser.moments.count == 320 + 32
+
+
+def test_a_dataset_of_short_episodes_has_space_in_a_replay_of_its_size(dataset):
+    """320 steps in episodes of up to 7, of which one may be in a row of 6: 6 x 60 rows would be more than 330."""
+    replays = []
+    for capacity in (330, 2000):
+        program = build(with_dataset(dataset, capacity=capacity, rollout_length=6))
+        held = [program.iterate().metrics["replay_transitions"] for _ in range(2)]
+        replays.append((program.learner.layout.steps, program.learner.replay.capacity, *held))
+    assert replays == [(1, 330, 330, 330), (6, 334, 320 + 24, 320 + 48)]
+
+
+def test_a_saved_replay_of_returns_over_several_steps_is_no_dataset(tmp_path):
+    program = build(run_of("td3", replace(TD3_SETTINGS, n_step=3), gmi=GmiSpec(num_envs=4)))
+    program.iterate()
+    assert program.save_replay(tmp_path / "replay")
+    with pytest.raises(DatasetError, match="has 3 obs beyond a row's last step, where 1 is needed"):
+        source_of(str(tmp_path / "replay"), POINT, imitation=True)
 
 
 def test_datasets_that_do_not_fit_are_refused(dataset, tmp_path, monkeypatch):

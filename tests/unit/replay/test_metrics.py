@@ -130,6 +130,13 @@ def test_the_report_says_what_the_replay_holds():
     row |= {"replay_transitions": 16_000.0, "replay_new_transitions": 800.0, "replay_samples": 1600.0}
     text = _replay([row])
     assert text == "16k transitions in 1 MiB of memory; 2 drawn per transition inserted"
+    before = {
+        "replay_rows": 9.0,
+        "replay_memory_bytes": 1.0,
+        "replay_inserts": 100.0,
+        "replay_samples": 900.0,
+    }
+    assert _replay([before, row]) == text  # a run that an earlier version began
     waited = _replay([{**row, "replay_disk_bytes": 2.0**30, "replay_insert_wait_s": 90.0}])
     assert "and 1.00 GiB on disk" in waited
     assert waited.endswith("insert waited 1 min 30 s for the rate limiter")
