@@ -158,31 +158,30 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         return share, share * self.communicator.world_size / size
 
     def _make_layout(self) -> TransitionLayout:
-        found, recorded, capacity = (
-            TransitionLayout.of(self.policy.info, self.spec),
-            self._recorded,
-            self.spec.capacity,
-        )
-        if recorded is None:
-            return found
-        if -(-recorded.num_steps // self.communicator.world_size) > self._own(capacity):
-            reason = f"is less than the dataset's {recorded.num_steps:,} steps need"
-            raise ConfigError("capacity", capacity, reason, "use a larger capacity")
-        # Rows of short episodes may need more than that. Then each transition is one.
-        fits = recorded.num_rows(found.steps) * found.steps <= capacity
+        found, capacity = TransitionLayout.of(self.policy.info, self.spec), self._own(self.spec.capacity)
+        if self._recorded is not None and self._recorded_rows(1) > capacity:
+            reason = f"is less than the dataset's {self._recorded.num_steps:,} steps need"
+            raise ConfigError("capacity", self.spec.capacity, reason, "use a larger capacity")
+        # Rows of a dataset's short episodes may need more than that. Then each transition is one.
+        fits = self._recorded_rows(found.steps) <= -(-capacity // found.steps)
         return found if fits else TransitionLayout(self.policy.info, 1, 1)
+
+    def _recorded_rows(self, steps: int) -> int:
+        """This trainer's part of a dataset's rows of so many transitions; 0 without a dataset."""
+        rows = 0 if self._recorded is None else self._recorded.num_rows(steps)
+        return -(-rows // self.communicator.world_size)
 
     def _selector(self) -> Selector:
         return self.layout.selector
 
     def _make_replay(self) -> ReplayStore:
-        steps, most = self.layout.steps, self.spec.capacity
+        steps, most = self.layout.steps, self._own(self.spec.capacity)
         if self.total_env_steps is not None:
             # No more than the whole run fills. Ends of episodes of a row's steps or more at most double the rows.
-            new = self.total_env_steps * (1 if steps == 1 else 2)
-            recorded = 0 if self._recorded is None else steps * self._recorded.num_rows(steps)
-            most = min(most, max(recorded + new, self.spec.learning_starts))
-        rows, schema = -(-self._own(most) // steps), self.layout.schema
+            new = self._own(self.total_env_steps) * (1 if steps == 1 else 2)
+            whole = steps * self._recorded_rows(steps) + new
+            most = min(most, max(whole, self._own(self.spec.learning_starts)))
+        rows, schema = -(-most // steps), self.layout.schema
         try:
             return ReplayStore.create(schema, rows, selectors=(self.selector,), seed=self.seed)
         except ReplayError as error:
