@@ -119,6 +119,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         """
         super().__init__(**whose)
         self._recorded = recorded
+        self._env_counts = self.communicator.all_gather(torch.tensor([self.num_envs])).flatten().tolist()
+        """Environments of each trainer."""
         self._share, weight = self._share_of_batch()
         self.layout = self._make_layout()
         self.selector = self._selector()
@@ -143,9 +145,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
 
     def _share_of_batch(self) -> tuple[int, float]:
         """Transitions that this trainer adds to a batch, and that number over the mean of all trainers."""
-        counts = self.communicator.all_gather(torch.tensor([self.num_envs])).flatten().tolist()
+        counts, size = self._env_counts, self.spec.batch_size
         before, whole = sum(counts[: self.communicator.rank]), sum(counts)
-        size = self.spec.batch_size
         share = size * (before + self.num_envs) // whole - size * before // whole
         if size * min(counts) < whole:
             raise ConfigError(
@@ -158,7 +159,9 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         return share, share * self.communicator.world_size / size
 
     def _make_layout(self) -> TransitionLayout:
-        found, capacity = TransitionLayout.of(self.policy.info, self.spec), self._own(self.spec.capacity)
+        """That of all trainers, since each takes its part of a dataset's rows."""
+        found = TransitionLayout.of(self.policy.info, self.spec)
+        capacity = self._part(self.spec.capacity, min(self._env_counts))
         if self._recorded is not None and self._recorded_rows(1) > capacity:
             reason = f"is less than the dataset's {self._recorded.num_steps:,} steps need"
             raise ConfigError("capacity", self.spec.capacity, reason, "use a larger capacity")
@@ -193,8 +196,12 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             ) from error
 
     def _own(self, of_all: int) -> int:
-        """This trainer's part of a number of steps of all environments, at least 1."""
-        return max(1, -(-of_all * self.num_envs // self.total_envs))
+        """This trainer's part of a number of steps of all environments."""
+        return self._part(of_all, self.num_envs)
+
+    def _part(self, of_all: int, num_envs: int) -> int:
+        """That of a trainer of so many environments, at least 1."""
+        return max(1, -(-of_all * num_envs // self.total_envs))
 
     def _make_gatherer(self) -> Gatherer | DeviceGatherer:
         info, device = self.policy.info, self.policy.device

@@ -63,8 +63,8 @@ class OffPolicySpec(AsynchronousSpec):
     def row_form(self, max_episode_steps: int | None) -> tuple[int, int]:
         """Transitions in a row of the replay, and from which observation to which of it a transition leads.
 
-        Those of a rollout of one environment, whose observations are there once. Where returns reach over as many steps or
-        more, this would save nothing: a row is one transition with both of its observations.
+        As many as a rollout has steps, of one episode, whose observations are there once. Where returns reach over as many
+        or more, this would save nothing: a row is one transition with both of its observations.
         """
         steps = min(self.rollout_length, max_episode_steps or self.rollout_length)
         return (steps, self.n_step) if self.n_step < steps else (1, 1)

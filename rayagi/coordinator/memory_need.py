@@ -125,7 +125,9 @@ def _reject_large_replay(spec: RunSpec, info: EnvInfo, plan: PlacementPlan) -> N
 
 
 def replay_bytes(settings: OffPolicySpec, info: EnvInfo, total_env_steps: int | None) -> int:
-    """Lower bound of the memory of all replays: rows of transitions (rayagi.algorithms.transitions), 64 B of status each.
+    """Memory of all replays: rows of transitions (rayagi.algorithms.transitions), and 64 B of status each.
+
+    A lower bound: trees are left out, and a dataset of short episodes may need more.
 
     ``total_env_steps``: of the run, which fills no more; None: without a limit.
     """

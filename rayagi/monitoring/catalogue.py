@@ -109,7 +109,7 @@ CATALOGUE: tuple[GmiMetric, ...] = (
         )
     ),
     *_of_gmis("replay", "transitions", "sum",
-        replay_transitions="transitions that an off-policy algorithm can draw; a row has several, as of one rollout",
+        replay_transitions="transitions that an off-policy algorithm can draw; a row may have several",
         replay_new_transitions="transitions inserted",
     ),
     *_of_gmis("replay", "rows", "max",

@@ -32,8 +32,10 @@ def test_trainers_divide_a_batch_by_their_environments_and_weigh_their_means_by_
     rank, num_envs, rows, weight
 ):
     """10 rows for 6 and 3 environments: 6 and 4. A mean over all ranks counts a rank's mean rows / (10 / 2) times."""
-    group = SimpleNamespace(all_gather=lambda tensor: torch.tensor([[6], [3]]), rank=rank, world_size=2)
-    learner = SimpleNamespace(communicator=group, num_envs=num_envs, spec=SimpleNamespace(batch_size=10))
+    group = SimpleNamespace(rank=rank, world_size=2)
+    learner = SimpleNamespace(
+        communicator=group, num_envs=num_envs, _env_counts=[6, 3], spec=SimpleNamespace(batch_size=10)
+    )
     assert OffPolicyLearner._share_of_batch(learner) == (rows, pytest.approx(weight))
 
 

@@ -346,6 +346,34 @@ def test_a_dataset_of_short_episodes_has_space_in_a_replay_of_its_size(dataset):
     assert replays == [(1, 330, 330, 330), (6, 334, 320 + 24, 320 + 48)]
 
 
+@pytest.mark.parametrize(("capacity", "steps"), [(640, 1), (2000, 6)])
+def test_unequal_trainers_hold_a_dataset_once(dataset, capacity, steps):
+    """Of 6 and 2 environments. A quarter of 640 has space for 160 transitions, not for as many rows of 6 as these need."""
+    spec = with_dataset(dataset, capacity=capacity, rollout_length=6)
+    spec = replace(spec, gmi=replace(spec.gmi, slices=(3.0, 1.0)))
+
+    def work(program):
+        learner = program.learner
+        program.iterate()
+        rows = learner._recorded.rows(
+            learner.policy.model.head, learner.layout, 0.9, 1,
+            part=learner.communicator.rank, parts=2,
+        )  # fmt: skip
+        return learner.layout.steps, learner.num_envs, [
+            tuple(obs[t].tolist())
+            for each in rows
+            for obs, length in zip(each.columns["obs"], each.lengths.tolist(), strict=True)
+            for t in range(length)
+        ]  # fmt: skip
+
+    (*one, first), (*other, second) = run_gmis(spec, 2, work)
+    assert (one, other) == ([steps, 6], [steps, 2])
+    whole = [
+        obs for batch in source_of(str(dataset), POINT).batches() for obs in batch.shifted("obs").tolist()
+    ]
+    assert sorted(first + second) == sorted(map(tuple, whole))
+
+
 def test_a_saved_replay_of_returns_over_several_steps_is_no_dataset(tmp_path):
     program = build(run_of("td3", replace(TD3_SETTINGS, n_step=3), gmi=GmiSpec(num_envs=4)))
     program.iterate()
