@@ -126,10 +126,10 @@ def test_a_meter_gives_intervals_by_the_catalogues_names():
 def test_the_report_says_what_the_replay_holds():
     row = {"replay_rows": 2000.0, "replay_memory_bytes": 2.0**20, "replay_inserts": 100.0}
     text = _replay([{**row, "replay_samples": 450.0}, {**row, "replay_samples": 350.0}])
-    assert text == "2k rows in 1 MiB of memory; 4 drawn per row inserted"
+    assert text == "2k rows in a replay of 1 MiB of memory; 4 drawn per row inserted"
     row |= {"replay_transitions": 16_000.0, "replay_new_transitions": 800.0, "replay_samples": 1600.0}
     text = _replay([row])
-    assert text == "16k transitions in 1 MiB of memory; 2 drawn per transition inserted"
+    assert text == "16k transitions in a replay of 1 MiB of memory; 2 drawn per transition inserted"
     before = {
         "replay_rows": 9.0,
         "replay_memory_bytes": 1.0,
