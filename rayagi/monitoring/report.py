@@ -162,7 +162,9 @@ def _replay(progress: Sequence[Row]) -> str:
     inserts, samples = (
         sum(row.get(name, 0.0) for row in progress if held in row) for name in (new, "replay_samples")
     )
-    text = f"{count_text(last[held])} {what}s in a replay of {bytes_text(last['replay_memory_bytes'])} of memory"
+    text = (
+        f"{count_text(last[held])} {what}s in a replay of {bytes_text(last['replay_memory_bytes'])} of memory"
+    )
     if last.get("replay_disk_bytes"):
         text += f" and {bytes_text(last['replay_disk_bytes'])} on disk"
     if inserts:
