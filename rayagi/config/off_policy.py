@@ -61,7 +61,7 @@ class OffPolicySpec(AsynchronousSpec):
     """Polyak averaging of target networks after each gradient step: target += tau (network - target)."""
 
     def row_form(self, max_episode_steps: int | None) -> tuple[int, int]:
-        """Transitions in a row of the replay, and from which observation to which of it a transition leads.
+        """Transitions in a row of the replay, and observations from the state of one to its later state.
 
         As many as a rollout has steps, of one episode, whose observations are there once. Where returns reach over as many
         or more, this would save nothing: a row is one transition with both of its observations.
