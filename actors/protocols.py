@@ -122,6 +122,8 @@ class EnvInfo:
     one; empty: it is one, or has members that are no arrays of numbers."""
     reward_terms: tuple[str, ...] = ()
     """Names of the terms of the reward; empty if the environment does not report them."""
+    frames: int = 1
+    """Frames of equal size that an observation stacks, oldest first: the next one has all but the first, and one more."""
 
     @property
     def obs_dtype(self) -> np.dtype[Any]:

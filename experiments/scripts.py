@@ -20,6 +20,17 @@ def command_line(doc: str | None, **options: Any) -> argparse.ArgumentParser:
     )
 
 
+def task_id(text: str) -> str:
+    """Type of an argument that names a task. Raises ArgumentTypeError: there is none, or it cannot be made here."""
+    from rayagi.envs import EnvError, make_env_factory  # most scripts need no simulator
+
+    try:
+        make_env_factory(text)
+    except EnvError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def origin() -> dict[str, object]:
     """Machine, versions, commit and date: every result file carries them."""
     return {"date": datetime.now(UTC).isoformat(timespec="seconds"), **collect_versions()}

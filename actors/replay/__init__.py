@@ -29,6 +29,7 @@ from actors.replay.selection import (
 )
 from actors.replay.shard import ReplayShard
 from actors.replay.shards import LostShard, ReplayShards
+from actors.replay.step_priorities import StepPriorities
 from actors.replay.store import ReplayStore, ReservedRow
 from actors.replay.stream import BatchStream
 from actors.replay.subscriptions import Gathered, Gatherer, Subscription, gather
@@ -66,6 +67,7 @@ __all__ = [
     "Saved",
     "Selection",
     "ShardLostError",
+    "StepPriorities",
     "SubSequences",
     "Subscription",
     "TopK",

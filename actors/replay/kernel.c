@@ -14,6 +14,7 @@ Who writes what, in which order (docs/explanation/replay.md has the picture):
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <math.h>
@@ -36,7 +37,7 @@ enum { IN_PLACE, HEAD, TAIL };
 enum { STALE, VALID, OUTSIDE };
 enum { INSERT, SAMPLE }; /* kinds of requests that the rate limiter knows */
 /* Results below 0: why nothing was done. */
-enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11, DAMAGED = -12 };
+enum { LOCK_TIMEOUT = -1, ALL_WRITING = -2, NEED_VICTIM = -3, NOT_OWNED = -4, EMPTY = -5, NO_SLOT = -6, IO_ERROR = -7, NO_MEMORY = -8, FOREIGN = -9, NO_IDENTITY = -10, LIMITED = -11, DAMAGED = -12, NO_STEP = -13, TOO_LARGE = -14 };
 enum { NONE = -1, FANOUT = 8, MAX_LEVELS = 14, BIT_LEVELS = 3, GROUP_BITS = 512, REAP_NS = 100000000, CHUNK = 32, AHEAD = 8, LINE = 64, FETCHED = 512, SPINS = 200, GROUP = 16, ATTEMPTS = 3, WAITERS = 32, BINS = 64, OBSERVED = 8, FEW_BYTES = 8192, YIELDS = 500 };
 /* Rows that return to memory: reads of each index in an epoch, on average; the highest count; slots that are compared for the
    least; by how much a row must be read more often than twice the one that makes room; most in one CHUNK. */
@@ -1272,6 +1273,57 @@ int64_t replay_update(Store *s, int64_t n, const int64_t *indices, const uint64_
             update_tree(s, &s->trees[k], n, indices, &s->trees[k] == raises ? known : 0);
     free(known);
     return unlock(s, done);
+}
+
+/* ---- priorities of timesteps ------------------------------------------------------------------------------------------- */
+
+/* Steps of rows, by weights of (capacity, length): in each the first step t with w_0 + .. + w_t > rest, and its weight. Where
+   rounding left a rest as large as the sum, the last step that has a weight. */
+int64_t replay_choose_steps(int64_t capacity, int64_t length, int64_t n, const int64_t *rows, const double *rest,
+                            const double *weights, int64_t *steps, double *chosen) {
+    for (int64_t i = 0; i < n; i++) {
+        if (rows[i] < 0 || rows[i] >= capacity) return FOREIGN;
+        __builtin_prefetch(&weights[rows[i] * length]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const double *w = &weights[rows[i] * length];
+        double end = 0.0;
+        int64_t found = 0;
+        for (int64_t t = 0; t < length && end <= rest[i]; t++)
+            if (w[t] > 0.0) end += w[t], found = t;
+        steps[i] = found, chosen[i] = w[found];
+    }
+    return 0;
+}
+
+/* Set weights of steps to their priorities to the power of an exponent, and priorities of rows to the sums of their weights,
+   except of rows of another generation. ``sums``: room for n numbers. */
+int64_t replay_update_steps(Store *s, int64_t n, const int64_t *indices, const uint64_t *generations, const int64_t *steps,
+                            const double *priorities, double exponent, double *weights, double *sums) {
+    const double most = DBL_MAX / (double)s->max_length;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row = indices[i] - s->base;
+        if (!is_local(s, row)) return FOREIGN;
+        if (steps[i] < 0 || steps[i] >= s->max_length) return NO_STEP;
+        __builtin_prefetch(&s->rows[row]);
+        __builtin_prefetch(&weights[row * s->max_length], 1);
+        sums[i] = priorities[i] > 0.0 ? pow(priorities[i], exponent) : 0.0;
+        if (!(sums[i] <= most)) return TOO_LARGE;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const Row *r = &s->rows[indices[i] - s->base];
+        if (is_current(r, generations[i]) && steps[i] >= r->length) return NO_STEP;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row = indices[i] - s->base;
+        if (is_current(&s->rows[row], generations[i])) weights[row * s->max_length + steps[i]] = sums[i];
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const double *w = &weights[(indices[i] - s->base) * s->max_length];
+        sums[i] = 0.0;
+        for (int64_t t = 0; t < s->max_length; t++) sums[i] += w[t];
+    }
+    return replay_update(s, n, indices, generations, sums);
 }
 
 /* ---- checkpoints ------------------------------------------------------------------------------------------------------ */

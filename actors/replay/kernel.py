@@ -45,7 +45,9 @@ STALE, VALID, OUTSIDE = range(3)
     NO_IDENTITY,
     LIMITED,
     DAMAGED,
-) = range(-1, -13, -1)
+    NO_STEP,
+    TOO_LARGE,
+) = range(-1, -15, -1)
 FANOUT, MAX_LEVELS = 8, 14
 WAITERS, BINS = 32, 64
 INSERT, SAMPLE = range(2)
@@ -206,6 +208,7 @@ _ARGUMENTS = {
     "create": "p", "release": "p", "reap": "p", "identity": "",
     "allocate": "pip", "commit": "pippppi", "cancel": "pip", "insert": "piippppipp", "evict": "piu",
     "delete": "pipp", "update": "pippp", "snapshot": "pp", "mark": "pippp", "unmark": "pipp",
+    "choose_steps": "iiippppp", "update_steps": "pippppdpp",
     "wait": "pii", "wait_begin": "pii", "wait_end": "piii", "waiters": "pp", "limit": "ppi", "shift_error": "pd",
     "times_sampled": "pip",
     "uniforms": "uuuuiip", "draws_left": "pii", "edges": "pip", "leaves": "pipp",

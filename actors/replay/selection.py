@@ -141,10 +141,7 @@ class Prioritized:
 
     def __post_init__(self) -> None:
         _check_windows(self.length, self.stride)
-        if not (0 <= self.exponent < np.inf and 0 <= self.importance < np.inf):
-            raise ReplayError(
-                f"exponent {self.exponent} and importance {self.importance}: use finite numbers that are at least 0"
-            )
+        _check_importance(self.exponent, self.importance)
 
     @property
     def spec(self) -> TreeSpec:
@@ -156,6 +153,41 @@ class Prioritized:
         drawn, probabilities = _by_targets(table, self.spec, draw)
         starts = _starts(drawn.lengths, self.length, self.stride, draw)
         return _found(drawn, starts, probabilities)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrioritizedSteps:
+    """Timesteps with probability w / sum of all w, for the weights w of ``StepPriorities``, whose ``selector`` makes this.
+
+    Importance weights as of ``Prioritized``, for N timesteps.
+    """
+
+    weights: Floats
+    importance: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_importance(1.0, self.importance)
+
+    @property
+    def spec(self) -> TreeSpec:
+        """Each row counts its priority, the sum of its steps' weights."""
+        return Prioritized().spec
+
+    def choose(self, table: Table, draw: _Draw) -> _Found:
+        """As of ``Selector``."""
+        drawn, _ = _by_targets(table, self.spec, draw)
+        # The rest of the target is uniform within the row's sum: where it falls is the step.
+        steps, chosen = np.empty(draw.k, np.int64), np.empty(draw.k)
+        arrays = (drawn.indices, drawn.rest, self.weights, steps, chosen)
+        kernel.library().replay_choose_steps(*self.weights.shape, draw.k, *map(kernel.address, arrays))
+        return _found(drawn, steps, chosen / drawn.total)
+
+
+def _check_importance(exponent: float, importance: float) -> None:
+    if not (0 <= exponent < np.inf and 0 <= importance < np.inf):
+        raise ReplayError(
+            f"exponent {exponent} and importance {importance}: use finite numbers that are at least 0"
+        )
 
 
 def _found(drawn: Drawn, steps: Integers, probabilities: Floats) -> _Found:

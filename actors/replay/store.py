@@ -394,6 +394,19 @@ class ReplayStore(ClosesOnExit):
             self._library.replay_update, len(indices), *map(address, (indices, generations, values))
         )
 
+    def update_steps(
+        self, keys: Keys, steps: Integers, priorities: ArrayLike, exponent: float, weights: Floats
+    ) -> None:
+        """Set weights of timesteps and priorities of their rows. See ``StepPriorities.update``."""
+        indices, generations = checked(keys)
+        values, sums = non_negative("priorities", priorities, len(indices)), np.empty(len(indices))
+        steps = np.ascontiguousarray(steps, np.int64)
+        if steps.shape != indices.shape:
+            raise ReplayError(f"got steps {list(steps.shape)} for {counted(len(indices), 'row')}")
+        given = map(address, (indices, generations, steps, values))
+        outputs = map(address, (weights, sums))
+        self._call(self._library.replay_update_steps, len(indices), *given, exponent, *outputs)
+
     def reclaim(self) -> int:
         """Take back the rows of writers that have ended. Done by itself when rows are needed. Returns how many."""
         return self._call(self._library.replay_reap)
@@ -914,5 +927,7 @@ _REASONS = {
     kernel.EMPTY: "nothing can be selected: the store is empty, all weights are zero, or their sum is not finite",
     kernel.IO_ERROR: "the file of spilled rows cannot be read or written: is its disk full?",
     kernel.NO_IDENTITY: "this process cannot read its entry in /proc: are its file descriptors used up?",
+    kernel.NO_STEP: "a timestep is none of its row",
+    kernel.TOO_LARGE: "a priority to the power of the exponent is too large",
     kernel.NO_MEMORY: "there is no memory for the bookkeeping of a request of this size",
 }

@@ -16,7 +16,7 @@ import torch
 from actors.gmi import GmiContext
 from experiments.ablation.run import HERE, NO_COMPILER, TASKS, Row, Setting, table
 from experiments.ablation.turns import Turns
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, task_id, write_results
 from placement.types import Slice
 
 LAYOUT = "1x1"
@@ -50,7 +50,9 @@ def measure(setting: Setting, rounds: int, iterations: int) -> Iterable[Row]:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
+    parser.add_argument(
+        "--tasks", type=lambda text: [task_id(task) for task in text.split(",")], default=list(TASKS)
+    )
     parser.add_argument("--observations", nargs="+", default=["norm", "raw"], choices=["norm", "raw"])
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--iterations", type=int, default=3)

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, task_id, write_results
 from rayagi.config.presets import preset
 from rayagi.config.spec import RunSpec
 
@@ -246,7 +246,9 @@ def table(rows: Sequence[Row]) -> str:
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", type=lambda text: text.split(","), default=list(TASKS))
+    parser.add_argument(
+        "--tasks", type=lambda text: [task_id(task) for task in text.split(",")], default=list(TASKS)
+    )
     parser.add_argument("--layouts", nargs="+", default=["2x1", "1x2"], choices=["2x1", "1x2"])
     parser.add_argument("--observations", nargs="+", default=["norm", "raw"], choices=["norm", "raw"])
     parser.add_argument("--only", help="one mechanism; torch.compile is measured only so")

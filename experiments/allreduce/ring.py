@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, task_id, write_results
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.config.spec import EnvSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.coordinator.session import Session
@@ -93,7 +93,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", type=task_id, default=list(TASKS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0, help="of training in each run")
     parser.add_argument("--out", type=Path, default=RESULTS)

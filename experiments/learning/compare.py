@@ -28,7 +28,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve, train
-from experiments.scripts import command_line, origin
+from experiments.scripts import command_line, origin, task_id
 from experiments.throughput.watch import EITHER, WaitPolicy
 from rayagi.config.presets import preset
 
@@ -197,7 +197,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("tasks", nargs="+")
+    parser.add_argument("tasks", nargs="+", type=task_id)
     parser.add_argument("--variants", nargs="+", default=["ppo", f"ppo{ONE_PROCESS}", *PEERS[:2]])
     parser.add_argument(
         "--peers", type=Path, default=Path("PEERS"), help="folder of experiments/peers/setup.sh"

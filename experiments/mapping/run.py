@@ -18,7 +18,7 @@ from experiments.mapping.cases import KINDS, Case, cases, spec_of
 from experiments.mapping.measure import measured
 from experiments.mapping.plots import draw
 from experiments.mapping.summary import Line, table, validation_of
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, task_id, write_results
 from experiments.throughput.run import QUIET_SHARE, busy_share
 from placement.inventory import local_machine
 from rayagi.coordinator.cluster import connected
@@ -84,7 +84,7 @@ def write(stem: Path, header: dict[str, object], costs: dict[str, UnitCosts], li
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5"])
+    parser.add_argument("--tasks", nargs="+", type=task_id, default=["Ant-v5", "HalfCheetah-v5"])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--num-envs", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--repeats", type=int, default=1)

@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 
 from collectives.costs import all_reduce_s
 from experiments.nodes.hosts import Host, hosts, missing
-from experiments.scripts import command_line, origin, spread
+from experiments.scripts import command_line, origin, spread, task_id
 from experiments.throughput.settings import ROLLOUT_LENGTH, run_spec
 from rayagi.coordinator.cluster_forecast import HOP_LATENCY_S
 
@@ -270,7 +270,7 @@ def headline(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", nargs="+", default=["HalfCheetah-v5", "Humanoid-v5"])
+    parser.add_argument("--tasks", nargs="+", type=task_id, default=["HalfCheetah-v5", "Humanoid-v5"])
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument(
         "--megabits", type=float, nargs="+", default=[1000.0], help="of each link, per second"

@@ -22,7 +22,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from actors.gmi import GmiContext
-from experiments.scripts import command_line, origin, spread, write_results
+from experiments.scripts import command_line, origin, spread, task_id, write_results
 from rayagi.algorithms.factory import training_factory
 from rayagi.algorithms.off_policy import OffPolicyLearner
 from rayagi.algorithms.program import DpOnlyProgram
@@ -96,7 +96,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", nargs="+", default=TASKS, metavar="TASK")
+    parser.add_argument("--tasks", nargs="+", type=task_id, default=TASKS, metavar="TASK")
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS, choices=ALGORITHMS)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS)

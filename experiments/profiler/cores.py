@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from actors.gmi import GmiContext
-from experiments.scripts import command_line, origin
+from experiments.scripts import command_line, origin, task_id
 from placement.inventory import local_machine
 from placement.types import Slice
 from rayagi.algorithms.factory import TrainingFactory
@@ -158,7 +158,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", type=task_id, default=list(TASKS))
     parser.add_argument("--iterations", type=int, default=10, help="epochs in the paper's words")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()

@@ -27,7 +27,7 @@ import torch
 from matplotlib.figure import Figure
 
 from actors.gmi import GmiContext
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, task_id, write_results
 from placement.types import Slice
 from rayagi import profiler
 from rayagi.algorithms.factory import TrainingFactory
@@ -270,7 +270,9 @@ def main() -> int:
     """Command line; returns the exit code."""
     parser = command_line(__doc__)
     parser.add_argument("what", choices=("phases", "workers", "calls", "worker"))
-    parser.add_argument("--tasks", nargs="+", default=[task for task, _ in PHASE_CASES], help="of phases")
+    parser.add_argument(
+        "--tasks", nargs="+", type=task_id, default=[task for task, _ in PHASE_CASES], help="of phases"
+    )
     parser.add_argument("--workers", nargs="+", type=int, default=list(WORKERS), help="processes, of workers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()

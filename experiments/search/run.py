@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.scripts import command_line, origin
+from experiments.scripts import command_line, origin, task_id
 from experiments.throughput.run import wait_until_quiet
 from placement.inventory import local_machine
 from placement.search import TrialMeasurement, core_counts
@@ -284,7 +284,9 @@ def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
     parser.add_argument("--name", required=True, help="names the results; the same name goes on")
-    parser.add_argument("--tasks", nargs="+", default=["Ant-v5", "HalfCheetah-v5", "Humanoid-v5"])
+    parser.add_argument(
+        "--tasks", nargs="+", type=task_id, default=["Ant-v5", "HalfCheetah-v5", "Humanoid-v5"]
+    )
     parser.add_argument("--repeats", type=int, default=14, help="of what came near the best (default: 14)")
     parser.add_argument("--train-seconds", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=HERE / "results")

@@ -149,7 +149,7 @@ def _residual(errors: torch.Tensor, seconds: float) -> Residual:
 def main() -> None:
     """Measure, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--engine", default="mujoco_cpu", choices=("mujoco_cpu", "mujoco_warp"))
     parser.add_argument("--iterations", nargs="+", type=int, default=[4, 6, 8, 12, 20])
     parser.add_argument("--ls-iterations", type=int, help="of all cases; without it, the model's own")

@@ -116,7 +116,7 @@ def measure(env_id: str, num_envs: int, num_threads: int, num_steps: int, repeat
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--num-envs", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=60)

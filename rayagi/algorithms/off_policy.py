@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.protocols import EnvInfo, StateDict
@@ -31,7 +33,7 @@ from actors.replay import (
     select,
 )
 from actors.replay.selection import Selector
-from actors.rollout import Rollout, obs_type
+from actors.rollout import Rollout
 from collectives.communicator import Communicator
 from rayagi.algorithms.gradient_updater import refuse_nonfinite, timed_collective
 from rayagi.algorithms.parameter_group import ParameterGroups
@@ -39,8 +41,6 @@ from rayagi.algorithms.rollout_learner import MergedLearner
 from rayagi.algorithms.transitions import (
     ACTION,
     DISCOUNT,
-    NEXT_OBS,
-    OBS,
     REWARD,
     TransitionAssembler,
     TransitionLayout,
@@ -104,8 +104,6 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
 
     updater_class: ClassVar[type[OffPolicyUpdater[Any]]]
     """What makes the gradient steps."""
-    new_priority = 1.0
-    """Of rows that are inserted."""
 
     def __init__(self, *, recorded: RecordedTransitions | None = None, **whose: Any) -> None:
         """Collective; arguments as for MergedLearner.
@@ -123,7 +121,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         """Environments of each trainer."""
         self._share, weight = self._share_of_batch()
         self.layout = self._make_layout()
-        self.selector = self._selector()
+        self.selector: Selector = self.layout.selector
         """How transitions are drawn."""
         self.replay = self._make_replay()
         self._meter, self._new_transitions = ReplayMeter(self.replay), 0
@@ -161,6 +159,8 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     def _make_layout(self) -> TransitionLayout:
         """That of all trainers, since each takes its part of a dataset's rows."""
         found = TransitionLayout.of(self.policy.info, self.spec)
+        if self._recorded is not None:
+            found = replace(found, frames=1)  # whoever recorded it may have left steps out
         capacity = self._part(self.spec.capacity, min(self._env_counts))
         if self._recorded is not None and self._recorded_rows(1) > capacity:
             reason = f"is less than the dataset's {self._recorded.num_steps:,} steps need"
@@ -174,8 +174,9 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         rows = 0 if self._recorded is None else self._recorded.num_rows(steps)
         return -(-rows // self.communicator.world_size)
 
-    def _selector(self) -> Selector:
-        return self.layout.selector
+    def _selectors(self) -> tuple[Selector, ...]:
+        """Those that the replay is made for."""
+        return (self.layout.selector,)
 
     def _make_replay(self) -> ReplayStore:
         steps, most = self.layout.steps, self._own(self.spec.capacity)
@@ -186,7 +187,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
             most = min(most, max(whole, self._own(self.spec.learning_starts)))
         rows, schema = -(-most // steps), self.layout.schema
         try:
-            return ReplayStore.create(schema, rows, selectors=(self.selector,), seed=self.seed)
+            return ReplayStore.create(schema, rows, selectors=self._selectors(), seed=self.seed)
         except ReplayError as error:
             raise ConfigError(
                 "capacity",
@@ -204,18 +205,10 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         return max(1, -(-of_all * num_envs // self.total_envs))
 
     def _make_gatherer(self) -> Gatherer | DeviceGatherer:
-        info, device = self.policy.info, self.policy.device
+        device, subscriptions = self.policy.device, self.layout.subscriptions
         if device.type == "cuda":
-            return DeviceGatherer(self.replay, self.layout.subscriptions, self._share, device)
-        action = torch.int64 if info.action.is_discrete else torch.float32
-        out = {
-            OBS: torch.empty((self._share, info.obs_dim), dtype=obs_type(info)),
-            NEXT_OBS: torch.empty((self._share, info.obs_dim), dtype=obs_type(info)),
-            ACTION: torch.empty((self._share, *info.action.shape), dtype=action),
-            REWARD: torch.empty(self._share),
-            DISCOUNT: torch.empty(self._share),
-        }
-        return Gatherer(self.replay, self.layout.subscriptions, self._share, out=out)
+            return DeviceGatherer(self.replay, subscriptions, self._share, device)
+        return Gatherer(self.replay, subscriptions, self._share, out=self.layout.batch(self._share))
 
     @property
     def warms_up(self) -> bool:
@@ -274,8 +267,12 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
         # More rows than the replay holds would need rows of their own batch to be overwritten.
         kept = slice(-self.replay.capacity, None)
         columns = {name: column[kept].numpy() for name, column in rows.columns.items()}
-        self.replay.insert(columns, rows.lengths[kept].numpy(), priorities=self.new_priority)
+        self._put(columns, rows.lengths[kept].numpy())
         self._new_transitions += int(rows.lengths[kept].sum())
+
+    def _put(self, columns: Mapping[str, NDArray[Any]], lengths: NDArray[np.int64]) -> None:
+        """Insert rows into the replay."""
+        self.replay.insert(columns, lengths)
 
     def _insert_recorded(self, recorded: RecordedTransitions) -> None:
         """Insert this trainer's part of a dataset. Its observations are the first ones of the running statistics, unless
@@ -313,7 +310,7 @@ class OffPolicyLearner(MergedLearner[OffPolicySpecT]):
     def batch(self, selection: Selection) -> Transitions:
         """These transitions with observations normalised by the current statistics. Valid until the next call."""
         values = self._gatherer(selection).values
-        obs, next_obs = (self.policy.observe(values[name]) for name in (OBS, NEXT_OBS))
+        obs, next_obs = map(self.policy.observe, self.layout.observations(values))
         return Transitions(obs, next_obs, *(values[name] for name in (ACTION, REWARD, DISCOUNT)))
 
     def _held(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,8 +14,9 @@ from actors.protocols import EnvInfo
 from actors.replay import Column, ReplaySchema, Subscription, SubSequences, Uniform
 from actors.rollout import Rollout
 from rayagi.config.off_policy import OffPolicySpec
+from rayagi.envs.errors import FrameStackError
 
-OBS, NEXT_OBS, ACTION, REWARD, DISCOUNT = "obs", "next_obs", "action", "reward", "discount"
+OBS, NEXT_OBS, ACTION, REWARD, DISCOUNT, LATER = "obs", "next_obs", "action", "reward", "discount", "later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,44 +25,67 @@ class TransitionLayout:
 
     The later state of step t is observation t + ``reach`` of its row, which so has each observation once. Behind an
     episode's end its last one is repeated.
+
+    Of observations that stack ``frames`` each frame is there once: observation t is frames t to t + ``frames`` - 1 of its
+    row. Since no frame is repeated behind an episode's end, each step has a column for the steps to its later state.
     """
 
     info: EnvInfo
     steps: int
     reach: int
+    frames: int = 1
 
     @classmethod
     def of(cls, info: EnvInfo, spec: OffPolicySpec) -> TransitionLayout:
         """That of an algorithm's replay."""
-        return cls(info, *spec.row_form(info.max_episode_steps))
+        steps, reach = spec.row_form(info.max_episode_steps)
+        return cls(info, steps, reach, info.frames if steps > 1 else 1)
 
     @property
     def schema(self) -> ReplaySchema:
         """Columns of a row.
 
-        obs: raw; action; reward: discounted sum of n rewards; discount: of the value of the later state, 0 if the episode
-        was terminated before it.
+        obs: raw, or frames of it; action; reward: discounted sum of n rewards; discount: of the value of the later state, 0
+        if the episode was terminated before it; of frames, later: steps to that state.
         """
         info = self.info
         action = np.int64 if info.action.is_discrete else np.float32
+        extra = self.reach + self.frames - 1
         columns = (
-            Column(name=OBS, dtype=info.obs_dtype, shape=(info.obs_dim,), extra=self.reach),
+            Column(name=OBS, dtype=info.obs_dtype, shape=(info.obs_dim // self.frames,), extra=extra),
             Column(name=ACTION, dtype=action, shape=info.action.shape),
             Column(name=REWARD, dtype=np.float32),
             Column(name=DISCOUNT, dtype=np.float32),
+            *([Column(name=LATER, dtype=np.int32)] if self.frames > 1 else []),
         )
         return ReplaySchema(columns, self.steps)
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
         """What a batch takes of a transition."""
-        return (
-            Subscription(column=OBS),
-            Subscription(column=OBS, offset=self.reach, name=NEXT_OBS),
-            Subscription(column=ACTION),
-            Subscription(column=REWARD),
-            Subscription(column=DISCOUNT),
-        )
+        observed = (Subscription(column=OBS), Subscription(column=OBS, offset=self.reach, name=NEXT_OBS))
+        if self.frames > 1:
+            # One window from the first frame of the state to the last that its later state may have.
+            window = Subscription(column=OBS, length=self.frames + self.reach)
+            observed = (window, Subscription(column=LATER))
+        return (*observed, *(Subscription(column=name) for name in (ACTION, REWARD, DISCOUNT)))
+
+    def batch(self, size: int) -> dict[str, Tensor]:
+        """Host memory for what a batch takes of ``size`` transitions, by name."""
+        columns, found = {column.name: column for column in self.schema.columns}, {}
+        for wanted in self.subscriptions:
+            column, window = columns[wanted.column], () if wanted.length is None else (wanted.length,)
+            found[wanted.key] = torch.from_numpy(np.empty((size, *window, *column.shape), column.dtype))
+        return found
+
+    def observations(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """States of the transitions of a batch, and later states, raw: (B, obs_dim) each."""
+        if self.frames == 1:
+            return values[OBS], values[NEXT_OBS]
+        window = values[OBS]  # (B, frames + reach, obs_dim / frames)
+        row, frame = (torch.arange(n, device=window.device) for n in (len(window), self.frames))
+        later = window[row.unsqueeze(1), values[LATER].unsqueeze(1) + frame]
+        return window[:, : self.frames].flatten(1), later.flatten(1)
 
     @property
     def selector(self) -> Uniform | SubSequences:
@@ -186,7 +210,7 @@ def recorded_rows(
 
 def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n: int) -> TransitionRows:
     """The transitions that begin with the first ``starts`` steps."""
-    rewards, discounts, last = _returns(steps, starts, gamma, n)
+    rewards, discounts, last, later = _returns(steps, starts, gamma, n)
     firsts, lengths = _pieces(steps.cut[:starts], layout.steps)
     num_envs = steps.rewards.shape[1]
     # Step i of row m is the firsts[m] + i num_envs -th of all steps; behind the row's end its last one is repeated.
@@ -194,6 +218,16 @@ def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n:
     at = firsts.unsqueeze(1) + num_envs * torch.minimum(torch.arange(layout.steps), ends)
     flat = {ACTION: steps.actions[:starts], REWARD: rewards, DISCOUNT: discounts}
     columns = {name: column.flatten(0, 1)[at] for name, column in flat.items()}
+    if layout.frames > 1:
+        columns[LATER] = later.flatten(0, 1)[at]
+        row, step = (torch.arange(layout.steps) <= ends).nonzero(as_tuple=True)
+        each = at[row, step]
+        stacks = _Stacks(
+            row,
+            step,
+            *(field.flatten(0, 1)[each] for field in (steps.obs[:starts], last, later, discounts == 0)),
+        )
+        return TransitionRows({OBS: _frames(layout, stacks, len(lengths)), **columns}, lengths)
     # Observation i is that of step i; from the row's length on, what step i - reach leads to.
     number = torch.arange(layout.steps + layout.reach)
     observed = steps.obs[:starts].flatten(0, 1)[firsts.unsqueeze(1) + num_envs * torch.minimum(number, ends)]
@@ -201,6 +235,45 @@ def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n:
     source = torch.minimum(i - layout.reach, ends[row, 0]).clamp(min=0)
     observed[row, i] = last.flatten(0, 1)[firsts[row] + num_envs * source]
     return TransitionRows({OBS: observed, **columns}, lengths)
+
+
+class _Stacks(NamedTuple):
+    """Observations of K transitions as stacks of frames, and where they are.
+
+    Attributes:
+        row, step: of each transition                          (K,)
+        obs, last: before its action, and of its later state   (K, obs_dim)
+        later: steps to that state                             (K,)
+        ended: whether the episode was terminated before it    (K,) bool
+    """
+
+    row: Tensor
+    step: Tensor
+    obs: Tensor
+    last: Tensor
+    later: Tensor
+    ended: Tensor
+
+
+def _frames(layout: TransitionLayout, stacks: _Stacks, num_rows: int) -> Tensor:
+    """Frames of these rows, (num_rows, steps + extra, obs_dim / frames).
+
+    Raises:
+        FrameStackError: an observation cannot be read from them.
+    """
+    count, size = layout.steps + layout.reach + layout.frames - 1, layout.info.obs_dim // layout.frames
+    found = torch.zeros((num_rows, count, size), dtype=stacks.obs.dtype)
+    row, frame = stacks.row.unsqueeze(1), torch.arange(layout.frames)
+    here, there = ((row, at.unsqueeze(1) + frame) for at in (stacks.step, stacks.step + stacks.later))
+    obs, last = (values.view(-1, layout.frames, size) for values in (stacks.obs, stacks.last))
+    # First those whose value counts for nothing, behind a termination: that of a simulation's error is not continued.
+    for chosen in (stacks.ended, ~stacks.ended):
+        found[there[0][chosen], there[1][chosen]] = last[chosen]
+    found[here] = obs
+    read = found[there].eq(last).flatten(1).all(1) | stacks.ended
+    if not (read.all() and torch.equal(found[here], obs)):
+        raise FrameStackError(layout.info.env_id, layout.frames)
+    return found
 
 
 def _pieces(cut: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -237,14 +310,14 @@ def _steps_of(rollout: Rollout) -> _Steps:
     return _Steps(*(field.cpu() for field in found))
 
 
-def _returns(steps: _Steps, starts: int, gamma: float, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """R = sum_{j<k} gamma^j r_{t+j}, the discount gamma^k (0 if terminated), and s_{t+k}, for the first ``starts`` steps.
+def _returns(steps: _Steps, starts: int, gamma: float, n: int) -> tuple[Tensor, ...]:
+    """R = sum_{j<k} gamma^j r_{t+j}, the discount gamma^k (0 if terminated), s_{t+k}, and k, for the first ``starts`` steps.
 
     k is n, or fewer where the trajectory ends.
     """
     rewards, last = steps.rewards[:starts].clone(), steps.next_obs[:starts]
     terminated, cut = steps.terminated[:starts].clone(), steps.cut[:starts].clone()
-    discounts = torch.full_like(rewards, gamma)
+    discounts, count = torch.full_like(rewards, gamma), torch.ones_like(cut, dtype=torch.int32)
     for j in range(1, min(n, len(steps.rewards))):
         # Step t + j continues the return of t unless the trajectory has ended before it. Steps beyond the last one are
         # only asked for after a cut.
@@ -252,10 +325,11 @@ def _returns(steps: _Steps, starts: int, gamma: float, n: int) -> tuple[Tensor, 
         goes_on = ~cut
         rewards += goes_on * gamma**j * later.rewards
         discounts = torch.where(goes_on, gamma ** (j + 1), discounts)
+        count += goes_on
         last = torch.where(goes_on.unsqueeze(-1), later.next_obs, last)
         terminated |= goes_on & later.terminated
         cut |= later.cut
-    return rewards, discounts * ~terminated, last
+    return rewards, discounts * ~terminated, last, count
 
 
 def _shifted(field: Tensor, by: int, count: int) -> Tensor:

@@ -16,8 +16,8 @@ from rayagi.config.spec import NetworkSpec, RunSpec
 from rayagi.coordinator.search_store import SearchStore
 from rayagi.run.quantities import bytes_text
 
-_REAL, _FLAG, _WHOLE = 4, 1, 8
-"""Bytes of float32, bool and int64."""
+_REAL, _FLAG, _WHOLE, _COUNT = 4, 1, 8, 4
+"""Bytes of float32, bool, int64 and int32."""
 _STATUS = 64
 """Bytes of a row's status in a replay (actors.replay)."""
 
@@ -133,7 +133,13 @@ def replay_bytes(settings: OffPolicySpec, info: EnvInfo, total_env_steps: int | 
     """
     action = (_WHOLE if info.action.is_discrete else _REAL) * info.action.dim
     steps, reach = settings.row_form(info.max_episode_steps)
-    row = (steps + reach) * info.obs_bytes + steps * (2 * _REAL + action) + _STATUS
+    frames = info.frames if steps > 1 else 1
+    later = _COUNT if frames > 1 else 0
+    row = (
+        (steps + reach + frames - 1) * info.obs_bytes // frames
+        + steps * (2 * _REAL + action + later)
+        + _STATUS
+    )
     most = settings.capacity if total_env_steps is None else min(settings.capacity, total_env_steps)
     return -(-most // steps) * row
 

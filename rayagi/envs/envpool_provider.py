@@ -171,6 +171,7 @@ class EnvPoolProvider(EnvProvider):
             action=action,
             obs_parts=(part,) if part.is_image else (),
             max_episode_steps=None if limit == _NO_LIMIT else limit,
+            frames=_frames(spec.config),
         )
 
     def make(
@@ -197,6 +198,11 @@ def _spec(env_id: str, options: Mapping[str, Any]) -> Any:
         raise EnvironmentOptionError(
             env_id, f"EnvPool cannot make it with {dict(options)}: {reason}"
         ) from error
+
+
+def _frames(config: Any) -> int:
+    """Frames that an observation stacks along its first dimension."""
+    return max(int(getattr(config, name, 1)) for name in ("stack_num", "frame_stack"))
 
 
 def _options(env_id: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -158,6 +158,20 @@ class EnvironmentFailedError(_NamedError):
         self.args = env_id, where, reason
 
 
+class FrameStackError(EnvError):
+    """Observations do not continue the stacks of frames before them."""
+
+    def __init__(self, env_id: str, frames: int) -> None:
+        super().__init__(env_id, frames)
+        self.env_id, self.frames = env_id, frames
+
+    def __str__(self) -> str:
+        return (
+            f"{self.env_id}: an observation does not continue the stack of {self.frames} frames before it, which a replay "
+            "stores frame by frame: if the environment changes an array that it has returned, let it return copies"
+        )
+
+
 class SimulatorLostError(_NamedError):
     """An external simulator process exited, failed, or does not respond."""
 

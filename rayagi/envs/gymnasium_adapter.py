@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
+from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
@@ -44,6 +45,11 @@ ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
 _MOST_CHANNELS = 4
 _LEAST_PIXELS = 10
+_PASSING = (
+    *(wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.TimeLimit),
+    *(wrappers.RecordEpisodeStatistics, gymnasium.RewardWrapper, gymnasium.ActionWrapper),
+)
+"""Wrappers that return observations as they are."""
 _MOST_OPTIONS = 1024
 """Most values of one integer in a Box action space: each needs a logit."""
 
@@ -130,7 +136,16 @@ def _info(env_id: str, env: CheckedEnv) -> EnvInfo:
         obs_leaves=observation_leaves(space),
         obs_members=tuple((key, gymnasium.spaces.flatdim(member)) for key, member in members),
         max_episode_steps=limit if limit is not None and limit > 0 else None,
+        frames=_frames(env.env),
     )
+
+
+def _frames(env: gymnasium.Env[Any, Any]) -> int:
+    """Frames that an observation stacks by Gymnasium's wrapper, if nothing changes what it returns."""
+    while isinstance(env, _PASSING) and isinstance(env.observation_space, gymnasium.spaces.Box):
+        env = env.env
+    stacks = isinstance(env, wrappers.FrameStackObservation)
+    return env.stack_size if stacks and isinstance(env.observation_space, gymnasium.spaces.Box) else 1
 
 
 def observation_leaves(space: gymnasium.Space[Any]) -> tuple[ObsLeaf, ...]:

@@ -39,7 +39,7 @@ def policy_view(info: EnvInfo, critic_only: tuple[str, ...]) -> tuple[EnvInfo, t
         raise ConfigError("network.critic_only", critic_only, reason, "name fewer")
     columns = tuple(column for column in range(info.obs_dim) if column not in hidden)
     encoded = tuple(parts) if any(part.is_image for part in parts) else ()
-    return replace(info, obs_dim=len(columns), obs_parts=encoded), columns
+    return replace(info, obs_dim=len(columns), obs_parts=encoded, frames=1), columns
 
 
 def _columns(info: EnvInfo, name: str, critic_only: tuple[str, ...]) -> range:

@@ -110,5 +110,19 @@ class Bars(gymnasium.Env):
         return self._show(), reward, False, self._step == 16, {}
 
 
+class Same(gymnasium.ObservationWrapper):
+    """Returns observations as they are."""
+
+    def observation(self, observation: Any) -> Any:
+        return observation
+
+
+def stacked(frames: int = 4, hidden: bool = False, **kwargs: Any) -> gymnasium.Env:
+    """Bars with this many frames in an observation. hidden: a wrapper that may change them is around the stack."""
+    env = gymnasium.wrappers.FrameStackObservation(Bars(**kwargs), frames)
+    return Same(env) if hidden else env
+
+
 gymnasium.register("Echo-v0", Echo)
+gymnasium.register("Stacked-v0", stacked)
 gymnasium.register("Bars-v0", Bars)

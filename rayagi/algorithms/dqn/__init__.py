@@ -64,10 +64,6 @@ class DQNSpec(OffPolicySpec):
     sigma0: float = 0.5
     """Initial noise of noisy layers."""
 
-    def row_form(self, max_episode_steps: int | None) -> tuple[int, int]:
-        """As of OffPolicySpec; where each transition has a priority, it is a row."""
-        return (1, 1) if self.prioritized else OffPolicySpec.row_form(self, max_episode_steps)
-
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Rules of every off-policy algorithm, and of the options."""
         yield from OffPolicySpec.broken_rules(self, section)

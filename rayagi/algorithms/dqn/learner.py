@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
 from actors.protocols import EnvInfo, StateDict
-from actors.replay import Prioritized, Selection, select
+from actors.replay import Prioritized, Selection, StepPriorities, select
 from actors.replay.selection import Selector
 from actors.rollout import Rollout
 from rayagi.algorithms.categorical import Support, cross_entropy, divergence
@@ -27,6 +28,8 @@ from rayagi.models.recurrent import Sequences
 
 LEAST_PRIORITY = 1e-6
 """Added to errors, so that no transition is lost to selection (Schaul et al. 2016, §3.3)."""
+FIRST_PRIORITY = 1.0
+"""Of new transitions, until one has a larger one."""
 
 
 class QModel(Model):
@@ -134,27 +137,46 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
     updater_class = DQNUpdater
     updater: DQNUpdater
 
-    def _selector(self) -> Selector:
-        if not self.spec.prioritized:
-            return super()._selector()
-        return Prioritized(self.spec.priority_exponent, self._importance())
+    def __init__(self, **whose: Any) -> None:
+        """As of OffPolicyLearner."""
+        super().__init__(**whose)
+        self.new_priority = FIRST_PRIORITY
+        """Of transitions that are inserted: the largest so far."""
+        self._priorities = (
+            StepPriorities(self.replay, self.spec.priority_exponent) if self.spec.prioritized else None
+        )
+
+    def _selectors(self) -> tuple[Selector, ...]:
+        return (*super()._selectors(), *([Prioritized()] if self.spec.prioritized else []))
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
         """As of OffPolicyLearner."""
-        self.selector = self._selector()
+        if self._priorities is not None:
+            self.selector = self._priorities.selector(self._importance())
         metrics = super().learn(rollout)
         return {**metrics, "epsilon": float(self.updater.model.head.epsilon)}
 
+    def _put(self, columns: Mapping[str, NDArray[Any]], lengths: NDArray[np.int64]) -> None:
+        if self._priorities is None:
+            super()._put(columns, lengths)
+        else:
+            self._priorities.insert(columns, lengths, self.new_priority)
+
     def local_state(self) -> StateDict:
-        """As of OffPolicyLearner, with the priority of new transitions, which goes with this trainer's replay."""
-        return {**super().local_state(), "new_priority": self.new_priority}
+        """As of OffPolicyLearner, with the priorities of its transitions and of new ones, which go with its replay."""
+        own: StateDict = {"new_priority": self.new_priority}
+        if self._priorities is not None:
+            own["step_weights"] = torch.from_numpy(self._priorities.weights.copy())
+        return {**super().local_state(), **own}
 
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """As of OffPolicyLearner."""
         super().load_state(shared, local)
-        self.new_priority = type(self).new_priority
+        self.new_priority, weights = FIRST_PRIORITY, None
         if local is not None and self.filled:  # the replay was restored
-            self.new_priority = float(local["new_priority"])
+            self.new_priority, weights = float(local["new_priority"]), local.get("step_weights")
+        if self._priorities is not None:
+            self._priorities.load(None if weights is None else weights.numpy())
 
     def _importance(self) -> float:
         """beta, from importance_exponent to 1 at total_env_steps (Schaul et al. 2016, §3.4)."""
@@ -173,7 +195,7 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
         head.epsilon.fill_(0.0 if spec.noisy else epsilon)
 
     def _step(self, seed: int, draw: int) -> Tensor:
-        if not self.spec.prioritized:
+        if self._priorities is None:
             return super()._step(seed, draw)
         selection = select(self.replay, self.selector, self._share, seed=seed, draw=draw)
         weights = self._weights(selection).to(self.policy.device)
@@ -183,15 +205,15 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
         if np.isfinite(priorities).all():  # else the metrics end the run
             # New transitions get the largest priority so far, so that each is likely to be seen once.
             self.new_priority = max(self.new_priority, float(priorities.max()))
-            self.replay.update_priorities(selection.keys, priorities)
+            self._priorities.update(selection, priorities)
         return measured
 
     def _weights(self, selection: Selection) -> Tensor:
-        """(N P(i))^-beta for the N rows of this replay, divided by the largest of the batch of all trainers, (B,)."""
+        """(N P(i))^-beta for the N transitions of this replay, divided by the largest of the batch of all trainers, (B,)."""
         weights = torch.from_numpy(selection.weights)
         if self.communicator.world_size > 1:
-            # The selection's are divided by the largest of its own rows; trainers' largest differ.
-            largest = (len(self.replay) * selection.probabilities.min()) ** -self._importance()
+            # The selection's are divided by the largest of its own transitions; trainers' largest differ.
+            largest = (self._held() * selection.probabilities.min()) ** -self._importance()
             with timed_collective(self, "all_gather"):
                 of_all = self.communicator.all_gather(torch.tensor([largest]))
             weights = weights * float(largest / of_all.max())

@@ -190,16 +190,17 @@ def test_priorities_follow_the_errors_and_new_transitions_have_the_largest_so_fa
     )
     made = learner(spec)
     made.learn(rollout(1.0))
-    status = made.replay.status()[:8]
-    assert status["priority"].tolist() == [1.0] * 8
-    made.learn(rollout(5.0))  # one gradient step, on 64 draws of 16 rows
-    priorities = made.replay.status()["priority"][:16]
-    keys = Keys(made.replay.status()["index"][:16].copy(), made.replay.status()["generation"][:16].copy())
-    everything = Selection(keys, np.zeros(16, np.int64), np.ones(16), np.ones(16, np.float32))
-    rows = {
-        name: torch.from_numpy(column)
-        for name, column in gather(made.replay, everything, made.layout.subscriptions).values.items()
-    }
+    weights = made._priorities.weights
+    # Two environments of four steps: two rows.
+    assert weights[:3].tolist() == [[1.0] * 4 + [0.0] * 4] * 2 + [[0.0] * 8]
+    assert made.replay.status()["priority"][:3].tolist() == [4.0, 4.0, 0.0]
+    made.learn(rollout(5.0))  # one gradient step, on 64 draws of 16 transitions
+    row, step = weights.nonzero()
+    found = made.replay.status()
+    keys = Keys(row, found["generation"][row])
+    everything = Selection(keys, step, np.ones(16), np.ones(16, np.float32))
+    batch = gather(made.replay, everything, made.layout.subscriptions).values
+    rows = {name: torch.from_numpy(column) for name, column in batch.items()}
     with torch.no_grad():
         q, following = (made.policy.model.outputs(rows[name]) for name in (OBS, NEXT_OBS))
         errors = (
@@ -208,13 +209,15 @@ def test_priorities_follow_the_errors_and_new_transitions_have_the_largest_so_fa
             - rows[DISCOUNT] * following.amax(1)
         )
     wanted = errors.abs().double().numpy() + LEAST_PRIORITY
+    priorities = weights[row, step]
     drawn = priorities != 1.0
     assert drawn.sum() >= 8
     assert priorities[drawn] == pytest.approx(wanted[drawn], rel=1e-4)
+    assert found["priority"].tolist() == pytest.approx(weights.sum(1).tolist())
     largest = priorities.max()
     assert largest > 1.0
     made._insert(rollout(0.0))
-    assert made.replay.status()["priority"][16:24].tolist() == [largest] * 8
+    assert weights[4:6, :4].tolist() == [[largest] * 4] * 2
 
 
 def test_several_trainers_weigh_transitions_as_one_batch():
@@ -229,17 +232,17 @@ def test_several_trainers_weigh_transitions_as_one_batch():
         )  # fmt: skip
         made._insert(rollout())
         if communicator.rank == 0:
-            row = made.replay.status()[:1]
-            made.replay.update_priorities(
-                Keys(row["index"].copy(), row["generation"].copy()), np.array([9.0])
-            )
+            row, ones = made.replay.status()[:1], np.ones(1)
+            keys = Keys(row["index"].copy(), row["generation"].copy())
+            made._priorities.update(Selection(keys, np.array([2]), ones, ones), [9.0])
+        made.selector = made._priorities.selector(0.5)
         found, step = [], made.updater.step
         made.updater.step = lambda batch: found.append(batch.weights) or step(batch)
         made.updater.begin(seed=0, learning_rate_factor=1.0)
         made._step(0, 0)
         return sorted(set(found[0].tolist()))
 
-    # 8 rows each. (8 P)^-1/2 of P = 9/16 and 1/16: sqrt 2 / 3 and sqrt 2, the largest. Of P = 1/8: 1.
+    # 8 transitions each. (8 P)^-1/2 of P = 9/16 and 1/16: sqrt 2 / 3 and sqrt 2, the largest. Of P = 1/8: 1.
     first, second = run_members(2, weights)
     assert first == pytest.approx([1 / 3, 1])
     assert second == pytest.approx([1 / math.sqrt(2)])
@@ -366,14 +369,28 @@ def test_a_restored_run_goes_on_with_its_epsilon_and_refills_its_replay():
     assert second.learner.updater.steps == steps + 16
 
 
-def test_the_largest_priority_so_far_is_restored_with_the_replay(tmp_path):
+def test_priorities_are_restored_with_the_replay(tmp_path):
     spec = DQNSpec(prioritized=True, learning_starts=8, batch_size=16)
     run, resumed = learner(spec), learner(spec)
     run.learn(rollout(5.0))
     assert run.new_priority > 1.0
     assert run.save_replay(tmp_path / "replay")
-    resumed.load_state(run.shared_state(), {**run.local_state(), "replay": tmp_path / "replay"})
+    local = {**run.local_state(), "replay": tmp_path / "replay"}
+    resumed.load_state(run.shared_state(), local)
     assert resumed.new_priority == run.new_priority
+    weights = run._priorities.weights
+    assert len(set(weights[weights > 0].tolist())) > 2
+    assert (resumed._priorities.weights == weights).all()
+    first, second = (
+        [each.learn(rollout(2.0))[name] for name in DQNUpdater.measured] for each in (run, resumed)
+    )
+    assert first == second
+    assert (resumed._priorities.weights == weights).all()
+    # Of a run that drew uniformly: a row's transitions share its priority.
+    resumed.load_state(run.shared_state(), {name: local[name] for name in local if name != "step_weights"})
+    assert resumed._priorities.weights.sum(1).tolist() == pytest.approx(
+        resumed.replay.status()["priority"].tolist()
+    )
     resumed.load_state(run.shared_state(), None)  # the replay begins empty, and its priorities anew
     assert resumed.new_priority == 1.0
 

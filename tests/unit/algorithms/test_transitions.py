@@ -1,5 +1,7 @@
 """Transitions of rollouts: what follows each state, and returns of n steps, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.protocols import ActionSpec, EnvInfo
-from actors.replay import ReplayStore, Selection, gather
+from actors.replay import Gatherer, ReplayStore, Selection
 from actors.rollout import Rollout
-from rayagi.algorithms.transitions import NEXT_OBS, TransitionAssembler, TransitionLayout, _pieces
+from rayagi.algorithms.transitions import TransitionAssembler, TransitionLayout, _pieces
+from rayagi.envs.errors import FrameStackError
 
 INFO = EnvInfo(
     env_id="Count", engine="", obs_dim=1, action=ActionSpec(kind="continuous", dim=1), max_episode_steps=None
 )
+
+
+def stacked(frames):
+    return replace(INFO, obs_dim=frames, frames=frames)
 
 
 def rollout_of(first, rewards, *, terminated=(), truncated=(), remote=False):
@@ -126,22 +133,30 @@ def test_final_observations_may_lie_in_the_rollout():
     assert columns(rows) == [(0, 1, 1, 0.5), (1, 102, 2, 0), (2, 103, 3, 0.5), (3, 4, 4, 0.5)]
 
 
-def random_history(seed, num_steps, num_envs):
-    """Observations with the one after the last step, what each step led to, rewards, and both flags; often at once."""
+def random_history(seed, num_steps, num_envs, frames):
+    """Observations with the one after the last step, what each step led to, rewards, and both flags; often at once.
+
+    The first observation of an episode is a whole stack, of any frames.
+    """
     generator = torch.Generator().manual_seed(seed)
-    obs, reached = torch.randn(2, num_steps + 1, num_envs, 1, generator=generator)
+    obs = torch.randn(num_steps + 1, num_envs, frames, generator=generator)
+    new = torch.randn(num_steps, num_envs, 1, generator=generator)
     terminated, truncated = torch.rand(2, num_steps, num_envs, generator=generator) < 0.2
     ended = (terminated | truncated).unsqueeze(-1)
-    reached = torch.where(ended, reached[:-1], obs[1:])
-    return obs, reached, torch.randn(num_steps, num_envs, generator=generator), terminated, truncated
+    reached = []
+    for t in range(num_steps):
+        reached.append(torch.cat((obs[t, :, 1:], new[t]), -1))
+        obs[t + 1] = torch.where(ended[t], obs[t + 1], reached[t])
+    rewards = torch.randn(num_steps, num_envs, generator=generator)
+    return obs, torch.stack(reached), rewards, terminated, truncated
 
 
 def part_of(history, begin, end):
     """A rollout of the steps from ``begin`` to ``end``."""
     obs, reached, rewards, terminated, truncated = history
-    rollout = Rollout.allocate(end - begin, obs.shape[1], INFO, torch.device("cpu"))
+    rollout = Rollout.allocate(end - begin, obs.shape[1], stacked(obs.shape[2]), torch.device("cpu"))
     rollout.raw_obs.copy_(obs[begin:end])
-    rollout.actions.copy_(2 * obs[begin:end])
+    rollout.actions.copy_(2 * obs[begin:end, :, -1:])
     rollout.last_obs.copy_(obs[end])
     rollout.rewards.copy_(rewards[begin:end])
     rollout.terminated.copy_(terminated[begin:end])
@@ -160,23 +175,24 @@ def defined(history, t, env, n, gamma, limit):
             break
         k += 1
     discount = 0.0 if terminated[k] else gamma ** (k + 1 - t)
-    return float(obs[t]), float(reached[k]), total, discount
+    return *obs[t].tolist(), *reached[k].tolist(), total, discount
 
 
 def gathered(layout, rows):
-    """(state, later state, reward, discount, action) of each transition, through a replay, (M, 5)."""
+    """(state, later state, reward, discount, action) of each transition, through a replay, (M, 2 obs_dim + 3)."""
     store = ReplayStore.create(layout.schema, max(1, len(rows.lengths)))
     columns = {name: column.numpy() for name, column in rows.columns.items()}
     keys = store.insert(columns, rows.lengths.numpy())
     row, step = (torch.arange(layout.steps) < rows.lengths.unsqueeze(1)).numpy().nonzero()
     if not len(row):
-        return torch.empty(0, 5)
+        return torch.empty(0, 2 * layout.info.obs_dim + 3)
     ones = np.ones(len(row), np.float32)
     drawn = Selection(type(keys)(keys.indices[row], keys.generations[row]), step, ones.astype(float), ones)
-    values = gather(store, drawn, layout.subscriptions).values
+    batch = layout.batch(len(row))
+    values = Gatherer(store, layout.subscriptions, len(row), out=batch)(drawn).values
     store.close()
-    each = (values[name].reshape(-1) for name in ("obs", NEXT_OBS, "reward", "discount", "action"))
-    return torch.from_numpy(np.stack(list(each), 1))
+    each = (values[name].reshape(-1, 1) for name in ("reward", "discount", "action"))
+    return torch.cat((*layout.observations(values), *each), 1)
 
 
 @given(
@@ -186,14 +202,17 @@ def gathered(layout, rows):
     row_steps=st.integers(1, 6),
     gamma=st.sampled_from([0.5, 0.9, 1.0]),
     remote=st.booleans(),
+    frames=st.integers(1, 4),
+    once=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_transitions_are_those_of_the_definition_however_rollouts_and_rows_cut_the_history(
-    seed, lengths, n, row_steps, gamma, remote
+    seed, lengths, n, row_steps, gamma, remote, frames, once
 ):
     num_steps, num_envs = sum(lengths), 3
-    history = random_history(seed, num_steps, num_envs)
-    layout = TransitionLayout(INFO, row_steps, n if row_steps > 1 else 1)
+    history = random_history(seed, num_steps, num_envs, frames)
+    once = once and row_steps > 1
+    layout = TransitionLayout(stacked(frames), row_steps, n if row_steps > 1 else 1, frames if once else 1)
     made, found, begin = TransitionAssembler(layout, gamma, n), [], 0
     for length in lengths:
         rollout = part_of(history, begin, begin + length)
@@ -206,12 +225,44 @@ def test_transitions_are_those_of_the_definition_however_rollouts_and_rows_cut_t
     starts = num_steps if remote else max(0, num_steps - n + 1)
     expected = torch.tensor(
         [defined(history, t, env, n, gamma, limits[t]) for t in range(starts) for env in range(num_envs)]
-    ).view(-1, 4)
-    found = torch.cat(found)
-    assert torch.equal(found[:, 4], 2 * found[:, 0])
-    # States are all different: both in their order.
-    found, expected = (each[each[:, 0].argsort()] for each in (found[:, :4], expected))
+    ).view(-1, 2 * frames + 2)
+    found, newest = torch.cat(found), frames - 1
+    assert torch.equal(found[:, -1], 2 * found[:, newest])
+    # States' newest frames are all different: both in their order.
+    found, expected = (each[each[:, newest].argsort()] for each in (found[:, :-1], expected))
     torch.testing.assert_close(found, expected)
+
+
+def stacks_of(obs, last, *, terminated=False):
+    """The row of a rollout of stacks of two frames, whose last step leads to ``last`` and ends the episode."""
+    info = stacked(2)
+    rollout = Rollout.allocate(len(obs), 1, info, torch.device("cpu"))
+    rollout.raw_obs.copy_(torch.tensor(obs).unsqueeze(1))
+    for field in (rollout.last_obs, rollout.rewards, rollout.actions):
+        field.zero_()
+    (rollout.terminated if terminated else rollout.truncated)[-1] = True
+    rollout.finals = [(len(obs) - 1, torch.tensor([0]), torch.tensor([last]))]
+    rollout.log_probs = torch.zeros(len(obs), 1)
+    return TransitionAssembler(TransitionLayout(info, 4, 2, 2), 0.5, 2).rows(rollout)
+
+
+def test_a_row_has_each_frame_once():
+    made = stacks_of([[7.0, 1.0], [1.0, 2.0], [2.0, 3.0]], [3.0, 4.0])
+    assert made.columns["obs"].flatten().tolist() == [7, 1, 2, 3, 4, 0, 0]
+    assert made.columns["later"][0, :3].tolist() == [2, 2, 1]
+
+
+def test_frames_that_are_not_continued_are_refused_but_behind_a_termination():
+    """A simulation's error terminates with the observation before it, whose value counts for nothing."""
+    obs = [[7.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
+    made = stacks_of(obs, obs[-1], terminated=True)
+    assert made.columns["obs"].flatten()[:4].tolist() == [7, 1, 2, 3]
+    assert made.columns["discount"][0, :3].tolist() == [0.25, 0, 0]
+    for wrong in ((obs, obs[-1]), ([obs[0], [5.0, 2.0], obs[2]], [3.0, 4.0])):
+        with pytest.raises(
+            FrameStackError, match="Count: an observation does not continue the stack of 2 frames"
+        ):
+            stacks_of(*wrong)
 
 
 @given(

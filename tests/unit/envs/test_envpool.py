@@ -58,6 +58,34 @@ def test_images_are_flat_parts_that_a_cnn_encodes_and_are_those_of_the_pool():
 
 
 @installed
+@pytest.mark.parametrize(
+    ("env_id", "options", "frames"),
+    [
+        ("Pong-v5", {}, 4),
+        ("Breakout-v5", {"stack_num": 2, "gray_scale": False, "episodic_life": True}, 2),
+        ("Hopper-v5", {"frame_stack": 3}, 3),
+        ("Hopper-v5", {}, 1),
+    ],
+)
+def test_an_observation_has_all_frames_of_the_one_before_it_but_the_first(env_id, options, frames):
+    info = env_info(env_id, "envpool", options)
+    assert info.frames == frames
+    env, generator, ends = make(env_id, **options), torch.Generator().manual_seed(0), 0
+    before = env.reset().view(4, frames, -1)
+    for _ in range(300):
+        actions = torch.rand(4, info.action.dim, generator=generator) * 2 - 1
+        if info.action.is_discrete:
+            actions = torch.randint(info.action.num_choices, (4,), generator=generator)
+        step = env.step(actions)
+        after = step.obs.clone().view(4, frames, -1)
+        after[step.final_ids] = step.final_obs.view(-1, frames, after.shape[-1])
+        assert torch.equal(after[:, :-1], before[:, 1:])
+        before, ends = step.obs.view(4, frames, -1), ends + len(step.final_ids)
+    env.close()
+    assert ends > 0 or env_id == "Pong-v5"
+
+
+@installed
 def test_a_task_that_only_envpool_has_names_the_engine_and_has_no_frames():
     with pytest.raises(EnvironmentOptionError, match="Pong-v5: use engine envpool, which alone has it"):
         env_info("Pong-v5")
