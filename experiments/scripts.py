@@ -21,13 +21,19 @@ def command_line(doc: str | None, **options: Any) -> argparse.ArgumentParser:
 
 
 def task_id(text: str) -> str:
-    """Type of an argument that names a task. Raises ArgumentTypeError: there is none, or it cannot be made here."""
-    from rayagi.envs import EnvError, make_env_factory  # most scripts need no simulator
+    """Type of an argument that names a task. Raises ArgumentTypeError: there is none of this name."""
+    from rayagi.envs import (
+        EnvironmentOptionError,
+        UnknownEnvironmentError,
+        make_env_factory,
+    )  # most need no simulator
 
     try:
         make_env_factory(text)
-    except EnvError as error:
+    except UnknownEnvironmentError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+    except EnvironmentOptionError:  # it needs an engine, or options
+        pass
     return text
 
 

@@ -167,6 +167,10 @@ class PrioritizedSteps:
 
     def __post_init__(self) -> None:
         _check_importance(1.0, self.importance)
+        if (self.weights.ndim, self.weights.dtype) != (2, np.float64) or not self.weights.flags.c_contiguous:
+            raise ReplayError(
+                "weights of timesteps are a contiguous array of float64, (capacity, max_length)"
+            )
 
     @property
     def spec(self) -> TreeSpec:
@@ -179,7 +183,8 @@ class PrioritizedSteps:
         # The rest of the target is uniform within the row's sum: where it falls is the step.
         steps, chosen = np.empty(draw.k, np.int64), np.empty(draw.k)
         arrays = (drawn.indices, drawn.rest, self.weights, steps, chosen)
-        kernel.library().replay_choose_steps(*self.weights.shape, draw.k, *map(kernel.address, arrays))
+        if kernel.library().replay_choose_steps(*self.weights.shape, draw.k, *map(kernel.address, arrays)):
+            raise ReplayError("the weights are of another store, with fewer rows")
         return _found(drawn, steps, chosen / drawn.total)
 
 

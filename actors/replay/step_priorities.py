@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from actors.replay.errors import ReplayError
-from actors.replay.rows import Keys, Selection, non_negative
+from actors.replay.rows import Keys, Selection, non_negative, whole
 from actors.replay.selection import PrioritizedSteps
 from actors.replay.store import ReplayStore
-from actors.replay.tree import Floats, Integers
+from actors.replay.tree import Floats
 
 
 class StepPriorities:
@@ -40,10 +40,10 @@ class StepPriorities:
 
     def insert(self, rows: Mapping[str, Any], lengths: ArrayLike, priority: float) -> Keys:
         """``ReplayStore.insert`` rows whose timesteps all have the same priority. Raises as it does, and as ``update``."""
-        (value,), lengths = non_negative("priority", priority, 1), np.asarray(lengths)
+        (value,), sizes = non_negative("priority", priority, 1), np.atleast_1d(whole("lengths", lengths))
         with np.errstate(over="ignore"):  # what becomes infinite is refused below
             weight = value**self._exponent if value else 0.0
-            weights = np.where(np.arange(self.weights.shape[1]) < lengths[:, None], weight, 0.0)
+            weights = np.where(np.arange(self.weights.shape[1]) < sizes[:, None], weight, 0.0)
             # Added in the kernel's order.
             sums = np.ascontiguousarray(weights.cumsum(1)[:, -1])
         keys = self._store.insert(rows, lengths, priorities=sums)
@@ -61,12 +61,19 @@ class StepPriorities:
         self._store.update_steps(selection.keys, selection.steps, priorities, self._exponent, self.weights)
 
     def load(self, weights: NDArray[Any] | None) -> None:
-        """Restore saved ``weights`` after the store, which may have more rows. None: steps share their row's priority."""
+        """Restore saved ``weights`` after the store, which may have more rows. None: each step has its row's priority.
+
+        Raises:
+            ReplayError: the weights are of rows of another length, or of more rows.
+        """
         self.weights[:] = 0.0
         if weights is not None:
+            capacity, length = self.weights.shape
+            if weights.ndim != 2 or weights.shape[1] != length or len(weights) > capacity:
+                raise ReplayError(f"weights are {list(weights.shape)}: use up to {capacity} rows of {length}")
             self.weights[: len(weights)] = weights
             return
         status = self._store.status()
-        lengths: Integers = status["length"]
-        share = status["priority"] / np.maximum(lengths, 1)
-        self.weights[:] = np.where(np.arange(self.weights.shape[1]) < lengths[:, None], share[:, None], 0.0)
+        row, step = (np.arange(self.weights.shape[1]) < status["length"][:, None]).nonzero()
+        keys = Keys(row, status["generation"][row])
+        self._store.update_steps(keys, step, status["priority"][row], self._exponent, self.weights)

@@ -397,7 +397,12 @@ class ReplayStore(ClosesOnExit):
     def update_steps(
         self, keys: Keys, steps: Integers, priorities: ArrayLike, exponent: float, weights: Floats
     ) -> None:
-        """Set weights of timesteps and priorities of their rows. See ``StepPriorities.update``."""
+        """Set weights of timesteps, (capacity, max_length), and priorities of their rows. See ``StepPriorities.update``."""
+        wanted = (self.capacity, self.schema.max_length)
+        if (weights.shape, weights.dtype) != (wanted, np.float64) or not weights.flags.c_contiguous:
+            raise ReplayError(
+                f"weights are {weights.dtype}{list(weights.shape)}: use contiguous float64{list(wanted)}"
+            )
         indices, generations = checked(keys)
         values, sums = non_negative("priorities", priorities, len(indices)), np.empty(len(indices))
         steps = np.ascontiguousarray(steps, np.int64)

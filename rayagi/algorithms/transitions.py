@@ -83,9 +83,10 @@ class TransitionLayout:
         if self.frames == 1:
             return values[OBS], values[NEXT_OBS]
         window = values[OBS]  # (B, frames + reach, obs_dim / frames)
-        row, frame = (torch.arange(n, device=window.device) for n in (len(window), self.frames))
-        later = window[row.unsqueeze(1), values[LATER].unsqueeze(1) + frame]
-        return window[:, : self.frames].flatten(1), later.flatten(1)
+        first = torch.arange(len(window), device=window.device) * window.shape[1] + values[LATER]
+        later = first.unsqueeze(1) + torch.arange(self.frames, device=window.device)
+        obs, later = window[:, : self.frames], window.flatten(0, 1).index_select(0, later.flatten())
+        return obs.flatten(1), later.view(len(window), -1)
 
     @property
     def selector(self) -> Uniform | SubSequences:
@@ -220,14 +221,9 @@ def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n:
     columns = {name: column.flatten(0, 1)[at] for name, column in flat.items()}
     if layout.frames > 1:
         columns[LATER] = later.flatten(0, 1)[at]
-        row, step = (torch.arange(layout.steps) <= ends).nonzero(as_tuple=True)
-        each = at[row, step]
-        stacks = _Stacks(
-            row,
-            step,
-            *(field.flatten(0, 1)[each] for field in (steps.obs[:starts], last, later, discounts == 0)),
-        )
-        return TransitionRows({OBS: _frames(layout, stacks, len(lengths)), **columns}, lengths)
+        _refuse_broken_stacks(steps, layout)
+        observed = _frames(steps.obs[:starts], last, later, firsts, lengths, layout)
+        return TransitionRows({OBS: observed, **columns}, lengths)
     # Observation i is that of step i; from the row's length on, what step i - reach leads to.
     number = torch.arange(layout.steps + layout.reach)
     observed = steps.obs[:starts].flatten(0, 1)[firsts.unsqueeze(1) + num_envs * torch.minimum(number, ends)]
@@ -237,43 +233,44 @@ def _rows(steps: _Steps, starts: int, layout: TransitionLayout, gamma: float, n:
     return TransitionRows({OBS: observed, **columns}, lengths)
 
 
-class _Stacks(NamedTuple):
-    """Observations of K transitions as stacks of frames, and where they are.
+def _frames(
+    obs: Tensor, last: Tensor, later: Tensor, firsts: Tensor, lengths: Tensor, layout: TransitionLayout
+) -> Tensor:
+    """Frames of M rows, (M, steps + extra, obs_dim / frames).
 
-    Attributes:
-        row, step: of each transition                          (K,)
-        obs, last: before its action, and of its later state   (K, obs_dim)
-        later: steps to that state                             (K,)
-        ended: whether the episode was terminated before it    (K,) bool
+    Args:
+        obs: before each action                                    (L, N, obs_dim)
+        last: of each transition's later state                     (L, N, obs_dim)
+        later: steps to that state                                 (L, N)
+        firsts, lengths: of the rows, as of ``_pieces``            (M,) each
+        layout: of the rows
     """
-
-    row: Tensor
-    step: Tensor
-    obs: Tensor
-    last: Tensor
-    later: Tensor
-    ended: Tensor
-
-
-def _frames(layout: TransitionLayout, stacks: _Stacks, num_rows: int) -> Tensor:
-    """Frames of these rows, (num_rows, steps + extra, obs_dim / frames).
-
-    Raises:
-        FrameStackError: an observation cannot be read from them.
-    """
-    count, size = layout.steps + layout.reach + layout.frames - 1, layout.info.obs_dim // layout.frames
-    found = torch.zeros((num_rows, count, size), dtype=stacks.obs.dtype)
-    row, frame = stacks.row.unsqueeze(1), torch.arange(layout.frames)
-    here, there = ((row, at.unsqueeze(1) + frame) for at in (stacks.step, stacks.step + stacks.later))
-    obs, last = (values.view(-1, layout.frames, size) for values in (stacks.obs, stacks.last))
-    # First those whose value counts for nothing, behind a termination: that of a simulation's error is not continued.
-    for chosen in (stacks.ended, ~stacks.ended):
-        found[there[0][chosen], there[1][chosen]] = last[chosen]
-    found[here] = obs
-    read = found[there].eq(last).flatten(1).all(1) | stacks.ended
-    if not (read.all() and torch.equal(found[here], obs)):
-        raise FrameStackError(layout.info.env_id, layout.frames)
+    num_envs, stack, size = obs.shape[1], layout.frames, layout.info.obs_dim // layout.frames
+    obs, last, later = (field.flatten(0, 1) for field in (obs, last, later))
+    every = torch.arange(len(firsts))
+    row, step = (torch.arange(layout.steps) < lengths.unsqueeze(1)).nonzero(as_tuple=True)
+    each = firsts[row] + num_envs * step
+    found = torch.zeros((len(firsts), layout.steps + layout.reach + stack - 1, size), dtype=obs.dtype)
+    # The whole stack of a row's first state, of others the newest frame, behind those of the state before it. Later states
+    # first: that of a simulation's error, which is not the next one, must not replace the frames of another.
+    for states, ahead in ((last, later), (obs, torch.zeros_like(later))):
+        place = ahead[firsts].unsqueeze(1) + torch.arange(stack)
+        found[every.unsqueeze(1), place] = states[firsts].view(-1, stack, size)
+        found[row, step + ahead[each] + stack - 1] = states[each, -size:]
     return found
+
+
+def _refuse_broken_stacks(steps: _Steps, layout: TransitionLayout) -> None:
+    """Raise FrameStackError if an observation lacks a frame of the one before it.
+
+    But not behind a termination, whose value counts for nothing: that of a simulation's error repeats the one before it.
+    """
+    size = layout.info.obs_dim // layout.frames
+    kept = steps.obs[..., size:]
+    continues = (steps.next_obs[..., :-size] == kept).all(-1) | steps.terminated
+    follows = (steps.obs[1:, :, :-size] == kept[:-1]).all(-1) | steps.cut[:-1]
+    if not (continues.all() and follows.all()):
+        raise FrameStackError(layout.info.env_id, layout.frames)
 
 
 def _pieces(cut: Tensor, steps: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ KNOWN: dict[str, int] = {
     "rayagi.envs.errors.SimulationError": FAILED,
     "rayagi.envs.errors.SimulatorLostError": FAILED,
     "rayagi.envs.errors.EnvironmentFailedError": FAILED,
+    "rayagi.envs.errors.FrameStackError": FAILED,
     "rayagi.envs.errors.EnvError": BAD_INPUT,
     "rayagi.run.errors.RunFolderError": BAD_INPUT,
     "rayagi.run.errors.RunVersionError": BAD_INPUT,

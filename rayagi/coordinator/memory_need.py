@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import floor
 
@@ -111,6 +111,8 @@ def _reject_large_replay(spec: RunSpec, info: EnvInfo, plan: PlacementPlan) -> N
     """The trainers of a host share its memory; each has its part of the replay."""
     if not isinstance(spec.learning, OffPolicySpec):
         return
+    if spec.data.path is not None:
+        info = replace(info, frames=1)  # of a dataset's observations, each is stored whole
     trainers = plan.hosting("trainer")
     for node in plan.machine.nodes:
         here = sum(plan.slices[index].node == node.name for index in trainers)
@@ -127,7 +129,7 @@ def _reject_large_replay(spec: RunSpec, info: EnvInfo, plan: PlacementPlan) -> N
 def replay_bytes(settings: OffPolicySpec, info: EnvInfo, total_env_steps: int | None) -> int:
     """Memory of all replays: rows of transitions (rayagi.algorithms.transitions), and 64 B of status each.
 
-    A lower bound: trees are left out, and a dataset of short episodes may need more.
+    A lower bound: trees and priorities are left out, and a dataset of short episodes may need more.
 
     ``total_env_steps``: of the run, which fills no more; None: without a limit.
     """

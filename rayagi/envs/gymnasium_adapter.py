@@ -45,11 +45,11 @@ ENGINE = "gymnasium"
 _IMAGE_DIMS = 3
 _MOST_CHANNELS = 4
 _LEAST_PIXELS = 10
-_PASSING = (
-    *(wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.TimeLimit),
-    *(wrappers.RecordEpisodeStatistics, gymnasium.RewardWrapper, gymnasium.ActionWrapper),
-)
-"""Wrappers that return observations as they are."""
+_PASSING = {
+    *(wrappers.OrderEnforcing, wrappers.PassiveEnvChecker),
+    *(wrappers.TimeLimit, wrappers.RecordEpisodeStatistics),
+}
+"""Wrappers that return observations as they are, as those of rewards and actions do."""
 _MOST_OPTIONS = 1024
 """Most values of one integer in a Box action space: each needs a logit."""
 
@@ -142,10 +142,21 @@ def _info(env_id: str, env: CheckedEnv) -> EnvInfo:
 
 def _frames(env: gymnasium.Env[Any, Any]) -> int:
     """Frames that an observation stacks by Gymnasium's wrapper, if nothing changes what it returns."""
-    while isinstance(env, _PASSING) and isinstance(env.observation_space, gymnasium.spaces.Box):
+    if not isinstance(env.observation_space, gymnasium.spaces.Box):
+        return 1
+    while isinstance(env, gymnasium.Wrapper) and _passes_observations(env):
         env = env.env
-    stacks = isinstance(env, wrappers.FrameStackObservation)
-    return env.stack_size if stacks and isinstance(env.observation_space, gymnasium.spaces.Box) else 1
+    # A subclass may do something else.
+    return env.stack_size if type(env) is wrappers.FrameStackObservation else 1
+
+
+def _passes_observations(env: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:
+    """Whether a wrapper returns observations as they are. A user's own may leave steps out."""
+    own = type(env)
+    for base in (gymnasium.RewardWrapper, gymnasium.ActionWrapper):
+        if isinstance(env, base):
+            return own.step is base.step and own.reset is base.reset
+    return own in _PASSING
 
 
 def observation_leaves(space: gymnasium.Space[Any]) -> tuple[ObsLeaf, ...]:

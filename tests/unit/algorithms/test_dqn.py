@@ -232,6 +232,7 @@ def test_several_trainers_weigh_transitions_as_one_batch():
         )  # fmt: skip
         made._insert(rollout())
         if communicator.rank == 0:
+            made._insert(rollout())
             row, ones = made.replay.status()[:1], np.ones(1)
             keys = Keys(row["index"].copy(), row["generation"].copy())
             made._priorities.update(Selection(keys, np.array([2]), ones, ones), [9.0])
@@ -242,10 +243,10 @@ def test_several_trainers_weigh_transitions_as_one_batch():
         made._step(0, 0)
         return sorted(set(found[0].tolist()))
 
-    # 8 transitions each. (8 P)^-1/2 of P = 9/16 and 1/16: sqrt 2 / 3 and sqrt 2, the largest. Of P = 1/8: 1.
+    # Of 16 transitions (16 P)^-1/2 of P = 9/24 and 1/24: 1 / sqrt 6 and sqrt 1.5, the largest. Of 8 with P = 1/8: 1.
     first, second = run_members(2, weights)
     assert first == pytest.approx([1 / 3, 1])
-    assert second == pytest.approx([1 / math.sqrt(2)])
+    assert second == pytest.approx([1 / math.sqrt(1.5)])
 
 
 def test_beta_rises_to_one_at_the_end_of_the_run():

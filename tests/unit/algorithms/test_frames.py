@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.wrappers import FrameStackObservation, TimeLimit, TransformObservation, TransformReward
+from gymnasium.wrappers import (
+    FrameStackObservation,
+    TimeLimit,
+    TransformAction,
+    TransformObservation,
+    TransformReward,
+)
 
 from rayagi.algorithms.dqn import DQNSpec
 from rayagi.algorithms.offline_data import RecordedTransitions
@@ -95,6 +101,21 @@ class Boxes(gymnasium.Env):
         return self._shown, 0.0, False, False, {}
 
 
+class Repeat(gymnasium.ActionWrapper):
+    """Makes each action twice, so that a stack goes on by two frames."""
+
+    def action(self, action):
+        return action
+
+    def step(self, action):
+        self.env.step(action)
+        return self.env.step(action)
+
+
+class Mine(TimeLimit):
+    pass
+
+
 class Pairs(Boxes):
     observation_space = spaces.Dict({"a": Boxes.observation_space})
 
@@ -105,6 +126,9 @@ def test_stacks_are_known_where_nothing_changes_them():
     assert _frames(TransformReward(TimeLimit(stack, 9), abs)) == 3
     assert _frames(FrameStackObservation(stack, 2)) == 2
     assert _frames(TransformObservation(stack, abs, None)) == 1
+    assert _frames(TransformAction(stack, abs, None)) == 3
+    assert _frames(TimeLimit(Repeat(stack), 9)) == 1
+    assert _frames(Mine(stack, 9)) == 1
     assert _frames(TimeLimit(Boxes(), 9)) == 1
     assert _frames(FrameStackObservation(Pairs(), 3)) == 1  # flat, the frames of its members alternate
     assert env_info("tests.fakes.echo:Echo-v0").frames == 1

@@ -15,7 +15,7 @@ from rayagi.algorithms.program import new_rollout
 from rayagi.algorithms.transitions import TransitionLayout
 from rayagi.cli import main
 from rayagi.config.presets import preset
-from rayagi.config.spec import NetworkSpec
+from rayagi.config.spec import DataSpec, NetworkSpec
 from rayagi.coordinator.memory_need import (
     network_bytes,
     reject_insufficient_memory,
@@ -99,6 +99,23 @@ def test_a_replay_that_its_host_cannot_hold_is_refused(tmp_path):
     ):
         reject_insufficient_memory(spec, plan)
     reject_insufficient_memory(replace(spec, total_env_steps=10**6), plan)
+
+
+def test_a_replay_that_begins_with_a_dataset_needs_space_for_whole_observations():
+    base = preset("tests.fakes.echo:Stacked-v0", "dqn")
+    spec = replace(
+        base,
+        env=replace(base.env, kwargs={"kind": "gray"}),
+        learning=replace(base.learning, capacity=10**9),
+        gmi=replace(base.gmi, num_gmis=1),
+    )
+    plan, needed = plan_of(spec, load_machine(CORES)), []
+    for path in (None, "recorded"):
+        with pytest.raises(PlanError, match=r"the replay of 1,000,000,000 transitions") as caught:
+            reject_insufficient_memory(replace(spec, data=DataSpec(path=path)), plan)
+        needed.append(float(caught.value.problem.split()[2]))
+    # Rows of 16 transitions of returns over 5 steps: 24 frames, or 21 stacks of 4.
+    assert needed[1] / needed[0] == pytest.approx(21 * 4 / 24, rel=0.02)
 
 
 def kept(spec, machine, folder, gmis, **memory):

@@ -113,15 +113,22 @@ def test_weights_are_those_of_a_model(actions, exponent):
     store.close()
 
 
-def test_saved_weights_return_and_without_them_steps_share_their_rows_priority():
+def test_saved_weights_return_and_without_them_steps_have_their_rows_priority():
     store, made = priorities_of(3)
     insert(made, [4, 2])
     made.update(chosen(store, [0, 1], [3, 0]), [5.0, 3.0])
     saved, again = made.weights.copy(), StepPriorities(store, 1.0)
     again.load(saved[:2])  # of a store with fewer rows
     assert again.weights.tolist() == saved.tolist() == [[1, 1, 1, 5], [3, 1, 0, 0], [0] * 4]
+    for wrong in (np.zeros((4, 4)), np.zeros((2, 3)), np.zeros(4)):
+        with pytest.raises(ReplayError, match="use up to 3 rows of 4"):
+            again.load(wrong)
+    former = ReplayStore.create(SCHEMA, 3, selectors=(Prioritized(),))
+    former.insert({"x": np.zeros((2, STEPS), np.int64)}, [4, 2], [9.0, 4.0])
+    again = StepPriorities(former, 0.5)
     again.load(None)
-    assert again.weights.tolist() == [[2] * 4, [2, 2, 0, 0], [0] * 4]
+    assert again.weights.tolist() == [[3] * 4, [2, 2, 0, 0], [0] * 4]
+    assert former.status()["priority"].tolist() == [12, 4, 0]
 
 
 def test_what_is_no_priority_is_refused_and_changes_nothing():
@@ -133,6 +140,11 @@ def test_what_is_no_priority_is_refused_and_changes_nothing():
             made.update(first, [value])
         with pytest.raises(ReplayError, match="use finite ones, at least 0"):
             insert(made, [1], value)
+    for wrong in (made.weights[:1], made.weights.astype(np.float32), np.zeros((4, 2)).T):
+        with pytest.raises(ReplayError, match=r"use contiguous float64\[2, 4\]"):
+            store.update_steps(first.keys, first.steps, [1.0], 1.0, wrong)
+        with pytest.raises(ReplayError, match=r"of another store|contiguous array of float64"):
+            select(store, PrioritizedSteps(wrong), 64, seed=0, draw=0)
     for step in (-1, STEPS, 3):
         with pytest.raises(ReplayError, match="a timestep is none of its row"):
             made.update(chosen(store, [0, 1], [0, step]), [5.0, 5.0])
@@ -142,6 +154,9 @@ def test_what_is_no_priority_is_refused_and_changes_nothing():
         made.update(replace(first, steps=np.zeros(2, np.int64)), [5.0])
     assert made.weights.tolist() == [[1.0] * 4, [1.0] * 3 + [0.0]]
     assert store.counters()["inserted"] == 2
+    even = StepPriorities(store, 1.0)
+    with pytest.raises(ReplayError, match="too large"):  # finite, but a row of such steps has an infinite sum
+        even.update(first, [1e308])
     for exponent in (-1.0, np.inf, np.nan):
         with pytest.raises(ReplayError, match="exponent"):
             StepPriorities(store, exponent)
