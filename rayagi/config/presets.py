@@ -52,6 +52,9 @@ _ANT_V5 = replace(_MUJOCO, of_algorithms={"sac": {"normalize_obs": False}})
 """SAC learns several times faster without (experiments/off_policy/README.md). The likely cause: most of the 105 observations
 are contact forces, nearly always 0, and those that are not become spikes when they are divided by a small deviation."""
 
+_HOPPER_V5 = replace(_MUJOCO, initial_log_std=0.0)
+"""With less noise it hops later: experiments/learning/README.md."""
+
 _ANT = replace(_MUJOCO, num_envs=64)
 """rayagi's own Ant (experiments/tasks/README.md)."""
 
@@ -101,7 +104,6 @@ _FUSED_QUADROTOR = replace(_FUSED, initial_log_std=-0.5, learning={"learning_rat
 
 _MUJOCO_IDS = (
     "HalfCheetah",
-    "Hopper",
     "Humanoid",
     "HumanoidStandup",
     "Pusher",
@@ -112,6 +114,7 @@ _MUJOCO_IDS = (
 PRESETS: dict[str, TaskPreset] = {
     "Ant-v5": _ANT_V5,
     **{f"{name}-v5": _MUJOCO for name in _MUJOCO_IDS},
+    "Hopper-v5": _HOPPER_V5,
     **dict.fromkeys(("InvertedPendulum-v5", "InvertedDoublePendulum-v5"), _PENDULUM),
     **dict.fromkeys(("CartPole-v1", "Acrobot-v1", "MountainCar-v0", "LunarLander-v3"), _CLASSIC),
     "rayagi/Ant-v0": _ANT,

@@ -30,6 +30,7 @@ SPECS = {
     "td3": TD3Spec(**COMMON, updates_per_step=0.25),
     "dqn": DQNSpec(**COMMON, updates_per_step=0.25),
     "dqn, prioritised": DQNSpec(**COMMON, updates_per_step=0.25, prioritized=True),
+    "dqn, prioritised, frames": DQNSpec(**COMMON, updates_per_step=0.25, prioritized=True, n_step=3),
 }
 
 
@@ -47,6 +48,8 @@ def train(name, device="cpu", way=None, iterations=3):
     context = GmiContext.local("", device=device)
     spec = replace(SPEC, algorithm=name.split(",")[0], learning=SPECS[name])
     make_env = make_env_factory("CartPole-v1") if name.startswith("dqn") else make_point
+    if "frames" in name:
+        make_env = make_env_factory("tests.fakes.echo:Stacked-v0", kwargs={"kind": "gray"})
     program = TrainingFactory(spec, make_env)(context)
     learner, generator = program.learner, torch.Generator().manual_seed(1)
     if way is not None:
@@ -60,7 +63,7 @@ def train(name, device="cpu", way=None, iterations=3):
     return [program.iterate().metrics for _ in range(iterations)], learner
 
 
-@pytest.mark.parametrize("name", ["sac", "sac, 3 steps", "dqn, prioritised"])
+@pytest.mark.parametrize("name", ["sac", "sac, 3 steps", "dqn, prioritised", "dqn, prioritised, frames"])
 def test_every_way_trains_as_the_cpus_gather_does(name):
     _, plain = train(name)
     wanted = plain.updater.state_dict()["model"]
