@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 
 from actors.roles import Agent, evaluate
 from experiments.learning.run import read_curve
-from experiments.scripts import command_line, origin, task_id, write_results
+from experiments.scripts import command_line, origin, write_results
 from rayagi.envs import RenderingError, render_env
 from rayagi.run.versions import usable_cores
 from rayagi.serving.source import SavedPolicy, saved_policy
@@ -187,7 +187,7 @@ def report_on(task: str, folders: list[Path], given: argparse.Namespace) -> None
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__, allow_abbrev=False)
-    parser.add_argument("task", type=task_id)
+    parser.add_argument("task")
     parser.add_argument("--time", default="20m", help="training time of one seed")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--evaluate-every", type=int, default=50, help="iterations between evaluations")
