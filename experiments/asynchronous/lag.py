@@ -19,7 +19,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve, train
-from experiments.scripts import command_line, origin, task_id, write_results
+from experiments.scripts import command_line, origin, write_results
 from rayagi.run.experience_record import load
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("task", nargs="?", type=task_id, default="Ant-v5")
+    parser.add_argument("task", nargs="?", default="Ant-v5")
     parser.add_argument("--algorithm", default="appo", choices=("appo", "impala"))
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

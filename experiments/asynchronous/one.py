@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 
-from experiments.scripts import command_line, task_id
+from experiments.scripts import command_line
 from rayagi.config.convert import with_settings
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -46,7 +46,7 @@ def measured(spec: RunSpec, seconds: float) -> dict[str, object]:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("task", type=task_id)
+    parser.add_argument("task")
     parser.add_argument("algorithm", choices=["ppo", "appo"])
     parser.add_argument("--template", default="dp_only")
     parser.add_argument("--seconds", type=float, default=20.0)

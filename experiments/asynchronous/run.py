@@ -20,7 +20,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve
-from experiments.scripts import command_line, origin, spread, task_id, write_results
+from experiments.scripts import command_line, origin, spread, write_results
 from experiments.throughput.run import Case, run_case
 from rayagi.run.experience_record import facts, histogram, load
 
@@ -156,7 +156,7 @@ def write(report: dict[str, Any], out: Path) -> None:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("task", nargs="?", type=task_id, default="Ant-v5")
+    parser.add_argument("task", nargs="?", default="Ant-v5")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement of speed")
     parser.add_argument("--time", default="20m", help="training time of the curve")

@@ -20,7 +20,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.scripts import command_line, origin, task_id, write_results
+from experiments.scripts import command_line, origin, write_results
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.presets import preset
 
@@ -105,7 +105,7 @@ def summary(seed: int, folder: Path, goal: float) -> dict[str, object]:
 def main() -> None:
     """Command line."""
     parser = command_line(__doc__)
-    parser.add_argument("task", type=task_id)
+    parser.add_argument("task")
     parser.add_argument("--algorithm", default="ppo", choices=tuple(DEFINITIONS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--time", default="15m", help="training time of one seed")
