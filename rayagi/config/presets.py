@@ -53,7 +53,7 @@ _ANT_V5 = replace(_MUJOCO, of_algorithms={"sac": {"normalize_obs": False}})
 are contact forces, nearly always 0, and those that are not become spikes when they are divided by a small deviation."""
 
 _HOPPER_V5 = replace(_MUJOCO, initial_log_std=0.0)
-"""With less noise it hops later: experiments/learning/README.md."""
+"""With less noise it hops later, by PPO, APPO and TRPO (experiments/learning/README.md)."""
 
 _ANT = replace(_MUJOCO, num_envs=64)
 """rayagi's own Ant (experiments/tasks/README.md)."""

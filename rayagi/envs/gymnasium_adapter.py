@@ -46,8 +46,10 @@ _IMAGE_DIMS = 3
 _MOST_CHANNELS = 4
 _LEAST_PIXELS = 10
 _PASSING = {
-    *(wrappers.OrderEnforcing, wrappers.PassiveEnvChecker),
-    *(wrappers.TimeLimit, wrappers.RecordEpisodeStatistics),
+    wrappers.OrderEnforcing,
+    wrappers.PassiveEnvChecker,
+    wrappers.RecordEpisodeStatistics,
+    wrappers.TimeLimit,
 }
 """Wrappers that return observations as they are, as those of rewards and actions do."""
 _MOST_OPTIONS = 1024

@@ -172,10 +172,14 @@ class DQNLearner(OffPolicyLearner[DQNSpec]):
     def load_state(self, shared: Mapping[str, Any], local: Mapping[str, Any] | None) -> None:
         """As of OffPolicyLearner."""
         super().load_state(shared, local)
-        self.new_priority, weights = FIRST_PRIORITY, None
-        if local is not None and self.filled:  # the replay was restored
-            self.new_priority, weights = float(local["new_priority"]), local.get("step_weights")
+        self.new_priority = FIRST_PRIORITY
+        if (
+            local is None or not self.filled
+        ):  # the replay was not restored: what it holds keeps its priorities
+            return
+        self.new_priority = float(local["new_priority"])
         if self._priorities is not None:
+            weights = local.get("step_weights")  # none in states of earlier versions
             self._priorities.load(None if weights is None else weights.numpy())
 
     def _importance(self) -> float:

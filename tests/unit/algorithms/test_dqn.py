@@ -392,8 +392,10 @@ def test_priorities_are_restored_with_the_replay(tmp_path):
     assert resumed._priorities.weights.sum(1).tolist() == pytest.approx(
         resumed.replay.status()["priority"].tolist()
     )
-    resumed.load_state(run.shared_state(), None)  # the replay begins empty, and its priorities anew
+    held = resumed._priorities.weights.copy()
+    resumed.load_state(run.shared_state(), None)  # without a replay: what is held keeps its priorities
     assert resumed.new_priority == 1.0
+    assert (resumed._priorities.weights == held).all()
 
 
 def test_smaller_errors_leave_the_largest_priority_so_far():
