@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +37,14 @@ def task_id(text: str) -> str:
     except EnvironmentOptionError:  # it needs an engine, or options
         pass
     return text
+
+
+def run_program(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program, which writes its reasons itself, to its end. Raises SystemExit: it failed."""
+    ran = subprocess.run(command, check=False, text=True, **options)
+    if ran.returncode:
+        raise SystemExit(f"status {ran.returncode}, of this command: {shlex.join(command)}")
+    return ran
 
 
 def origin() -> dict[str, object]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve
-from experiments.scripts import command_line, origin, spread, write_results
+from experiments.scripts import command_line, origin, run_program, spread, write_results
 from experiments.throughput.run import Case, run_case
 from rayagi.run.experience_record import facts, histogram, load
 
@@ -110,7 +109,7 @@ def train(task: str, given: argparse.Namespace) -> Path:
             "--name",
             folder.name,
         ]
-    subprocess.run(command, check=True)
+    run_program(command)
     return folder
 
 

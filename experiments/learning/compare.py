@@ -28,7 +28,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve, train
-from experiments.scripts import command_line, origin, task_id
+from experiments.scripts import command_line, origin, run_program, task_id
 from experiments.throughput.watch import EITHER, WaitPolicy
 from rayagi.config.presets import preset
 
@@ -91,7 +91,7 @@ def peer(
     command += ["--seed", str(seed), "--seconds", str(seconds), "--every", str(seconds / times)]
     command += ["--threads", str(given.threads)]
     environment = {**os.environ} if waiting is None else {**os.environ, "OMP_WAIT_POLICY": waiting}
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    ran = run_program(command, stdout=subprocess.PIPE, env=environment)
     curve: Curve = json.loads(ran.stdout.splitlines()[-1])
     return curve
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import argparse
 import csv
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, run_program, write_results
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.presets import preset
 
@@ -37,7 +36,7 @@ def train(task: str, seed: int, given: argparse.Namespace) -> Path:
     command += ["--evaluate-every", str(every), "--out", str(given.runs), "--name", name]
     if given.stop_return is not None:
         command += ["--stop-return", str(given.stop_return)]
-    subprocess.run(command, check=True)
+    run_program(command)
     return Path(given.runs) / name
 
 

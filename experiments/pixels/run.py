@@ -7,7 +7,6 @@ Writes results/reach.json (evaluations of every seed, baselines, settings, origi
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from actors.roles import Agent
 from experiments.learning.run import summary
 from experiments.pixels.env import EPISODE_STEPS, TARGET_RADIUS_M, Reach
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, run_program, write_results
 from rayagi.envs import make_env_factory
 from rayagi.envs.gymnasium_adapter import to_space
 from rayagi.serving.source import saved_policy
@@ -94,7 +93,7 @@ def train(task: str, seed: int, limit: str, runs: Path) -> Path:
         return runs / name
     command = [sys.executable, "-m", "rayagi", "train", f"{MODULE}:{task}"]
     command += ["--config", str(HERE / "reach.yaml"), "--seed", str(seed), "--time", limit]
-    subprocess.run([*command, "--out", str(runs), "--name", name], check=True)
+    run_program([*command, "--out", str(runs), "--name", name])
     return runs / name
 
 

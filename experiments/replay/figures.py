@@ -45,7 +45,7 @@ from actors.replay import (
     select,
     select_centralised,
 )
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, run_program, write_results
 
 HERE = Path(__file__).parent
 STEPS, WIDTH = 64, 115
@@ -153,7 +153,7 @@ def reverb(python: str, clients: int, seconds: float, rows: int) -> float:
     """GB/s of Reverb's clients together."""
     command = [python, str(HERE / "reverb_clients.py"), "--clients", str(clients), "--seconds", str(seconds)]
     command += ["--rows", str(rows), "--steps", str(STEPS), "--width", str(WIDTH), "--batch", str(BATCH)]
-    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    ran = run_program(command, stdout=subprocess.PIPE)
     return float(json.loads(ran.stdout.splitlines()[-1])["bytes_per_s"] / 1e9)
 
 

@@ -16,7 +16,6 @@ import math
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -24,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.scripts import command_line, origin, task_id
+from experiments.scripts import command_line, origin, run_program, task_id
 from experiments.throughput.run import wait_until_quiet
 from placement.inventory import local_machine
 from placement.search import TrialMeasurement, core_counts
@@ -163,9 +162,8 @@ def trained(journal: Journal, found: Row, caches: Path, seconds: float) -> None:
     out = caches / "runs" / f"{task}-{os.getpid()}"
     command = [sys.executable, "-m", "rayagi", "train", task, "--gmis", str(found["gmis"])]
     command += ["--num-envs", str(found["num_envs"]), "--time", f"{seconds:g}s", "--out", str(out.parent)]
-    subprocess.run(
+    run_program(
         [*command, "--name", out.name],
-        check=True,
         timeout=TRAIN_TIMEOUT_S,
         env=os.environ | {"XDG_CACHE_HOME": str(caches)},
     )

@@ -14,7 +14,6 @@ import argparse
 import csv
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from matplotlib.figure import Figure
 
 from actors.roles import Agent, evaluate
 from experiments.learning.run import read_curve
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import command_line, origin, run_program, write_results
 from rayagi.envs import RenderingError, render_env
 from rayagi.run.versions import usable_cores
 from rayagi.serving.source import SavedPolicy, saved_policy
@@ -46,7 +45,7 @@ def train(task: str, seed: int, folder: Path, given: argparse.Namespace, others:
     command = [sys.executable, "-m", "rayagi", "train", task, "--seed", str(seed), "--time", given.time]
     command += ["--evaluate-every", str(given.evaluate_every)]
     command += ["--out", str(folder.parent), "--name", folder.name, *others]
-    subprocess.run(command, check=True)
+    run_program(command)
 
 
 def training_curve(folder: Path) -> list[dict[str, float]]:

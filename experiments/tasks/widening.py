@@ -9,14 +9,13 @@ on. At the end the file has the task's own options again, for experiments.tasks.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
 
-from experiments.scripts import command_line
+from experiments.scripts import command_line, run_program
 
 _TASK = "rayagi/Anymal-v0"
 
@@ -60,7 +59,7 @@ def train(folder: Path, stage: Stage, seed: int) -> None:
         options = [f"--set=env.kwargs.{name}={value}" for name, value in stage.options().items()]
         command += [_TASK, "--gmis", "1", "--seed", str(seed), *options]
         command += ["--out", str(folder.parent), "--name", folder.name]
-    subprocess.run([*command, *limit], check=True)
+    run_program([*command, *limit])
 
 
 def main() -> None:
