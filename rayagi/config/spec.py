@@ -101,8 +101,8 @@ class GmiSpec:
     transport: TransportName = "auto"
     """Transport of gradients. auto: shared memory inside a host if available, TCP across hosts."""
     composition: str = "auto"
-    """How GMIs reduce: ip_only, rp_only, hybrid:K, har, mpr or mrr (docs/explanation/collectives.md). auto: chosen for
-    the layout."""
+    """How GMIs reduce: ip_only, rp_only, hybrid:K, har, device_rp, device_ip, mpr, mrr or preprint
+    (docs/explanation/collectives.md). auto: chosen for the layout."""
 
     @property
     def wants_search(self) -> bool:

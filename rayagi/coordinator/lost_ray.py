@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 Handler = Callable[["RayLostError"], None]
 
@@ -121,9 +121,14 @@ class LocalRayWatch:
         """
         self._logs, self._end_others = logs, end_others
         self._descriptors: dict[int, tuple[str, int]] = {}
-        with suppress(OSError):  # a kernel without pidfd
-            for name, pid in processes.items():
+        self._ended: tuple[str, int] | None = None
+        for name, pid in processes.items():
+            try:
                 self._descriptors[os.pidfd_open(pid)] = name, pid
+            except ProcessLookupError:  # it has ended already
+                self._ended = name, pid
+            except OSError:  # a kernel without pidfd
+                break
         self._wake, self._stop = os.pipe()
         self._thread = threading.Thread(target=self._watch, name="local Ray watch", daemon=True)
         self._thread.start()
@@ -138,13 +143,13 @@ class LocalRayWatch:
         self._thread.join(limit_s)
 
     def _watch(self) -> None:
-        ready, _, _ = select.select([self._wake, *self._descriptors], [], [])
+        if self._ended is None:
+            ready, _, _ = select.select([self._wake, *self._descriptors], [], [])
+            self._ended = self._descriptors.get(ready[0])  # None of _wake, the first
         for descriptor in (self._wake, *self._descriptors):
             os.close(descriptor)
-        if self._wake not in ready:
-            self.lost = tell_lost(
-                LocalRayLostError(*self._descriptors[ready[0]], self._logs, self._end_others)
-            )
+        if self._ended is not None:
+            self.lost = tell_lost(LocalRayLostError(*self._ended, self._logs, self._end_others))
 
 
 class HeadWatch:

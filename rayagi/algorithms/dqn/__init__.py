@@ -38,11 +38,11 @@ class DQNSpec(OffPolicySpec):
     max_grad_norm: float = 10.0
     """Clip the global gradient norm; 0: no clipping. 10: of the dueling paper."""
     epsilon_start: float = 1.0
-    """Share of random actions once learning has started."""
+    """Share of random actions at the run's first step, from which it falls. Until learning has started it is 1."""
     epsilon_end: float = 0.05
     """Share of random actions after epsilon_steps."""
     epsilon_steps: int = 10_000
-    """Steps of all environments over which the share falls linearly."""
+    """Steps of all environments, from the run's first, over which the share falls linearly."""
     double: bool = False
     """Double DQN: the network chooses the next action, the target network values it (van Hasselt et al. 2016)."""
     dueling: bool = False

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.protocols import EnvInfo
+from rayagi.algorithms.gradient_updater import timed_collective
 from rayagi.algorithms.off_policy import OffPolicyLearner, OffPolicyUpdater
 from rayagi.algorithms.td3 import TD3Spec
 from rayagi.algorithms.transitions import Transitions
@@ -96,7 +97,8 @@ class TD3Updater(OffPolicyUpdater[TD3Spec]):
         size = self.weight * q.abs().mean()
         if self.communicator.world_size > 1:
             reduced = size.reshape(1).cpu()
-            self.communicator.all_reduce(reduced, "mean")
+            with timed_collective(self.policy, "all_reduce"):
+                self.communicator.all_reduce(reduced, "mean")
             size = reduced[0].to(q)
         return 1.0 / size.clamp(min=1e-8)
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from actors.protocols import EnvInfo
 from collectives.communicator import Communicator
+from rayagi.algorithms.gradient_updater import timed_collective
 from rayagi.algorithms.offline_learner import TRANSITIONS, Batch, OfflineLearner
 from rayagi.algorithms.parameter_group import ParameterGroups
 from rayagi.algorithms.td3_bc import TD3BCSpec
@@ -97,7 +98,9 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
         q = trace[-1][0].squeeze(-1)
         # lambda = alpha / mean |Q_1(s, pi(s))| over the batch of all GMIs (eq. 6).
         size = (self._share * q.abs().sum()).reshape(1).cpu()
-        self.communicator.all_reduce(size, "sum")
+        if self.communicator.world_size > 1:
+            with timed_collective(group, "all_reduce"):
+                self.communicator.all_reduce(size, "sum")
         factor = (self.spec.alpha / size.clamp(min=1e-8).to(q))[0]
         cloning = (actions - batch["action"]).square().mean(-1)
         clone = self._share * cloning.sum()

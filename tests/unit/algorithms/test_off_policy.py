@@ -100,6 +100,17 @@ def test_two_trainers_of_unequal_parts_have_the_gradients_of_the_whole_batch(nam
             )
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_waiting_for_another_trainer_is_not_a_trainers_own_work(name, watched):
+    def names(communicator):
+        found = []
+        gradients(name, watched(communicator, found), slice(0, 32), 1.0)
+        return found
+
+    for found in run_members(2, names):
+        assert set(found) == {"reduce"}
+
+
 def test_every_trainer_and_iteration_has_random_numbers_of_its_own():
     """Of the draws from the replay, and of the updater's noise."""
 

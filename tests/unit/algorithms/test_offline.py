@@ -658,6 +658,17 @@ def test_several_gmis_learn_td3_bc_as_one(dataset):
     )
 
 
+def test_waiting_for_another_trainer_is_not_a_trainers_own_work(dataset, watched):
+    def names(communicator):
+        program, found = build(td3_bc(dataset), communicator), []
+        watched(communicator, found)
+        program.iterate()
+        return found
+
+    for found in run_members(2, names):
+        assert set(found) == {"reduce"}
+
+
 def test_td3_bc_is_better_than_what_it_was_shown(tmp_path):
     """As of IQL: half of the recorded actions push outwards."""
     path = recorded_both_ways(tmp_path)

@@ -53,6 +53,22 @@ def test_a_process_that_ends_is_told_to_inner_handlers_first(server):
     assert calls[1][1].endswith("see Ray's logs in /logs")
 
 
+def test_a_process_that_has_ended_before_the_watch_is_lost_too(server):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    done, errors = threading.Event(), []
+
+    def handler(error):
+        errors.append((error.process, error.pid, threading.current_thread() is threading.main_thread()))
+        done.set()
+
+    with when_ray_is_lost(handler):
+        watch = LocalRayWatch({"raylet": ended.pid, "gcs_server": server.pid}, "/logs", lambda: None)
+        assert done.wait(30)
+        watch.stop()
+    assert errors == [("raylet", ended.pid, False)]
+
+
 def test_a_watch_that_was_stopped_tells_nobody(server):
     errors = []
     with when_ray_is_lost(errors.append):
