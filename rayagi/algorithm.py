@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import pickle
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -38,7 +42,7 @@ from rayagi.config.rllib_config import GmiConfig
 from rayagi.config.rules import refuse_unfit_env
 from rayagi.config.spec import EVALUATION_SEED_OFFSET, RunSpec
 from rayagi.coordinator.auto import resolve_auto
-from rayagi.coordinator.cluster import START_TIMEOUT_S
+from rayagi.coordinator.cluster import START_TIMEOUT_S, keep_open
 from rayagi.coordinator.decoupled import session_of
 from rayagi.coordinator.memory_need import reject_insufficient_memory
 from rayagi.coordinator.session import Session
@@ -46,9 +50,11 @@ from rayagi.envs.errors import EnvError
 from rayagi.models.policy import load_policy, new_policy, num_parameters
 from rayagi.planning import plan_of
 from rayagi.rl_module import export_module, save_modules
+from rayagi.rllib_fit import meaning_of_state, refuse_unfit_state
 from rayagi.rllib_results import ResultLog, evaluation_results
 from rayagi.rllib_run import replaced_checkpoint, write_run
 from rayagi.rllib_watch import RunWatch
+from rayagi.run.errors import CheckpointError
 from rayagi.run.folder import complete_interrupted_save
 from rayagi.run.measures import UnstableShare
 
@@ -57,6 +63,8 @@ for _name in ("ray.rllib.algorithms.algorithm_config", "ray.tune.utils.util"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 _logger = logging.getLogger(__name__)
+_built: ContextVar[list[GmiAlgorithm]] = ContextVar("built")
+"""Those that ``from_checkpoint`` has built, to stop them if they cannot be restored."""
 
 
 class GmiAlgorithm(Algorithm):
@@ -134,6 +142,8 @@ class GmiAlgorithm(Algorithm):
             on_plan=lambda plan: reject_insufficient_memory(self.run_spec, plan),
         )
         self.session: Session | None = session.__enter__()
+        keep_open()  # as RLlib does, whose Algorithm.stop() leaves Ray
+        _built.get([]).append(self)
         try:
             self.results = ResultLog(
                 self.run_spec,
@@ -186,9 +196,11 @@ class GmiAlgorithm(Algorithm):
 
     def training_step(self) -> None:
         """One iteration of every GMI. RLlib expects results in ``self.metrics`` and no return value."""
-        began = time.perf_counter()
+        began, session = time.perf_counter(), self._session()
         with self.metrics.log_time(("timers", "gmi_iteration")):
-            (result,) = self._session().train(1)
+            if not session.is_pending:  # else Ctrl-C has interrupted the wait for it
+                session.submit(1)
+            (result,) = session.collect()
         wall_s = time.perf_counter() - began
         self.unstable.add(result.metrics)
         row = self.results.log(self.metrics, result, wall_s)
@@ -207,10 +219,11 @@ class GmiAlgorithm(Algorithm):
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
         """Whole episodes with the policy's mode, ``evaluation_duration`` of them."""
+        session = self._session()
         self._call_back("on_evaluate_start", metrics_logger=self.metrics)
         seed = self.run_spec.seed + EVALUATION_SEED_OFFSET
         began = time.perf_counter()
-        result = self._session().evaluate(self.run_spec.evaluation.num_episodes, seed=seed)
+        result = session.evaluate(self.run_spec.evaluation.num_episodes, seed=seed)
         self.results.evaluated(result, time.perf_counter() - began)
         self.watch.evaluated({"evaluation_return_mean": result.mean_return()})
         results = evaluation_results(result)
@@ -254,13 +267,20 @@ class GmiAlgorithm(Algorithm):
         """Complete state for a resume; the RLModule is saved separately."""
         return {
             "session": self._session().state_dict(),
+            "meaning": meaning_of_state(self.run_spec, self.info),
             "metrics_logger": self.metrics.get_state(),
             "episodes": self.results.state_dict(),
             "training_iteration": self.training_iteration,
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore ``get_state()``. Warns on other numbers of GMIs or environments, since the batch changes with them."""
+        """Restore ``get_state()``. Warns on other numbers of GMIs or environments, since the batch changes with them.
+
+        Raises:
+            ValueError: it is of another algorithm, task, network or normalisation; nothing has changed.
+        """
+        # States of earlier versions do not say.
+        refuse_unfit_state(state.get("meaning", {}), meaning_of_state(self.run_spec, self.info))
         saved, here = state["session"]["num_gmis"], self.plan.num_gmis
         if saved != here:
             _logger.warning(
@@ -318,6 +338,7 @@ class GmiAlgorithm(Algorithm):
 
         Raises:
             DiskError: it cannot be written.
+            RunFolderError: the folder has files of the same names that are not of a checkpoint.
         """
         if path is None:
             path = tempfile.mkdtemp(prefix="rayagi_checkpoint_")
@@ -339,10 +360,22 @@ class GmiAlgorithm(Algorithm):
         replaced another checkpoint, it is completed first.
 
         Raises:
+            CheckpointError: it is damaged, or of something else.
             DiskError: it has to be completed, and cannot be written.
         """
         _complete(path, filesystem)
-        return super().from_checkpoint(path, filesystem, **kwargs)
+        given = path if filesystem is not None or isinstance(path, Checkpoint) else _absolute(path)
+        built: list[GmiAlgorithm] = []
+        token = _built.set(built)
+        try:
+            with _named_damage(str(path)):
+                return super().from_checkpoint(given, filesystem, **kwargs)
+        except BaseException:
+            for algorithm in built:  # the caller gets no algorithm to stop
+                algorithm.cleanup()
+            raise
+        finally:
+            _built.reset(token)
 
     def restore_from_path(
         self, path: str | Path, *args: Any, component: str | None = None, **kwargs: Any
@@ -350,7 +383,9 @@ class GmiAlgorithm(Algorithm):
         """Restore a checkpoint of ``save_to_path``.
 
         Raises:
-            ValueError: a component alone: rayagi's policy has observation statistics beside its weights.
+            CheckpointError: it is damaged, or of something else.
+            ValueError: it is of another algorithm, task, network or normalisation; or a component alone: rayagi's policy
+                has observation statistics beside its weights.
         """
         if component is not None:
             raise ValueError(
@@ -360,7 +395,8 @@ class GmiAlgorithm(Algorithm):
         _complete(path, kwargs.get("filesystem"))
         # Algorithm's own method would also synchronise environment runners, which do not exist here.
         given = path if kwargs.get("filesystem") is not None else _absolute(path)
-        Checkpointable.restore_from_path(self, given, *args, **kwargs)
+        with _named_damage(str(path)):
+            Checkpointable.restore_from_path(self, given, *args, **kwargs)
 
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
         """There are none to restore."""
@@ -462,7 +498,22 @@ def _complete(path: str | Path | Checkpoint, filesystem: pyarrow.fs.FileSystem |
         complete_interrupted_save(Path(path))
 
 
+@contextmanager
+def _named_damage(path: str) -> Iterator[None]:
+    """Raise CheckpointError for what reading a damaged checkpoint ends in."""
+    try:
+        yield
+    except (pickle.UnpicklingError, EOFError, KeyError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(path, f"{type(error).__name__}: {error}") from error
+
+
 def _absolute(path: str | Path) -> str:
-    """A path for Arrow, which accepts URIs and absolute local paths."""
+    """A path for Arrow, which accepts URIs and absolute local paths.
+
+    Raises:
+        ValueError: it is empty.
+    """
     text = str(path)
-    return text if "://" in text else str(Path(text).absolute())
+    if not text:
+        raise ValueError("the path of a checkpoint is empty")
+    return text if "://" in text else str(Path(text).expanduser().absolute())

@@ -105,7 +105,10 @@ class ResultLog:
                 # A gauge keeps its last value: asynchronous GMIs do not report in every iteration.
                 if metric.kind == "gauge":
                     self._gauges[metric.name] = reading
-                _log_item(metrics, ("rayagi", metric.name), reading)
+                if metric.kind == "counter":
+                    metrics.log_value(("rayagi", metric.name), reading, reduce="sum")
+                else:
+                    _log_item(metrics, ("rayagi", metric.name), reading)
                 if metric.group == "learning":
                     _log_item(metrics, (*learner, metric.name), reading)
         for name, value in self._learner_results().items():

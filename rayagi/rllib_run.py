@@ -20,7 +20,7 @@ from rayagi.config.spec import RunSpec
 from rayagi.monitoring.catalogue import reward_column
 from rayagi.run.atomic import replace_json, replace_text, replacing_run
 from rayagi.run.csv_log import cell_text
-from rayagi.run.errors import disk_errors
+from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import SCHEMA_VERSION, RunFolder, RunRecord
 from rayagi.run.versions import collect_versions, rayagi_version
 
@@ -60,19 +60,40 @@ def replaced_checkpoint(path: str, filesystem: pyarrow.fs.FileSystem) -> Iterato
 
     Raises:
         DiskError: it cannot be written.
+        RunFolderError: the folder is none of a checkpoint, and has files of the same names.
     """
     with disk_errors(path, "free space there, or save to another folder"):
         if isinstance(filesystem, pyarrow.fs.LocalFileSystem):
             with replacing_run(Path(path).absolute()) as folder:
                 yield folder
+                _refuse_others_files(path, folder, filesystem)
             return
         with tempfile.TemporaryDirectory() as name:
             yield Path(name)
+            _refuse_others_files(path, Path(name), filesystem)
             written = {each.name for each in Path(name).glob("checkpoints/*")}
             filesystem.create_dir(path)
             local = pyarrow.fs.LocalFileSystem()
             pyarrow.fs.copy_files(name, path, source_filesystem=local, destination_filesystem=filesystem)
             _remove_others(f"{path}/checkpoints", written, filesystem)
+
+
+def _refuse_others_files(path: str, new: Path, filesystem: pyarrow.fs.FileSystem) -> None:
+    """Raise RunFolderError: a folder that is none of a checkpoint has entries that a new one would replace."""
+
+    def those_of(names: Collection[str]) -> list[str]:
+        infos = filesystem.get_file_info([f"{path}/{name}" for name in sorted(names)])
+        return [info.base_name for info in infos if info.type != pyarrow.fs.FileType.NotFound]
+
+    if not those_of(_MARKS) and (found := those_of({entry.name for entry in new.iterdir()})):
+        reason = (
+            f"has {', '.join(found)}, which a checkpoint would replace, and is none: save to another folder"
+        )
+        raise RunFolderError(path, reason)
+
+
+_MARKS = ("run.json", "rllib_checkpoint.json")
+"""Files of which a checkpoint's folder has one at least: without YAML for its settings it is no run folder."""
 
 
 def _remove_others(folder: str, kept: Collection[str], filesystem: pyarrow.fs.FileSystem) -> None:

@@ -65,6 +65,9 @@ ONE_PASS_NAMES = {
 }
 """The same for the fields of OnePassSpec."""
 
+OF_RLLIBS_PIPELINE = ("train_batch_size", "learner_queue_size")
+"""As ``RllibFace.elsewhere``."""
+
 INSTEAD_OF_RLLIBS_PIPELINE = (
     (
         r"train_batch_size|_train_batch_size_per_learner",
@@ -116,6 +119,9 @@ class RllibFace:
     """Settings of RLlib in another form."""
     fixed: Mapping[str, Any] = field(default_factory=lambda: RLLIB_ACTIONS)
     """Settings whose RLlib default differs from rayagi's behaviour: they must be unset, or have this value."""
+    elsewhere: tuple[str, ...] = ("train_batch_size",)
+    """Settings whose RLlib default differs from rayagi's behaviour, and that it has in another form or not at all: they must
+    be unset, and read as None if rayagi has no such value."""
     takes_batch_sizes: bool = False
     """Whether RLlib's batch sizes are converted to a rollout length and minibatches."""
     instead: tuple[tuple[str, str], ...] = ()

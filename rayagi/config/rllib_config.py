@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -67,6 +68,7 @@ class GmiConfig(AlgorithmConfig):
         self._is_online, self.num_env_runners = False, 0  # RLlib must never build environment runners
         # One iteration of the GMIs is one RLlib iteration, for every algorithm.
         self.min_time_s_per_iteration = None
+        self.min_sample_timesteps_per_iteration = self.min_train_timesteps_per_iteration = 0
         for name in self._settings().unset:
             setattr(self, name, PRESET)
 
@@ -237,6 +239,10 @@ class GmiConfig(AlgorithmConfig):
             ConfigError: neither RLlib nor rayagi has a setting of that name.
         """
         self._refuse_unknown(settings)
+        if (
+            "model" in settings
+        ):  # RLlib merges it into its default, from which it could not be told apart then
+            self._settings().refuse("model", settings["model"])
         own = self._own_settings()
         super().training(**{name: value for name, value in settings.items() if name not in own})
         return self._set(
@@ -282,6 +288,21 @@ class GmiConfig(AlgorithmConfig):
     def validate(self) -> None:
         """Validate all settings, as ``build_algo()`` does."""
         self.to_run_spec()
+        if self.log_level not in logging.getLevelNamesMapping():
+            names = ", ".join(logging.getLevelNamesMapping())
+            raise ConfigError(
+                "debugging(log_level=)",
+                self.log_level,
+                "is no level of Python's logging",
+                f"use one of {names}",
+            )
+        window = self.metrics_num_episodes_for_smoothing
+        if not isinstance(window, int) or window < 1:
+            raise ConfigError(
+                "reporting(metrics_num_episodes_for_smoothing=)",
+                window,
+                "must be a whole number of 1 or more",
+            )
 
     def to_run_spec(self) -> RunSpec:
         """Convert to a frozen, validated RunSpec.

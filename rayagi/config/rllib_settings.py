@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import reduce
-from typing import Any
+from typing import Any, NoReturn
 
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.config.convert import nearest
 from rayagi.config.errors import ConfigError
+from rayagi.config.off_policy import OffPolicySpec
 from rayagi.config.offline import OfflineSpec
 from rayagi.config.spec import GmiSpec, RunSpec
 
@@ -130,6 +131,16 @@ ALGORITHM_ONLY = RLLIB_HONOURED - {"_model_config", "disable_env_checking", "obs
 _KEPT_DEFAULTS = frozenset({"env", "env_config", "evaluation_interval", "seed"})
 """Attributes whose RLlib default means unset."""
 
+_FIXED = {"restart_failed_env_runners": False}
+"""As ``RllibFace.fixed``, of every algorithm."""
+
+_AS_IT_IS: tuple[tuple[str, Any], ...] = (
+    ("evaluation_config", None),
+    ("evaluation_config", {"explore": False}),
+    ("_is_atari", False),
+)
+"""Values of settings, besides RLlib's default, that say what rayagi does anyway. Reading ``is_atari`` sets the last one."""
+
 _INTERNAL_KEYS = frozenset({"class", "algo_class", "_is_frozen", "__stdout_file__", "__stderr_file__"})
 """Not settings: keys that RLlib stores beside them, and that Tune adds to a trial's config."""
 _API_STACK = ("enable_rl_module_and_learner", "enable_env_runner_and_connector_v2")
@@ -183,6 +194,7 @@ _SUGGESTIONS: tuple[tuple[str, str], ...] = (
         r".*(input|output|offline|off_policy|ope_|prelearner|materialize|iter_batches|dataset).*",
         "an offline algorithm, such as BCConfig, takes offline_data(input_=) alone; the others learn online",
     ),
+    (r"train_batch_size", "use training(rollout_length=) and gmi(num_envs=)"),
     (
         r".*(restart|failure|health_probe|restore_timeout).*",
         "rayagi ends the run and restores its last checkpoint",
@@ -216,12 +228,18 @@ class AlgorithmSettings:
             *(name for name in self.paths if name not in _KEPT_DEFAULTS),
             *(BATCH_SETTINGS if self.definition.rllib.takes_batch_sizes else ()),
             *self.definition.rllib.converted,
-            *self.definition.rllib.fixed,
+            *self.fixed,
+            *self.definition.rllib.elsewhere,
             "num_envs_per_env_runner",
             "rollout_fragment_length",
             "observation_filter",
             "num_cpus_for_main_process",
         )
+
+    @property
+    def fixed(self) -> Mapping[str, Any]:
+        """Settings that must be unset, or have this value."""
+        return {**_FIXED, **self.definition.rllib.fixed}
 
     @staticmethod
     def attribute(key: str) -> str:
@@ -231,10 +249,10 @@ class AlgorithmSettings:
     def default(self, name: str, spec: RunSpec) -> Any:
         """Value, as RLlib writes it, of an attribute that is unset in a run.
 
-        None: a number that is not known before the machine is.
+        None: a number that is not known before the machine is, or what rayagi does not have.
         """
-        if name in self.definition.rllib.fixed:
-            return self.definition.rllib.fixed[name]
+        if name in self.fixed:
+            return self.fixed[name]
         if name in self.definition.rllib.converted:
             return self.definition.rllib.converted[name].from_settings(spec.learning, num_trainers(spec.gmi))
         if name in self.paths:
@@ -243,6 +261,8 @@ class AlgorithmSettings:
             if name == "grad_clip" and value == 0:
                 return None
             return list(value) if isinstance(value, tuple) else value
+        if name == "train_batch_size" and isinstance(spec.learning, OffPolicySpec | OfflineSpec):
+            return spec.learning.batch_size
         gmi, length = spec.gmi, spec.learning.rollout_length
         steps = None if gmi.num_envs == "auto" else gmi.num_envs * length
         whole = steps * gmi.num_gmis if steps is not None and isinstance(gmi.num_gmis, int) else None
@@ -254,6 +274,7 @@ class AlgorithmSettings:
             "_train_batch_size_per_learner": steps,
             "minibatch_size": steps and steps // spec.learning.num_minibatches,
             "train_batch_size": whole,
+            **dict.fromkeys(set(self.definition.rllib.elsewhere) - {"train_batch_size"}),
         }[name]
 
     def is_honoured(self, key: str) -> bool:
@@ -288,15 +309,16 @@ class AlgorithmSettings:
                 )
             if _same(value, pristine[key]) or self.is_honoured(key):
                 continue
-            fixed = self.definition.rllib.fixed
-            if key in fixed and _same(value, fixed[key]):
+            if (key in self.fixed and _same(value, self.fixed[key])) or (key, value) in _AS_IT_IS:
                 continue
-            raise ConfigError(
-                _WRITTEN_AS.get(key, key),
-                value,
-                "rayagi does not honour this RLlib setting",
-                self._what_instead(key, pristine[key]),
-            )
+            if value is None and key in self.definition.rllib.elsewhere:  # as it reads while it is unset
+                continue
+            self.refuse(key, value, pristine[key])
+
+    def refuse(self, key: str, value: Any, default: Any = PRESET) -> NoReturn:
+        """Raise ConfigError: rayagi does not support a setting of RLlib."""
+        reason = "rayagi does not honour this RLlib setting"
+        raise ConfigError(_WRITTEN_AS.get(key, key), value, reason, self._what_instead(key, default))
 
     def user_name(self, path: str) -> str:
         """How users of the config write the setting at ``path`` of a RunSpec."""

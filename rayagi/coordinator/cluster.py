@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -156,11 +157,26 @@ def connected(
     try:
         yield
     finally:
-        with _lock:
-            if mine in _users:  # else somebody has shut Ray down, and it was opened anew
-                _users[mine] -= 1
-                if not _users[mine]:
-                    _close(mine)
+        _leave(mine)
+
+
+def keep_open() -> None:
+    """Keep a Ray that was opened here until this process ends: its user may have actors and objects in it by now."""
+    with _lock:
+        mine = _this_connection()
+        if mine in _opened and mine not in _kept:
+            _kept.add(mine)
+            _users[mine] += 1
+            atexit.register(_leave, mine)
+
+
+def _leave(connection: str) -> None:
+    """One block, or this process, no longer uses a connection."""
+    with _lock:
+        if connection in _users:  # else somebody has shut Ray down, and it was opened anew
+            _users[connection] -= 1
+            if not _users[connection]:
+                _close(connection)
 
 
 def _close(connection: str) -> None:
@@ -224,6 +240,8 @@ _users: Counter[str] = Counter()
 """Blocks that use a connection, by its identifier."""
 _opened: set[str] = set()
 """The connection that this process has opened here; empty: somebody else has."""
+_kept: set[str] = set()
+"""Connections that stay open until this process ends."""
 _inherited: dict[str, str] = {}
 """Variables that the workers of the local Ray have from their start, if this process has started it here."""
 _watches: list[LocalRayWatch | HeadWatch] = []

@@ -186,6 +186,11 @@ class Session:
         self.submit(num_iterations)
         return self.collect()
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a submitted request was not collected yet."""
+        return bool(self._pending)
+
     def submit(self, num_iterations: int) -> None:
         """Request iterations of all GMIs without waiting, so that the GMIs never wait for the driver."""
         if num_iterations < 1:
@@ -315,11 +320,15 @@ class Session:
         return {index: reason for index, reason in enumerate(found) if reason is not None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a saved state. Without ``local``, or with other numbers of GMIs or environments, these are reset."""
+        """Resume from a saved state; results of submitted requests are discarded.
+
+        Without ``local``, or with other numbers of GMIs or environments, these are reset.
+        """
         group = self._open()
         states = states_of_gmis(state, self.plan.envs)
         refs = group.ask(lambda index, gmi: gmi.load_state_dict.remote(states[index]))
         self._answers(refs, "loading a state", self._limit_s())
+        self._pending.clear()
 
     def health(self) -> list[SliceHealth]:
         """Health and memory of each GMI's share of its GPU; empty without partitioned GPUs.

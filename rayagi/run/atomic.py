@@ -99,8 +99,21 @@ def replacing_run(run: Path) -> Iterator[Path]:
     checkpoints are removed.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written. A folder that was made for it is removed.
     """
+    is_new = not run.exists()
+    try:
+        with _replacing_run(run) as folder:
+            yield folder
+    except BaseException:
+        if is_new:
+            with suppress(OSError):  # it has files: some of them were moved there
+                run.rmdir()
+        raise
+
+
+@contextmanager
+def _replacing_run(run: Path) -> Iterator[Path]:
     run.mkdir(parents=True, exist_ok=True)
     complete_run(run)
     for left in run.glob(f"{_UNFINISHED}*"):  # of a killed process

@@ -1,11 +1,14 @@
 """rayagi.PPO as an RLlib Algorithm, on a Ray of this machine."""
 
+import itertools
+import os
 import pickle
 import shutil
 
 import gymnasium
 import numpy as np
 import pytest
+import ray
 import torch
 from ray import tune
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -21,9 +24,11 @@ from rayagi.config.rllib_classes import CONFIGS
 from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
-from rayagi.run.errors import DiskError
+from rayagi.run.errors import CheckpointError, DiskError
 from rayagi.serving.errors import DatasetError
 from tests.fakes.metrics import OF_OTHERS
+from tests.programs import run_python
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -136,6 +141,69 @@ def test_a_restored_algorithm_goes_on_as_if_nothing_had_happened(trained):
     # Weights, optimiser, statistics and environments go on, so the fourth iteration is the same as without a stop.
     for name in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm"):
         assert result["rayagi"][name] == pytest.approx(wanted["rayagi"][name], rel=1e-5, abs=1e-7), name
+
+
+def test_what_does_not_fit_is_refused_and_the_algorithm_goes_on(trained, tmp_path):
+    damaged = shutil.copytree(trained["path"], tmp_path / "damaged")
+    (damaged / "algorithm_state.pkl").write_bytes(b"")
+    algo = small_config().rl_module(model_config={"fcnet_activation": "relu"}).build_algo()
+    try:
+        before = algo.train()["training_iteration"]
+        with pytest.raises(
+            ValueError, match=r"has network.hidden = \(16, 16\), and this algorithm \(64, 64\)"
+        ):
+            algo.restore_from_path(trained["path"])
+        with pytest.raises(CheckpointError, match="damaged is damaged: EOFError"):
+            algo.restore_from_path(damaged)
+        assert algo.train()["training_iteration"] == before + 1
+    finally:
+        algo.stop()
+    with pytest.raises(CheckpointError):
+        PPO.from_checkpoint(damaged)
+    until(lambda: ray.available_resources().get("CPU") == 2.0)
+
+
+def test_after_ctrl_c_an_algorithm_goes_on_with_the_iteration_that_was_interrupted(trained):
+    algo = small_config().build_algo()
+    try:
+        results, collect = [algo.train()], algo.session.collect
+
+        def interrupted():
+            algo.session.collect = collect
+            raise KeyboardInterrupt
+
+        algo.session.collect = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        results.append(algo.train())
+        wanted = trained["results"]
+        for i, name in itertools.product(range(2), ("value_loss", "grad_norm")):
+            assert results[i]["rayagi"][name] == pytest.approx(wanted[i]["rayagi"][name], rel=1e-5), name
+        algo.session.collect = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            algo.train()
+        algo.restore_from_path(trained["path"])  # its result is discarded
+        result = algo.train()
+        assert result["rayagi"]["value_loss"] == pytest.approx(
+            trained["results"][3]["rayagi"]["value_loss"], rel=1e-5
+        )
+    finally:
+        algo.stop()
+
+
+@pytest.mark.slow
+def test_stop_leaves_ray_to_its_user():
+    """It was started by build_algo()."""
+    program = """
+        import ray
+        from rayagi import PPOConfig
+
+        algo = PPOConfig().environment("CartPole-v1").gmi(num_gmis=1, num_envs=2, threads_per_gmi=1).build_algo()
+        mine = ray.put("mine")
+        algo.stop()
+        print(ray.get(mine))
+    """
+    assert run_python(program, env=os.environ).stdout.splitlines()[-1] == "mine"
 
 
 @pytest.mark.slow

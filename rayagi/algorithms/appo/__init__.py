@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rayagi.algorithms.definition import (
     ASYNCHRONOUS_NAMES,
     INSTEAD_OF_RLLIBS_PIPELINE,
+    OF_RLLIBS_PIPELINE,
+    RLLIB_ACTIONS,
     RLLIB_NAMES,
     AlgorithmDefinition,
     RllibFace,
@@ -68,6 +70,15 @@ APPO = AlgorithmDefinition(
             "clip_param": "clip_ratio",
             "vtrace_clip_rho_threshold": "rho_bar",
         },
+        fixed={**RLLIB_ACTIONS, "shuffle_batch_per_epoch": True},
+        elsewhere=(
+            *OF_RLLIBS_PIPELINE,
+            "simple_queue_size",
+            "circular_buffer_num_batches",
+            "circular_buffer_iterations_per_batch",
+            "target_network_update_freq",
+            "target_worker_clipping",
+        ),
         instead=_INSTEAD,
     ),
 )

@@ -132,6 +132,13 @@ DQN = AlgorithmDefinition(
             "double_q": "double",
         },
         converted=BATCH_CONVERSION,
+        elsewhere=(
+            "train_batch_size",
+            "replay_buffer_config",
+            "target_network_update_freq",
+            "epsilon",
+            "hiddens",
+        ),
         instead=(
             (r"epsilon", "use training(epsilon_start=, epsilon_end=, epsilon_steps=)"),
             (r"adam_epsilon", "use training(adam_eps=)"),

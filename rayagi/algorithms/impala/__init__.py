@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rayagi.algorithms.definition import (
     ASYNCHRONOUS_NAMES,
     INSTEAD_OF_RLLIBS_PIPELINE,
+    OF_RLLIBS_PIPELINE,
     ONE_PASS_FIXED,
     ONE_PASS_NAMES,
     AlgorithmDefinition,
@@ -51,6 +52,7 @@ IMPALA = AlgorithmDefinition(
             "vtrace_clip_rho_threshold": "rho_bar",
         },
         fixed=ONE_PASS_FIXED,
+        elsewhere=OF_RLLIBS_PIPELINE,
         instead=((r"vtrace", "use AppoConfig().training(vtrace=False)"), *INSTEAD_OF_RLLIBS_PIPELINE),
     ),
 )

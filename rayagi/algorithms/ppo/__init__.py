@@ -41,6 +41,7 @@ PPO = AlgorithmDefinition(
         base="ray.rllib.algorithms.ppo.ppo:PPOConfig",
         names={**RLLIB_NAMES, "clip_param": "clip_ratio"},
         fixed={"use_kl_loss": False, "kl_coeff": 0.0, "vf_clip_param": math.inf, **RLLIB_ACTIONS},
+        elsewhere=(),
         takes_batch_sizes=True,
         instead=(
             (

@@ -38,6 +38,11 @@ def test_rllibs_names_set_rayagis_fields():
         ({"td_error_loss_fn": "mse"}, "Huber"),
         ({"burn_in_len": 4}, "no memory"),
         ({"replay_buffer_config": {"capacity": 10}}, "capacity="),
+        # RLlib's own defaults, which rayagi's DQN does not have:
+        ({"target_network_update_freq": 500}, "target_interval"),
+        ({"epsilon": [(0, 1.0), (10_000, 0.05)]}, "epsilon_start"),
+        ({"hiddens": [256]}, "fcnet_hiddens"),
+        ({"train_batch_size": 32}, "batch_size="),
     ],
 )
 def test_other_settings_of_rllib_name_what_to_use(given, instead):
@@ -45,3 +50,14 @@ def test_other_settings_of_rllib_name_what_to_use(given, instead):
     with pytest.raises(ConfigError) as caught:
         config.to_run_spec()
     assert instead in str(caught.value)
+
+
+def test_unset_values_read_as_what_it_takes_or_as_none_where_it_has_them_in_another_form():
+    config = DQNConfig().environment("CartPole-v1")
+    assert config.train_batch_size == config.to_run_spec().learning.batch_size == 64
+    assert (config.hiddens, config.epsilon, config.target_network_update_freq) == (None, None, None)
+
+
+def test_one_result_is_one_iteration_of_the_gmis():
+    """RLlib's DQN repeats training steps until it has 1,000 environment steps."""
+    assert DQNConfig().min_sample_timesteps_per_iteration == 0

@@ -301,7 +301,6 @@ def test_an_unsupported_setting_is_rejected_by_name(key):
         (lambda c: c.resources(num_gpus=1), "num_gpus = 1", "gmis_per_gpu"),
         (lambda c: c.framework("tf2"), "framework = 'tf2'", "torch only"),
         (lambda c: c.multi_agent(policies={"a", "b"}), "policies", "one policy"),
-        (lambda c: c.training(model={"fcnet_hiddens": [8]}), "model", "rl_module(model_config="),
         (lambda c: c.training(use_kl_loss=True), "use_kl_loss = True", "kl_adaptive"),
         (lambda c: c.training(kl_coeff=0.2), "kl_coeff = 0.2", "kl_adaptive"),
         (lambda c: c.training(use_gae=False), "use_gae", "GAE"),
@@ -366,7 +365,7 @@ def test_an_unsupported_setting_is_rejected_by_name(key):
         ),
         (lambda c: c.offline_data(input_="/data"), "input = '/data'", "online"),
         (
-            lambda c: c.fault_tolerance(restart_failed_env_runners=False),
+            lambda c: c.fault_tolerance(restart_failed_env_runners=True),
             "restart_failed_env_runners",
             "checkpoint",
         ),
@@ -423,6 +422,12 @@ def test_a_line_to_0_is_the_schedule_that_rayagi_has():
     assert "use one number, such as training(lr=0.001)" in refusal(
         offline.training(lr=[[0, 1e-3], [5000, 0]])
     )
+
+
+@pytest.mark.parametrize("given", [None, {"explore": False}])
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_evaluation_with_the_policys_mode_is_what_rayagi_does_anyway(algorithm, given):
+    CONFIGS[algorithm]().environment("CartPole-v1").evaluation(evaluation_config=given).validate()
 
 
 def test_settings_that_say_what_rayagi_does_anyway_are_allowed():
@@ -512,3 +517,27 @@ def test_rllibs_bound_of_the_squared_error_is_refused_with_what_there_is():
     """``value_clip`` is another thing: with a small value one would clip the loss, the other the step."""
     with pytest.raises(ConfigError, match=r"training\(value_clip=\) bounds how far the value may move"):
         config().training(vf_clip_param=10.0).to_run_spec()
+
+
+def test_the_older_dictionary_of_a_model_is_refused_whatever_it_holds():
+    """RLlib merges it into its default, so that one which equals the default would have no effect, and say nothing."""
+    with pytest.raises(ConfigError, match="model_config="):
+        PPOConfig().training(model={"fcnet_hiddens": [256, 256]})
+
+
+def test_reading_is_atari_leaves_a_config_valid():
+    config = PPOConfig().environment("CartPole-v1")
+    assert config.is_atari is False
+    config.validate()
+
+
+@pytest.mark.parametrize(
+    ("build", "named"),
+    [
+        (lambda config: config.debugging(log_level="FOO"), "log_level"),
+        (lambda config: config.reporting(metrics_num_episodes_for_smoothing=0), "metrics_num_episodes"),
+    ],
+)
+def test_what_would_fail_or_do_nothing_later_is_refused_before(build, named):
+    with pytest.raises(ConfigError, match=named):
+        build(PPOConfig().environment("CartPole-v1")).validate()

@@ -36,6 +36,24 @@ def test_a_gauge_that_an_iteration_does_not_report_holds_and_counters_do_not():
     assert second["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 64 + 32
 
 
+def test_counters_of_several_iterations_in_one_result_add_up():
+    """RLlib combines them where a user asks for a shortest time of a result."""
+    log, logger = log_of(100), MetricsLogger(root=True)
+    for loss in (2.0, 1.0):
+        log.log(
+            logger,
+            IterationResult(0, {"env_steps": 64.0, "episodes": 1.0, "value_loss": loss}, [3.0], [9]),
+            0.5,
+        )
+    found = logger.reduce()
+    assert (found["rayagi"]["env_steps"], found["rayagi"]["episodes"], found["rayagi"]["value_loss"]) == (
+        128,
+        2,
+        1,
+    )
+    assert found["env_runners"]["num_env_steps_sampled"] == 128
+
+
 def test_statistics_of_episodes_are_nan_before_the_first_one_has_ended():
     """As Tune needs them: a metric that a result lacks is an error there."""
     log, logger = log_of(100), MetricsLogger(root=True)

@@ -25,7 +25,8 @@ def write(folder, number, size=10, iteration=None):
     """A checkpoint as RLlib and rayagi lay it out, with its number in every file."""
     run = folder / "checkpoints" / f"iteration_{iteration or number:06d}"
     run.mkdir(parents=True)
-    for file in (folder / "algorithm_state.pkl", run / "shared.pt", folder / "checkpoints" / "last.json"):
+    of_rllib = (folder / "algorithm_state.pkl", folder / "rllib_checkpoint.json")
+    for file in (*of_rllib, run / "shared.pt", folder / "checkpoints" / "last.json"):
         file.write_text(str(number) * size)
 
 
@@ -48,6 +49,7 @@ def numbers(folder):
 def of(number, iteration=None):
     return {
         "algorithm_state.pkl": str(number),
+        "rllib_checkpoint.json": str(number),
         "checkpoints/last.json": str(number),
         f"checkpoints/iteration_{iteration or number:06d}/shared.pt": str(number),
     }
@@ -64,6 +66,28 @@ def test_a_checkpoint_replaces_the_one_before_it_and_nothing_else(tmp_path, is_l
         assert numbers(out) == of(number) | ({"notes": "m"} if number == 2 else {})
         (out / "notes").write_text("mine")
     assert [each.name for each in out.iterdir() if each.name[0] == "."] == []
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_files_of_somebody_else_are_not_replaced(tmp_path, is_local):
+    """A folder of the user's own, in which names happen to be those of a checkpoint."""
+    filesystem, path = (
+        (LOCAL, str(tmp_path)) if is_local else (pyarrow.fs.SubTreeFileSystem(str(tmp_path), LOCAL), "")
+    )
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.pt").write_text("mine")
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(
+        RunFolderError, match="has checkpoints, which a checkpoint would replace, and is none"
+    ):
+        save(path, filesystem, 1)
+    assert numbers(tmp_path) == {"checkpoints/best.pt": "m", "notes": "m"}
+
+
+def test_a_folder_that_was_made_for_a_save_that_failed_is_removed(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        save(str(tmp_path / "new"), LOCAL, 1, error=ZeroDivisionError)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_local", [True, False])
