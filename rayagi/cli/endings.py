@@ -13,6 +13,7 @@ from placement.errors import PlanError
 from rayagi.cli.failures import BAD_INPUT, INTERRUPTED, Explanation, explain, stopped_text
 from rayagi.cli.output import say
 from rayagi.config.spec import RunSpec
+from rayagi.coordinator.lost_ray import NotEndedError
 from rayagi.envs import EnvironmentFailedError, SimulationError, has_pictures
 from rayagi.run import prediction
 from rayagi.run.atomic import replace_text
@@ -103,7 +104,8 @@ def after_failure(folder: RunFolder, spec: RunSpec, error: BaseException, *, bef
             )
         return
     checkpoints = folder.checkpoints.names()
-    stopped = not isinstance(error, Exception)  # by Ctrl-C, or by SIGTERM during startup of Ray
+    # By Ctrl-C, or by SIGTERM during startup.
+    stopped = isinstance(error, NotEndedError) or not isinstance(error, Exception)
     if (
         before is None
         and not checkpoints

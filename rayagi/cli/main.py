@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -21,7 +21,8 @@ from rayagi.cli.output import complain, silence
 from rayagi.cli.parser import build_parser
 from rayagi.cli.profile_parser import split_program
 from rayagi.config.trusted_modules import in_run_folder
-from rayagi.coordinator.lost_ray import RayLostError, when_ray_is_lost
+from rayagi.coordinator.lost_ray import NotEndedError, RayLostError, tell_lost, when_ray_is_lost
+from rayagi.run.interrupt import EARLY_LIMIT_S, EarlyEnd
 
 _LISTINGS = (
     "envs",
@@ -60,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # ``comm plan`` is rayagi.cli.comm_plan, whose ``run(arguments)`` returns the exit code.
         module = arguments.command.replace(" ", "_").replace("-", "_")
         command: Callable[..., int] = import_module(f"rayagi.cli.{module}").run
-        code = command(arguments)
+        with EarlyEnd(_end_overdue) if arguments.command in _WITH_RAY else nullcontext():
+            code = command(arguments)
         if arguments.command in _LISTINGS:
             sys.stdout.flush()
         return code
@@ -189,9 +191,19 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, "r" if number == 0 else "w"))  # noqa: SIM115
 
 
+def _end_overdue(reason: str) -> None:
+    """End a command that a signal has not ended."""
+    # Imported here: it loads Ray, which the command has done before it could hang.
+    from rayagi.coordinator.cluster import kill_local_ray
+
+    tell_lost(NotEndedError(reason, EARLY_LIMIT_S, kill_local_ray))
+
+
 def _end_at_once(error: RayLostError) -> None:
     """End the process beside its main thread, which waits for a Ray that is not there, or is about to be ended by it."""
     code = _report(error, debug=False)
+    if isinstance(error, NotEndedError):
+        code = INTERRUPTED
     error.end_others()
     _end(code)
 

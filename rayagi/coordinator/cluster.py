@@ -358,6 +358,12 @@ def _end_unresponsive(node: Any) -> None:
         tell_lost(RayletSilentError(node.node_ip_address, SHUT_DOWN_LIMIT_S))
 
 
+def kill_local_ray() -> None:
+    """Kill the processes of a Ray that this process has started."""
+    for process in _own_processes(worker.global_worker.node):
+        process.kill()
+
+
 def _own_processes(node: Any) -> list[subprocess.Popen[bytes]]:
     """Of the Ray that this process has started; empty without one."""
     if node is None or not node.head:

@@ -88,6 +88,22 @@ class RayletSilentError(RayLostError):
         )
 
 
+class NotEndedError(RayLostError):
+    """A command did not end after a signal."""
+
+    def __init__(self, reason: str, waited_s: float, end_others: Callable[[], None] = lambda: None) -> None:
+        super().__init__(reason, waited_s)
+        self.reason, self.waited_s = reason, waited_s
+        self._end_others = end_others
+
+    def end_others(self) -> None:
+        """As of the base class."""
+        self._end_others()
+
+    def __str__(self) -> str:
+        return f"stopped: {self.reason}, and the command did not end within {self.waited_s:.0f} s"
+
+
 @contextmanager
 def when_ray_is_lost(handler: Handler) -> Iterator[None]:
     """Call ``handler`` in another thread if that happens in the block, after those of inner blocks."""

@@ -1,15 +1,28 @@
-"""Signal handling. The first Ctrl-C, SIGTERM or SIGHUP requests an end with a save; another Ctrl-C ends at once."""
+"""Signals. In a run the first Ctrl-C, SIGTERM or SIGHUP requests an end with a save; another Ctrl-C ends at once."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import ClassVar
 
 END_LIMIT_S = 15.0
 """After a signal, how long the running request may take beyond twice the duration of the last one."""
+EARLY_LIMIT_S = 30.0
+"""After a signal while there is nothing to save, how long until the process is ended. Ray may take 10 s to shut down."""
+_AGAIN_S = 0.02
+_WITH_LOCKS = (
+    "<frozen importlib._bootstrap>",
+    "<frozen importlib._bootstrap_external>",
+    logging.__file__,
+    weakref.__file__,
+)
+"""Files whose callbacks hold locks: of imports, and of forks."""
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP, as its terminal closed"}
 
 
@@ -38,6 +51,11 @@ class Interrupt:
         if _in_main_thread():
             for number in self._caught:
                 self._previous[number] = signal.signal(number, self._handle)
+            early = EarlyEnd.current
+            if early is not None and early.reason:  # what its handler raised was dropped
+                early.cancel()
+                self.requested, self.reason = True, early.reason
+                self._on_first()
             if self._defers_hangup:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
         return self
@@ -120,6 +138,58 @@ class Interrupt:
             if self._wait_limit_s is not None:
                 self._is_overdue = True
                 signal.pthread_kill(threading.main_thread().ident or 0, self._caught[0])
+
+
+class EarlyEnd:
+    """Context manager while there is nothing to save: Ctrl-C and SIGTERM raise KeyboardInterrupt in the main thread.
+
+    Python drops what a handler raises in some callbacks, and leaves the lock that they hold: of an import, say, after which
+    the next import waits forever. So a signal waits until none of these is running; and what has not ended some time after
+    it is ended without the main thread.
+    """
+
+    current: ClassVar[EarlyEnd | None] = None
+    """The one that is entered."""
+
+    def __init__(self, on_overdue: Callable[[str], None], limit_s: float = EARLY_LIMIT_S) -> None:
+        """``on_overdue``: ends the process, in another thread, ``limit_s`` after a signal, whose name it is given."""
+        self._on_overdue, self._limit_s = on_overdue, limit_s
+        self._previous: dict[int, object] = {}
+        self._overdue: threading.Timer | None = None
+        self.reason = ""
+        """Name of the first signal; empty without one."""
+
+    def __enter__(self) -> EarlyEnd:
+        if _in_main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
+            EarlyEnd.current = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        EarlyEnd.current = None
+
+    def cancel(self) -> None:
+        """The end has come, or somebody else sees to it."""
+        if self._overdue is not None:
+            self._overdue.cancel()
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.reason:
+            self.reason = _NAMES[signal.Signals(number)]
+            self._overdue = threading.Timer(self._limit_s, self._on_overdue, (self.reason,))
+            self._overdue.daemon = True
+            self._overdue.start()
+        if frame is not None and frame.f_code.co_filename in _WITH_LOCKS:
+            again = threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
+            again.daemon = True
+            again.start()
+        else:
+            raise KeyboardInterrupt
 
 
 def _in_main_thread() -> bool:

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from rayagi.run.interrupt import Interrupt
+from rayagi.run.interrupt import EarlyEnd, Interrupt
+from tests.programs import run_python
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -124,3 +125,53 @@ def test_without_a_signal_a_wait_has_no_limit():
     with Interrupt() as interrupt, interrupt.wait_limited(0.0):
         assert interrupt._timer is None
     assert not interrupt.requested
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_before_a_run_a_signal_ends_at_once(number):
+    before, ended = signal.getsignal(number), []
+    with EarlyEnd(ended.append) as early:
+        with pytest.raises(KeyboardInterrupt):
+            send(number)
+        assert early.reason
+    assert signal.getsignal(number) is before
+    assert (EarlyEnd.current, ended) == (None, [])
+
+
+def test_what_does_not_end_after_a_signal_is_ended_beside_the_main_thread():
+    overdue = threading.Event()
+    with EarlyEnd(lambda reason: reason == "Ctrl-C" and overdue.set(), limit_s=0.01):
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+        assert overdue.wait(30)
+
+
+def test_a_signal_waits_for_callbacks_of_imports_to_end():
+    """What is raised in them is dropped, and the lock that they hold is kept."""
+    ended = run_python(
+        """
+        import os, signal
+        from rayagi.run.interrupt import EarlyEnd
+
+        code = compile("os.kill(os.getpid(), signal.SIGINT); inside.append(1)", "<frozen importlib._bootstrap>", "exec")
+        inside = []
+        with EarlyEnd(print):
+            try:
+                exec(code)
+                while True:
+                    inside.append(2)
+            except KeyboardInterrupt:
+                print(inside[:2])
+        """
+    )
+    assert ended.stdout == "[1, 2]\n"
+
+
+def test_a_run_that_a_dropped_signal_should_have_prevented_ends_with_a_save():
+    with EarlyEnd(print) as early:
+        with pytest.raises(KeyboardInterrupt):  # which is dropped
+            send(signal.SIGTERM)
+        calls = []
+        with Interrupt(lambda: calls.append(1)) as interrupt:
+            assert (interrupt.requested, interrupt.reason, calls) == (True, "SIGTERM", [1])
+            assert early._overdue.finished.is_set()
