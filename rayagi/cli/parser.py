@@ -385,4 +385,8 @@ def _interval(text: str) -> tuple[str, float]:
 def _name(text: str) -> str:
     if not text.strip() or "/" in text or text.startswith("."):
         raise argparse.ArgumentTypeError(f"'{text}' is not a folder name; --out says where it goes")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes that are no UTF-8: Ray, and files of settings, take text
+        raise argparse.ArgumentTypeError(f"{text!a} is no text in UTF-8") from error
     return text

@@ -32,6 +32,7 @@ from placement.inventory import local_machine
 from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.coordinator.lost_ray import HeadWatch, LocalRayWatch, RayletSilentError, RayLostError, tell_lost
+from rayagi.coordinator.unfit_host import why_unfit
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only checkpoints and small results pass through the object store."""
@@ -100,6 +101,13 @@ class RayStartError(RuntimeError):
             f"if it fails again, free memory and space in /dev/shm and {Path(self.logs).parents[1]}, "
             f"or see Ray's logs in {self.logs}"
         )
+
+
+class RayUnfitHostError(RayStartError):
+    """Something of this machine keeps a local Ray from starting."""
+
+    def __str__(self) -> str:
+        return f"Ray does not start on this machine: {self.problem}"
 
 
 class RayTokenUnsavedError(RayStartError):
@@ -424,6 +432,8 @@ def _in_groups_of_their_own(environment: Mapping[str, str]) -> Iterator[None]:
 
 
 def _start_local(machine: Machine, *, dashboard: bool, environment: Mapping[str, str]) -> None:
+    if problem := why_unfit(OBJECT_STORE_BYTES):
+        raise RayUnfitHostError(problem, _logs())
     _inherited.clear()
     _inherited.update(environment)
     try:
@@ -439,10 +449,12 @@ def _start_local(machine: Machine, *, dashboard: bool, environment: Mapping[str,
                 _system_config=_SYSTEM_CONFIG,
             )
     except Exception as error:  # Ray raises plain Exceptions, too
-        raise _start_failure(error)(
-            _problem(error), f"{get_default_ray_temp_dir()}/session_latest/logs"
-        ) from error
+        raise _start_failure(error)(_problem(error), _logs()) from error
     _watch_processes(worker.global_worker)
+
+
+def _logs() -> str:
+    return f"{get_default_ray_temp_dir()}/session_latest/logs"
 
 
 def _start_failure(error: Exception) -> type[RayStartError]:

@@ -137,6 +137,9 @@ class CheckpointStore:
         """Begin or go back to an iteration: remove unfinished folders, and move later checkpoints aside."""
         self._is_in_use = True
         with disk_errors(self._folder):
+            self._folder.mkdir(
+                exist_ok=True
+            )  # somebody may have removed it, or copied a run without empty folders
             for entry in self._folder.glob(".iteration_*"):
                 shutil.rmtree(entry)
             for name in self.names():

@@ -35,6 +35,7 @@ _DISK_ERRNOS = frozenset(
 """errno values of a file that cannot be written: no space, read-only, no permission, no folder, a folder in its place, no
 locks."""
 _HINTS = {
+    errno.ENOENT: "the folder that it belongs in is not there, or was removed or renamed",
     errno.EMFILE: "raise this process's limit of open files, as by `ulimit -n 4096`",
     errno.ENFILE: "this machine has no open file left: end other programs",
     **dict.fromkeys(
@@ -175,4 +176,7 @@ def _free_space(error: OSError, path: Path | str) -> str:
     if error.errno != errno.ENOSPC or folder is None:
         return ""
     disk = shutil.disk_usage(folder)
+    files = os.statvfs(folder)
+    if files.f_files and not files.f_favail:
+        return f" (it can hold no more files, though {bytes_text(disk.free)} are free)"
     return f" ({bytes_text(disk.free)} of {bytes_text(disk.total)} are free)"

@@ -29,7 +29,7 @@ from rayagi.config.former import with_present_names
 from rayagi.config.spec import RunSpec
 from rayagi.config.trusted_modules import refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
-from rayagi.run.atomic import complete_run, lock_folder, new_folder, replace_json, replace_text
+from rayagi.run.atomic import complete_run, is_special, lock_folder, new_folder, replace_json, replace_text
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.errors import DiskError, RunFolderError, RunVersionError, disk_errors
 
@@ -221,6 +221,11 @@ def open_run(path: Path) -> RunFolder:
     if not path.is_dir():
         raise RunFolderError(str(path), f"there is no such run folder{_runs_nearby(path.parent)}")
     complete_interrupted_save(path)
+    for entry in (*path.iterdir(), *(path / "checkpoints").glob("*")):
+        if is_special(entry):
+            raise RunFolderError(
+                str(entry), "is a pipe, a device or a socket, whose reader may wait forever: remove it"
+            )
     try:
         stored = json.loads((path / "run.json").read_text())
     except FileNotFoundError:

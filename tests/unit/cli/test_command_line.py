@@ -177,6 +177,11 @@ def test_bad_input_gets_one_message_and_exit_code_2(arguments, message, capsys):
     assert not list(Path().glob("runs/*"))
 
 
+def test_a_name_with_a_byte_that_is_no_utf_8_is_refused(capsys):
+    assert run_cli("train", "Ant-v5", "--name", "a\udce4") == 2
+    assert "argument --name: 'a\\udce4' is no text in UTF-8" in capsys.readouterr().err
+
+
 def test_a_config_file_that_raises_is_named_with_its_line(capsys):
     Path("bad.py").write_text("x = 1\nraise RuntimeError('broken on purpose')\n")
     assert run_cli("train", "Ant-v5", "--config", "bad.py") == 2

@@ -189,6 +189,25 @@ def test_a_full_disk_leaves_the_one_before_and_names_the_path(store, tmp_path):
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 20_000
 
 
+def test_a_run_whose_folder_of_checkpoints_was_removed_saves_into_a_new_one(tmp_path):
+    """A copy of a run may lack empty folders."""
+    (tmp_path / "run").mkdir()
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    store.rewind(-1)
+    assert save(store, 1) == "iteration_000001"
+    assert store.names() == ["iteration_000001"]
+
+
+def test_a_folder_of_checkpoints_that_is_removed_while_it_is_used_is_not_made_anew(store, tmp_path):
+    (tmp_path / "run").mkdir()
+    store.rewind(-1)
+    (tmp_path / "run" / "checkpoints").rmdir()
+    with pytest.raises(
+        DiskError, match="the folder that it belongs in is not there, or was removed or renamed"
+    ):
+        save(store, 1)
+
+
 def test_rewinding_moves_later_checkpoints_aside(store, tmp_path):
     save(store, 1, best=1.0)
     save(store, 2, best=2.0)

@@ -72,6 +72,16 @@ def test_a_run_json_without_an_object_is_no_run_of_another_version(tmp_path, con
         open_run(folder.path)
 
 
+@pytest.mark.parametrize("name", ["run.json", "progress.csv", "checkpoints/last.json"])
+def test_a_pipe_in_a_run_folder_is_named_and_not_waited_for(tmp_path, name):
+    folder = make(tmp_path)
+    (folder.path / "checkpoints").mkdir(exist_ok=True)
+    (folder.path / name).unlink(missing_ok=True)
+    os.mkfifo(folder.path / name)
+    with pytest.raises(RunFolderError, match=f"{name}: is a pipe, a device or a socket"):
+        open_run(folder.path)
+
+
 def test_a_folder_that_is_no_run_says_which_runs_are_near(tmp_path):
     folder = make(tmp_path, name="there")
     with pytest.raises(RunFolderError, match=f"no such run folder; runs there: {folder.path}"):
