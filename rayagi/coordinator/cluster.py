@@ -344,11 +344,26 @@ def _shut_down() -> None:
     overdue.daemon = True  # the process does not wait for it
     if node is not None:
         overdue.start()
+    children = _children_of_own(node)
     try:
         ray.shutdown()
     finally:
         overdue.cancel()
+        for descriptor in children:
+            with suppress(OSError):  # it has ended
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            os.close(descriptor)
     worker._worker_logs_enabled = True
+
+
+def _children_of_own(node: Any) -> list[int]:
+    """Descriptors of what a local Ray's processes have started: its agents outlive an interrupted shutdown by a minute."""
+    found = []
+    for process in _own_processes(node):
+        for listed in Path(f"/proc/{process.pid}/task").glob("*/children"):
+            with suppress(OSError):  # they have ended, or the kernel has no such files
+                found.extend(os.pidfd_open(int(pid)) for pid in listed.read_text().split())
+    return found
 
 
 def continue_stopped() -> None:
