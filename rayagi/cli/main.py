@@ -149,10 +149,15 @@ def run_process() -> NoReturn:
         code = main()
     _end_children()
     atexit._run_exitfuncs()
-    # What else an environment's code has started in this process; Ray does so in the GMIs.
-    for pid in _children() - not_ours:
-        with suppress(ProcessLookupError):  # it has ended
-            os.kill(pid, signal.SIGKILL)
+    # What else an environment's code has started in this process; Ray does so in the GMIs. And a Ray whose start a signal
+    # has interrupted: its agents would outlive it by a minute.
+    left = _children() - not_ours
+    while left:
+        further = set().union(*map(_children, left))
+        for pid in left:
+            with suppress(ProcessLookupError):  # it has ended
+                os.kill(pid, signal.SIGKILL)
+        left = further
     _end(code)
 
 
@@ -167,10 +172,10 @@ def _end_children() -> None:
         child.kill()
 
 
-def _children() -> set[int]:
-    """Ids of this process's children. At its start: those of a shell that it has replaced, as `> >(tee log)` starts one."""
+def _children(of: int | str = "self") -> set[int]:
+    """Ids of a process's children. At this one's start: of a shell that it has replaced, as `> >(tee log)` starts one."""
     found: set[int] = set()
-    for children in Path("/proc/self/task").glob("*/children"):
+    for children in Path(f"/proc/{of}/task").glob("*/children"):
         with suppress(OSError):  # the thread has ended
             found.update(map(int, children.read_text().split()))
     return found
