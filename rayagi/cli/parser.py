@@ -251,7 +251,7 @@ def _add_search(commands: Any) -> None:
         help="steps per second, or these divided by the cost of larger batches in learning",
     )
     add_value(group, "--budget", "TIME", "start no trial after this long: 5m")
-    add_flag(group, "--again", "ignore cached measurements")
+    add_flag(group, "--again", "measure again what this search tries; other cached measurements stay")
     add_value(group, "--cache", "DIR", "measurements (default ~/.cache/rayagi/search)")
     add_value(group, "--out", "DIR", "figures (default runs/search-TASK)")
     add_flag(

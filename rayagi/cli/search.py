@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             on_start=lambda what: log(f"  measuring {what} ..."),
         )
     except (KeyboardInterrupt, SystemExit) as error:  # SystemExit: of Ray's handler of SIGTERM
-        error.add_note("All measurements are kept: the same command continues from there.")
+        error.add_note(f"All measurements are kept: {_same_command(settings)} continues from there.")
         raise
     folder = arguments.out or Path("runs") / f"search-{spec.env.id}"
     plots = save_plots(result, folder)
@@ -103,7 +103,7 @@ def summary(result: SearchResult, plots: list[Path], options: Sequence[str] = ()
     ended = (
         ""
         if result.complete
-        else f" The budget ended the search; the same command continues it. {result.rest()}"
+        else f" The budget ended the search; {_same_command(result.settings)} continues it. {result.rest()}"
     )
     unsure = "" if best.verdict == "again" else " It was measured only once, briefly."
     noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."
@@ -124,6 +124,11 @@ def summary(result: SearchResult, plots: list[Path], options: Sequence[str] = ()
             ),
         ]
     )
+
+
+def _same_command(settings: SearchSettings) -> str:
+    """The command that continues an unfinished search."""
+    return "the same command without --again" if settings.again else "the same command"
 
 
 def _searched_by_a_run(result: SearchResult) -> Iterator[str]:

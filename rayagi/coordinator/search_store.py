@@ -26,7 +26,7 @@ from placement.types import Machine
 from placement.validation import SUFFICIENT_DURATION_S, VALIDATION_ROUNDS, half_width
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
-from rayagi.run.atomic import replace_json
+from rayagi.run.atomic import replace_json, waiting_for_lock
 from rayagi.run.errors import DiskError, disk_errors
 from rayagi.run.prediction import Prediction
 from rayagi.run.versions import PACKAGES, cpu_model, package_version
@@ -86,14 +86,32 @@ def default_folder() -> Path:
 
 
 class SearchStore:
-    """Measurements of one task on one machine. Missing or unreadable files count as empty."""
+    """Measurements of one task on one machine. Missing or unreadable files count as empty.
 
-    def __init__(self, spec: RunSpec, machine: Machine, folder: Path | None = None) -> None:
+    Several processes may measure at the same time: what each saves is added to the file.
+
+    Args:
+        spec: the task
+        machine: the machine
+        folder: of the file; None: ~/.cache/rayagi/search
+        again: what the file has counts as missing, and stays until this store saves a new value
+    """
+
+    def __init__(
+        self, spec: RunSpec, machine: Machine, folder: Path | None = None, *, again: bool = False
+    ) -> None:
         self.key = search_key(spec, machine)
         digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()[:12]
         name = "".join(letter if letter.isalnum() or letter in "-._" else "_" for letter in spec.env.id)
         self.path = (folder or default_folder()) / f"{name}-{digest}.json"
         self._content = self._read()
+        self._unwritten = _empty()
+        """What was saved since the file was written: that may have failed."""
+        self._again = again
+        self._saved: set[tuple[str, str]] = set()
+        """(kind, name) of what this store has saved."""
+        self._remeasured: set[str] = set()
+        """Candidates with a new trial, whose stored comparisons and validation rounds belong to the old one."""
 
     def outcome(
         self, gmis_per_gpu: int, num_envs: int, round_: int = 0
@@ -105,7 +123,7 @@ class SearchStore:
             num_envs: of the candidate
             round_: 0: the search's trial; 1, 2, ...: a validation round; -1, -2, ...: a comparison
         """
-        stored = self._content["outcomes"].get(_name(gmis_per_gpu, num_envs, round_))
+        stored = self._stored("outcomes", _name(gmis_per_gpu, num_envs, round_))
         if stored is None:
             return None
         return TrialFailure(**stored) if "kind" in stored else TrialMeasurement(**stored)
@@ -138,13 +156,13 @@ class SearchStore:
             DiskError: the file cannot be written.
         """
         if isinstance(outcome, TrialMeasurement) or outcome.is_final:
-            self._content["outcomes"][_name(gmis_per_gpu, num_envs, round_)] = asdict(outcome)
-            self._write()
+            if self._again and round_ == 0:
+                self._remeasured.add(_name(gmis_per_gpu, num_envs, 0))
+            self._save("outcomes", _name(gmis_per_gpu, num_envs, round_), asdict(outcome))
 
     def load_note(self, name: str) -> dict[str, Any] | None:
         """A stored profile or search result by name; None if there is none."""
-        found: dict[str, Any] | None = self._content["notes"].get(name)
-        return found
+        return self._stored("notes", name)
 
     def save_note(self, name: str, value: Mapping[str, Any]) -> None:
         """Store a profile or search result.
@@ -152,8 +170,7 @@ class SearchStore:
         Raises:
             DiskError: the file cannot be written.
         """
-        self._content["notes"][name] = dict(value)
-        self._write()
+        self._save("notes", name, dict(value))
 
     def load_comparison(self, name: str, measuring: Measuring) -> dict[str, Any] | None:
         """A stored comparison by name; None if there is none, or it has to be repeated.
@@ -185,10 +202,6 @@ class SearchStore:
                 f"The measurement is not cached, and the next run repeats it: cannot write {self.path}: {error.reason}."
             )
 
-    def clear(self) -> None:
-        """Discard all stored outcomes and notes."""
-        self._content = {"outcomes": {}, "notes": {}}
-
     def _read(self) -> dict[str, Any]:
         try:
             stored = json.loads(self.path.read_text())
@@ -197,14 +210,44 @@ class SearchStore:
                 return content
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
-        return {"outcomes": {}, "notes": {}}
+        return _empty()
+
+    def _stored(self, kind: str, name: str) -> dict[str, Any] | None:
+        if self._again and (kind, name) not in self._saved:
+            return None
+        found: dict[str, Any] | None = self._content[kind].get(name)
+        return found
+
+    def _save(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        self._content[kind][name] = self._unwritten[kind][name] = value
+        self._saved.add((kind, name))
+        self._write()
 
     def _write(self) -> None:
-        with disk_errors(self.path, "free space there, or give another folder with --cache"):
+        hint = "free space there, or give another folder with --cache"
+        with disk_errors(self.path, hint):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        # As a reader will have it: JSON makes lists of tuples, and text of keys.
-        content = json.loads(json.dumps(self._content))
-        replace_json(self.path, {"key": self.key, "digest": _digest(content), **content})
+        with waiting_for_lock(self.path.parent, hint):
+            # With what other processes have saved since this one read it.
+            stored = self._read()
+            stored["outcomes"] = self._without_replaced(stored["outcomes"])
+            content = {kind: stored[kind] | self._unwritten[kind] for kind in stored}
+            # As a reader will have it: JSON makes lists of tuples, and text of keys.
+            content = json.loads(json.dumps(content))
+            replace_json(self.path, {"key": self.key, "digest": _digest(content), **content})
+        self._content, self._unwritten = content, _empty()
+
+    def _without_replaced(self, outcomes: Mapping[str, Any]) -> dict[str, Any]:
+        """Without the old comparisons and rounds of candidates that were measured again."""
+        return {
+            name: outcome
+            for name, outcome in outcomes.items()
+            if name.partition(" ")[0] not in self._remeasured or ("outcomes", name) in self._saved
+        }
+
+
+def _empty() -> dict[str, Any]:
+    return {"outcomes": {}, "notes": {}}
 
 
 def _digest(content: Mapping[str, Any]) -> str:

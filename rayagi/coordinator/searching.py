@@ -76,7 +76,7 @@ class SearchSettings:
     folder: Path | None = None
     """Cache folder; None: ~/.cache/rayagi/search."""
     again: bool = False
-    """Ignore the cache and remeasure everything."""
+    """Measure each candidate of this search again. Other measurements stay in the cache."""
 
     def name(self) -> str:
         """Key of the search's result in the store."""
@@ -209,9 +209,7 @@ def search(
         DiskError: measurements cannot be written.
     """
     began = time.monotonic()
-    store = SearchStore(spec, machine, settings.folder)
-    if settings.again:
-        store.clear()
+    store = SearchStore(spec, machine, settings.folder, again=settings.again)
     # A finished search is replayed as it was.
     kept = store.load_note(settings.name()) or {"complete": False}
     coarse = kept["coarse"] if kept["complete"] else settings.budget_s is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -50,6 +51,37 @@ def lock_folder(folder: Path, hint: str = WRITABLE) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@contextmanager
+def waiting_for_lock(folder: Path, hint: str = WRITABLE) -> Iterator[None]:
+    """Hold the lock of a folder during the block, for a change of a moment: waits for another process that holds it.
+
+    Without a lock where the file system has none.
+
+    Raises:
+        DiskError: the folder is not writable.
+    """
+    with disk_errors(folder, hint):
+        descriptor = os.open(folder / ".lock", os.O_WRONLY | os.O_CREAT, 0o644)
+    try:
+        with disk_errors(folder, hint), _without_locks_too():
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        with _without_locks_too():  # a child that was forked meanwhile has the descriptor too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+@contextmanager
+def _without_locks_too() -> Iterator[None]:
+    """Pass over the error of a file system that has no locks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -64,7 +64,12 @@ def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
     assert lines[4].split()[-1] == "failed"
     text = "\n".join(lines)
     assert "3,000 steps/s, found in 1 min 01 s. The budget ended the search" in text
-    assert "Not tried: 3-4 GMIs of 8-32 environments; 1 GMI of 16, 64 environments." in text
+    assert (
+        "the search; the same command continues it. Not tried: 3-4 GMIs of 8-32 environments; 1 GMI of 16"
+        in text
+    )
+    again = summary(replace(result, settings=SearchSettings(again=True)), [Path("a.png")])
+    assert "the same command without --again continues it." in again
     assert text.endswith(
         "Use it:\n  rayagi train Ant-v5 --gmis 2 --num-envs 16\n"
         "or let each machine use its own best:\n  rayagi train Ant-v5 --gmis auto --num-envs auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from rayagi.coordinator.auto import resolve_auto
 from rayagi.coordinator.probe import VALIDATION, candidate_spec, failure_kind, run_spec_of
 from rayagi.coordinator.search_store import (
     SearchStore,
+    _digest,
     code_digest,
     code_files,
     predict_throughput,
@@ -178,6 +180,13 @@ def test_gpus_that_cannot_be_used_count_neither_as_devices_nor_for_memory(bench,
     assert found.best.system_steps_per_s == 2 * found.best.gmis_per_gpu * found.best.outcome.steps_per_s
 
 
+def forget(store, outcome):
+    """Leave a stored outcome out of the file."""
+    content = store._read()
+    del content["outcomes"][outcome]
+    store.path.write_text(json.dumps({"key": store.key, "digest": _digest(content), **content}))
+
+
 def test_an_interrupted_search_continues(bench, two_cores, tmp_path):
     bench.interrupt_at = (2, 32)
     with pytest.raises(KeyboardInterrupt):
@@ -191,9 +200,7 @@ def test_an_interrupted_search_continues(bench, two_cores, tmp_path):
 def test_a_search_interrupted_during_validation_continues_there(bench, two_cores, tmp_path):
     run(bench, two_cores, tmp_path)
     asked = len(bench.asked)
-    stored = SearchStore(SPEC, two_cores, tmp_path)
-    del stored._content["outcomes"]["2x64 again 2"]
-    stored._write()
+    forget(SearchStore(SPEC, two_cores, tmp_path), "2x64 again 2")
     bench.confirmed.clear()
     assert run(bench, two_cores, tmp_path).best.num_envs == 64
     assert (len(bench.asked), bench.confirmed) == (asked, [(2, 64)])
@@ -219,6 +226,47 @@ def test_a_finished_search_is_not_run_again_unless_asked(bench, two_cores, tmp_p
     assert len(bench.asked) == asked
     run(bench, two_cores, tmp_path, again=True)
     assert len(bench.asked) == 2 * asked
+
+
+def test_measuring_one_candidate_again_keeps_the_other_measurements(bench, two_cores, tmp_path):
+    run(bench, two_cores, tmp_path)
+    before = SearchStore(SPEC, two_cores, tmp_path)
+    before.save_outcome(1, 16, TrialMeasurement(steps_per_s=9.0, memory_bytes=1, duration_s=1.0))
+    for round_ in (1, 2, 3, 4, -1):
+        before.save_outcome(1, 16, TrialMeasurement(steps_per_s=9.0, memory_bytes=1), round_)
+    others = {name: value for name, value in before._read()["outcomes"].items() if name[:4] != "1x16"}
+    bench.asked.clear()
+    run(bench, two_cores, tmp_path, gmis=1, num_envs=16, again=True)
+    after = SearchStore(SPEC, two_cores, tmp_path)
+    assert bench.asked == [(1, 16)]
+    assert after.outcome(1, 16).steps_per_s != 9.0
+    assert (len(after.rounds(1, 16)), after.outcome(1, 16, -1)) == (4, None)
+    kept = {name: value for name, value in after._read()["outcomes"].items() if name[:4] != "1x16"}
+    assert kept == others
+    assert set(after._read()["notes"]) == {
+        SearchSettings().name(),
+        SearchSettings(gmis=1, num_envs=16).name(),
+    }
+
+
+def test_what_is_measured_again_counts_once_it_was_saved(two_cores, tmp_path):
+    old, new = (TrialMeasurement(steps_per_s=speed, memory_bytes=1) for speed in (1.0, 2.0))
+    before = SearchStore(SPEC, two_cores, tmp_path)
+    before.save_note("noise scale", {"a": 1})
+    for round_ in range(5):
+        before.save_outcome(2, 16, old, round_)
+    store = SearchStore(SPEC, two_cores, tmp_path, again=True)
+    assert (store.outcome(2, 16), store.trials(2), store.load_note("noise scale")) == (None, (), None)
+    store.save_outcome(2, 32, new)
+    assert store.trials(2) == ((32, new),)
+    assert SearchStore(SPEC, two_cores, tmp_path).outcome(2, 16, 4) == old
+    # The rounds of before are not pooled with those of the new trial.
+    store.save_outcome(2, 16, new)
+    store.save_outcome(2, 16, new, 1)
+    store.save_outcome(2, 16, new, 2)
+    later = SearchStore(SPEC, two_cores, tmp_path)
+    assert later.rounds(2, 16) == store.rounds(2, 16) == (new, new)
+    assert later.load_note("noise scale") == {"a": 1}
 
 
 def test_a_budget_ends_the_search_with_what_there_is(bench, two_cores, tmp_path):
@@ -328,6 +376,34 @@ def test_if_all_candidates_fail_the_reasons_are_reported(bench, two_cores, tmp_p
     bench.fails = {(2, 16), (1, 16)}
     with pytest.raises(NothingMeasuredError, match="no candidate for Ant-v5 could be measured: signal 11"):
         run(bench, two_cores, tmp_path)
+
+
+def test_what_two_processes_measure_at_the_same_time_is_all_kept(two_cores, tmp_path):
+    """A store that was opened before another one's measurement keeps it, and its newer value of the same candidate."""
+    early, late = (SearchStore(SPEC, two_cores, tmp_path) for _ in range(2))
+    slow, fast = (TrialMeasurement(steps_per_s=speed, memory_bytes=1) for speed in (1.0, 2.0))
+    early.save_outcome(1, 16, slow)
+    early.save_note("early", {"a": 1})
+    late.save_outcome(1, 32, slow)
+    late.save_outcome(1, 16, fast)
+    late.save_note("late", {"a": 2})
+    early.save_outcome(1, 64, slow)
+    for store in (early, SearchStore(SPEC, two_cores, tmp_path)):
+        assert [envs for envs, _ in store.trials(1)] == [16, 32, 64]
+        assert [store.load_note(name) for name in ("early", "late")] == [{"a": 1}, {"a": 2}]
+    assert SearchStore(SPEC, two_cores, tmp_path).outcome(1, 16) == fast
+
+
+def test_writers_wait_for_each_other(two_cores, tmp_path):
+    stores = [SearchStore(SPEC, two_cores, tmp_path) for _ in range(4)]
+
+    def save(store):
+        for number in range(10):
+            store.save_note(f"{stores.index(store)} {number}", {})
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        list(threads.map(save, stores))
+    assert len(SearchStore(SPEC, two_cores, tmp_path)._read()["notes"]) == 40
 
 
 def test_a_damaged_store_counts_as_empty(two_cores, tmp_path):

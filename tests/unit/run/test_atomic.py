@@ -1,6 +1,7 @@
 """Atomic writes call fsync: on the content before the rename, on the folder after it."""
 
 import errno
+import fcntl
 import os
 import re
 
@@ -108,3 +109,21 @@ def test_what_a_file_system_or_this_process_lacks_is_said_and_the_file_stays(
         atomic.replace_text(path, "new")
     assert path.read_text() == "old"
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_has_none_to_wait_for(tmp_path, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with atomic.waiting_for_lock(tmp_path):
+        pass
+
+
+def test_only_one_holds_the_lock_for_a_change(tmp_path):
+    with atomic.waiting_for_lock(tmp_path):
+        assert atomic.lock_folder(tmp_path) is None
+    descriptor = atomic.lock_folder(tmp_path)
+    assert descriptor is not None
+    os.close(descriptor)
