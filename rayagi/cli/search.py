@@ -196,6 +196,7 @@ def _remark(trial: Trial, *, best: bool) -> str:
         return "again, best" if best else "again"
     if best:
         return "best"
-    if isinstance(trial.outcome, TrialFailure) and trial.outcome.kind in ("too long", "cannot be planned"):
-        return trial.outcome.kind
+    if isinstance(trial.outcome, TrialFailure):
+        says_why = trial.verdict == "coarse" or trial.outcome.kind in ("too long", "cannot be planned")
+        return trial.outcome.kind if says_why else trial.verdict
     return "" if trial.verdict in ("first", "going on") else trial.verdict

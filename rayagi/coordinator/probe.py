@@ -154,7 +154,8 @@ class SessionProbe(ClosesOnExit):
         """Measure a candidate.
 
         Raises:
-            ClusterUnreachableError, ReservationError, EnvError: no candidate can be measured.
+            ClusterUnreachableError, ReservationError: no candidate can be measured.
+            EnvError: the task's environment cannot be made, and no candidate was measured before.
         """
         return self.measure(gmis_per_gpu, num_envs, self._settings)
 
@@ -171,7 +172,8 @@ class SessionProbe(ClosesOnExit):
         the cause. One that runs out of memory is, too, if its processes were reused.
 
         Raises:
-            ClusterUnreachableError, ReservationError, EnvError: no candidate can be measured.
+            ClusterUnreachableError, ReservationError: no candidate can be measured.
+            EnvError: the task's environment cannot be made, and no candidate was measured before.
         """
         reused = self._session is not None and self._gmis == gmis_per_gpu
         outcome = self._attempt(gmis_per_gpu, num_envs, settings)
@@ -203,7 +205,8 @@ class SessionProbe(ClosesOnExit):
             )
         except BaseException as error:
             self.close()
-            kind = failure_kind(error) if isinstance(error, Exception) else None
+            task_runs = bool(self._fastest)
+            kind = failure_kind(error, task_runs=task_runs) if isinstance(error, Exception) else None
             if kind is None:
                 raise
             reason = f"{type(error).__name__}: {error}"
@@ -325,8 +328,16 @@ _UNRELATED_ERRORS = (
 """Errors that affect every candidate: configuration, task, cluster, occupied resources."""
 
 
-def failure_kind(error: Exception) -> FailureKind | None:
-    """Classify a candidate's error; None if it is not specific to this candidate."""
+def failure_kind(error: Exception, *, task_runs: bool = False) -> FailureKind | None:
+    """Classify a candidate's error; None if it is not specific to this candidate.
+
+    Args:
+        error: of the candidate
+        task_runs: whether another candidate of the task was measured: if the environment cannot be made now, it is because
+            of their number
+    """
+    if task_runs and isinstance(error, EnvironmentOptionError):
+        return "crashed"
     if isinstance(error, _UNRELATED_ERRORS):
         return None
     # By name, since the module of torch's class differs between versions. Ray's memory monitor is known by its text.

@@ -144,16 +144,20 @@ def test_trials_of_the_coarse_pass_are_in_the_table_where_nothing_followed(resul
     alone = Trial(
         gmis_per_gpu=1, num_envs=16, verdict="coarse", outcome=measured(900, 400), system_steps_per_s=900.0
     )
-    trials = (replace(result.trials[0], verdict="coarse"), alone, *result.trials)
-    rows = summary(replace(result, trials=trials), [Path("a.png")]).splitlines()[1:6]
+    failure = TrialFailure(kind="out of memory", reason="no 8 GiB left")
+    failed = Trial(gmis_per_gpu=1, num_envs=128, verdict="coarse", outcome=failure)
+    trials = (replace(result.trials[0], verdict="coarse"), alone, failed, *result.trials)
+    rows = summary(replace(result, trials=trials), [Path("a.png")]).splitlines()[1:7]
     assert [row.split()[:2] for row in rows] == [
         ["1", "16"],
+        ["1", "128"],
         ["2", "8"],
         ["2", "16"],
         ["2", "32"],
         ["1", "8"],
     ]
     assert rows[0].split()[-1] == "coarse"
+    assert rows[1].endswith("out of memory")
 
 
 def test_figures_13_and_14_are_drawn(result, tmp_path):

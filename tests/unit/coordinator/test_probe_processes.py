@@ -15,6 +15,7 @@ from placement.search import TrialFailure, TrialMeasurement
 from rayagi.config.presets import preset
 from rayagi.coordinator import probe as probing
 from rayagi.coordinator.probe import PHASES, ProbeSettings, SessionProbe
+from rayagi.envs.errors import EnvironmentOptionError
 
 SETTINGS = ProbeSettings(
     relative_error=0.1,
@@ -141,6 +142,29 @@ def test_a_process_that_somebody_kills_in_a_first_trial_is_not_the_candidates_fa
     sessions.fails = {1: GmiLostError(1, "GMI 1/2", "training", "its process was killed")}
     assert isinstance(probe(2, 16), TrialMeasurement)
     assert [entry[:3] for entry in sessions.log] == [("started", 2, 16), ("started", 2, 16)]
+
+
+REFUSED = EnvironmentOptionError("Many-v0", "Gymnasium cannot make it with {}: RuntimeError: too many")
+
+
+def test_so_many_environments_that_they_cannot_be_made_are_a_failure_of_the_candidate(sessions, probe):
+    sessions.fails = {2: REFUSED, 4: REFUSED}
+    probe(1, 16)
+    found = probe(1, 256)
+    assert (found.kind, found.reason) == ("crashed", f"EnvironmentOptionError: {REFUSED}")
+    assert isinstance(probe(1, 32), TrialMeasurement)
+
+
+def test_environments_that_were_made_in_an_earlier_search_can_be_made(sessions, probe):
+    sessions.fails = {1: REFUSED, 2: REFUSED}
+    probe.remember(1, 1000.0)
+    assert probe(1, 256).kind == "crashed"
+
+
+def test_an_environment_that_cannot_be_made_at_all_ends_the_probe(sessions, probe):
+    sessions.fails = {1: REFUSED}
+    with pytest.raises(EnvironmentOptionError, match="too many"):
+        probe(1, 16)
 
 
 def test_what_hangs_is_not_waited_for_twice(sessions, probe):
