@@ -13,13 +13,17 @@ from placement.search import Trial, TrialFailure, TrialMeasurement
 from placement.text import aligned
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
-from rayagi.cli.search_explain import explain, explanation_text
+from rayagi.cli.search_explain import Explained, explain, explanation_text
 from rayagi.cli.settings import machine_of_run, refuse_unmeasured, spec_from
 from rayagi.coordinator.cluster import starts_local
 from rayagi.coordinator.searching import SearchResult, SearchSettings, search
 from rayagi.planning import usable_machine
+from rayagi.run.atomic import make_writable
 from rayagi.run.errors import disk_errors
 from rayagi.run.quantities import bytes_text, duration_text
+
+_WRITABLE = "free space there, or choose another folder with --out"
+"""What to do if the figures cannot be written."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for gpu in usable_machine(spec, machine)[1]:
         log(gpu.text())
+    folder = arguments.out or Path("runs") / f"search-{spec.env.id}"
+    make_writable(folder, _WRITABLE)  # the figures come last
     log(f"Searching for the fastest configuration of {spec.env.id}. Ctrl-C keeps all measurements.")
     try:
         result = search(
@@ -54,16 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
     except (KeyboardInterrupt, SystemExit) as error:  # SystemExit: of Ray's handler of SIGTERM
         error.add_note(f"All measurements are kept: {_same_command(settings)} continues from there.")
         raise
-    folder = arguments.out or Path("runs") / f"search-{spec.env.id}"
-    plots = save_plots(result, folder)
     if not arguments.json:
-        say("\n" + summary(result, plots, run_options(arguments)))
-    explained = explain(spec, machine, result, folder, log) if arguments.explain else []
-    if explained:
-        log("\n" + explanation_text(explained))
-    if arguments.json:
-        profiles = {"profiles": [str(each.folder) for each in explained]} if explained else {}
-        print(json.dumps(result.to_dict() | profiles, indent=1))
+        say("\n" + summary(result, run_options(arguments)))
+    explained: list[Explained] = []
+    try:
+        log(f"Figures: {', '.join(str(path) for path in save_plots(result, folder))}")
+        if arguments.explain:
+            explained = explain(spec, machine, result, folder, log)
+            log("\n" + explanation_text(explained))
+    finally:  # the result is there, whatever follows it
+        if arguments.json:
+            profiles = {"profiles": [str(each.folder) for each in explained]} if explained else {}
+            print(json.dumps(result.to_dict() | profiles, indent=1))
     return 0
 
 
@@ -76,7 +84,7 @@ def save_plots(result: SearchResult, folder: Path) -> list[Path]:
     # Imported here: matplotlib is slow to import and needed only at the end.
     from rayagi.monitoring.search_plots import save_search_plots
 
-    with disk_errors(folder, "free space there, or choose another folder with --out"):
+    with disk_errors(folder, _WRITABLE):
         folder.mkdir(parents=True, exist_ok=True)
         return save_search_plots(result.trials, result.memory_bytes, folder, result.task)
 
@@ -89,7 +97,7 @@ def run_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     return (*words, *(("--trust-modules",) if arguments.trust_modules else ()))
 
 
-def summary(result: SearchResult, plots: list[Path], options: Sequence[str] = ()) -> str:
+def summary(result: SearchResult, options: Sequence[str] = ()) -> str:
     """The table of trials, the best one, and the command that uses it, with the run's other options."""
     best = result.best
     unit = "GMIs per GPU" if result.on_gpus else "GMIs"
@@ -116,7 +124,6 @@ def summary(result: SearchResult, plots: list[Path], options: Sequence[str] = ()
             f"\nBest by {result.settings.objective}: {found}, {counted(best.num_envs, 'environment')} each, "
             f"{best.system_steps_per_s or 0:,.0f} steps/s, found in {duration_text(result.duration_s)}."
             f"{because}{ended}{unsure}{noise}",
-            f"Figures: {', '.join(str(path) for path in plots)}",
             f"\nUse it:\n  {train} {option}{best.gmis_per_gpu} --num-envs {best.num_envs}",
             *(
                 f"or let each machine use its own best:\n  {train} {each}"

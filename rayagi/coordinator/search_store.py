@@ -26,8 +26,8 @@ from placement.types import Machine
 from placement.validation import SUFFICIENT_DURATION_S, VALIDATION_ROUNDS, half_width
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
-from rayagi.run.atomic import replace_json, waiting_for_lock
-from rayagi.run.errors import DiskError, disk_errors
+from rayagi.run.atomic import make_writable, replace_json, waiting_for_lock
+from rayagi.run.errors import DiskError
 from rayagi.run.prediction import Prediction
 from rayagi.run.versions import PACKAGES, cpu_model, package_version
 
@@ -71,6 +71,9 @@ _CODE = (
 )
 """Folders whose code a trial runs, in Python and C; a change there invalidates old measurements."""
 
+
+_WRITABLE = "free space there, or give another folder with --cache"
+"""What to do if the file cannot be written."""
 
 Measuring = Literal["nothing", "missing", "unfinished"]
 """What a choice may measure. missing: what is not cached. unfinished: also what its budget ended, once per process, and what
@@ -202,6 +205,14 @@ class SearchStore:
                 f"The measurement is not cached, and the next run repeats it: cannot write {self.path}: {error.reason}."
             )
 
+    def make_folder(self) -> None:
+        """Make the file's folder, before the first measurement.
+
+        Raises:
+            DiskError: no file can be made in it.
+        """
+        make_writable(self.path.parent, _WRITABLE)
+
     def _read(self) -> dict[str, Any]:
         try:
             stored = json.loads(self.path.read_text())
@@ -224,10 +235,8 @@ class SearchStore:
         self._write()
 
     def _write(self) -> None:
-        hint = "free space there, or give another folder with --cache"
-        with disk_errors(self.path, hint):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        with waiting_for_lock(self.path.parent, hint):
+        self.make_folder()
+        with waiting_for_lock(self.path.parent, _WRITABLE):
             # With what other processes have saved since this one read it.
             stored = self._read()
             stored["outcomes"] = self._without_replaced(stored["outcomes"])

@@ -210,6 +210,7 @@ def search(
     """
     began = time.monotonic()
     store = SearchStore(spec, machine, settings.folder, again=settings.again)
+    store.make_folder()
     # A finished search is replayed as it was.
     kept = store.load_note(settings.name()) or {"complete": False}
     coarse = kept["coarse"] if kept["complete"] else settings.budget_s is not None

@@ -84,6 +84,18 @@ def _without_locks_too() -> Iterator[None]:
             raise
 
 
+def make_writable(folder: Path, hint: str = WRITABLE) -> None:
+    """Make a folder where it is missing, before the work whose result goes there.
+
+    Raises:
+        DiskError: it cannot be made, or no file can be made in it.
+    """
+    with disk_errors(folder, hint):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file and fsync it.
 

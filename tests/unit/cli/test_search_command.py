@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from placement.search import Trial, TrialFailure, TrialMeasurement
+from rayagi.cli import search as searching_command
 from rayagi.cli.main import main
 from rayagi.cli.parser import build_parser
 from rayagi.cli.search import _line, run_options, save_plots, summary
@@ -58,7 +60,7 @@ def result():
 
 
 def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
-    lines = summary(result, [Path("a.png")]).splitlines()
+    lines = summary(result).splitlines()
     assert lines[2].split() == ["2", "16", "3,000", "2", "%", "420", "MiB", "-", "10.00", "best"]
     assert lines[3].split() == ["2", "32", "-", "-", "-", "460", "MiB", "-", "no", "memory"]
     assert lines[4].split()[-1] == "failed"
@@ -68,7 +70,7 @@ def test_the_table_has_all_trials_and_the_command_that_uses_the_best(result):
         "the search; the same command continues it. Not tried: 3-4 GMIs of 8-32 environments; 1 GMI of 16"
         in text
     )
-    again = summary(replace(result, settings=SearchSettings(again=True)), [Path("a.png")])
+    again = summary(replace(result, settings=SearchSettings(again=True)))
     assert "the same command without --again continues it." in again
     assert text.endswith(
         "Use it:\n  rayagi train Ant-v5 --gmis 2 --num-envs 16\n"
@@ -82,15 +84,15 @@ def test_the_commands_that_use_the_best_have_the_searchs_own_options(result):
     assert run_options(arguments) == tuple(words)
     one = replace(result, settings=SearchSettings(num_envs=16))
     train = "  rayagi train Ant-v5 --algorithm sac --seed 3 --set 'env.kwargs={a: 1}' --set sac.tau=0.01"
-    assert summary(one, [Path("a.png")], words).splitlines()[-4:] == [
+    assert summary(one, words).splitlines()[-4:] == [
         "Use it:",
         f"{train} --gmis 2 --num-envs 16",
         "or let each machine use its own best:",
         f"{train} --gmis auto --num-envs 16",
     ]
     fixed = replace(one, settings=SearchSettings(gmis=2))
-    assert summary(fixed, [Path("a.png")]).endswith("rayagi train Ant-v5 --gmis 2 --num-envs auto")
-    on_gpus = summary(replace(fixed, on_gpus=True), [Path("a.png")])
+    assert summary(fixed).endswith("rayagi train Ant-v5 --gmis 2 --num-envs auto")
+    on_gpus = summary(replace(fixed, on_gpus=True))
     assert on_gpus.endswith("rayagi train Ant-v5 --set gmi.gmis_per_gpu=2 --num-envs auto")
 
 
@@ -98,7 +100,7 @@ def test_the_commands_that_use_the_best_have_the_searchs_own_options(result):
     "settings", [SearchSettings(gmis=2, num_envs=16), SearchSettings(objective="time_to_return")]
 )
 def test_a_search_whose_result_no_run_takes_by_itself_does_not_offer_it(result, settings):
-    assert summary(replace(result, settings=settings), [Path("a.png")]).endswith(
+    assert summary(replace(result, settings=settings)).endswith(
         "Use it:\n  rayagi train Ant-v5 --gmis 2 --num-envs 16"
     )
 
@@ -132,12 +134,10 @@ def test_a_tie_is_reported_with_the_result(result):
         saturation=None,
         reason="1.0 % behind 2 x 32, within noise, with a smaller batch",
     )
-    text = summary(
-        replace(result, best=again, trials=(*result.trials, again), complete=True), [Path("a.png")]
-    )
+    text = summary(replace(result, best=again, trials=(*result.trials, again), complete=True))
     assert text.splitlines()[5].endswith("again, best")
     assert "in 1 min 01 s. It is 1.0 % behind 2 x 32, within noise, with a smaller batch.\n" in text
-    assert "It was measured only once, briefly." in summary(result, [Path("a.png")])
+    assert "It was measured only once, briefly." in summary(result)
 
 
 def test_trials_of_the_coarse_pass_are_in_the_table_where_nothing_followed(result):
@@ -147,7 +147,7 @@ def test_trials_of_the_coarse_pass_are_in_the_table_where_nothing_followed(resul
     failure = TrialFailure(kind="out of memory", reason="no 8 GiB left")
     failed = Trial(gmis_per_gpu=1, num_envs=128, verdict="coarse", outcome=failure)
     trials = (replace(result.trials[0], verdict="coarse"), alone, failed, *result.trials)
-    rows = summary(replace(result, trials=trials), [Path("a.png")]).splitlines()[1:7]
+    rows = summary(replace(result, trials=trials)).splitlines()[1:7]
     assert [row.split()[:2] for row in rows] == [
         ["1", "16"],
         ["1", "128"],
@@ -267,6 +267,41 @@ def test_a_plan_of_numbers_that_nobody_searched_says_what_to_do(capsys, tmp_path
     machine = "tests/data/machines/cpu2.json"
     assert main(["plan", "Ant-v5", "--gmis", "auto", "--machine", machine]) == 2
     assert "Run `rayagi search Ant-v5` first" in capsys.readouterr().err
+
+
+@pytest.fixture
+def found(result, monkeypatch):
+    """In the place of a search, which returns the result."""
+    monkeypatch.setattr(searching_command, "search", lambda *_, **__: found.append(1) or result)
+    found = []
+    return found
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_folder_of_figures_that_cannot_be_written_is_reported_before_the_search(
+    capsys, tmp_path, found, words
+):
+    (tmp_path / "file").touch()
+    assert main(["search", "Ant-v5", "--out", str(tmp_path / "file" / "figures"), *words]) == 1
+    assert "choose another folder with --out" in capsys.readouterr().err
+    assert found == []
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_the_result_is_printed_even_if_the_figures_cannot_be_written(
+    capsys, tmp_path, found, monkeypatch, words
+):
+    def save_search_plots(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rayagi.monitoring.search_plots.save_search_plots", save_search_plots)
+    assert main(["search", "Ant-v5", "--out", str(tmp_path), *words]) == 1
+    out, err = capsys.readouterr()
+    assert "No space left on device" in err
+    if words:
+        assert json.loads(out)["best"]["num_envs"] == 16
+    else:
+        assert "Best by throughput: 2 GMIs, 16 environments each" in out
 
 
 def test_a_cluster_beyond_the_limit_is_refused(capsys):

@@ -31,6 +31,7 @@ from rayagi.coordinator.search_store import (
 from rayagi.coordinator.searching import NothingMeasuredError, SearchSettings, search
 from rayagi.envs.errors import MemoryShortError
 from rayagi.planning import plan_of
+from rayagi.run.errors import DiskError
 from rayagi.run.prediction import (
     Prediction,
     load_prediction,
@@ -370,6 +371,13 @@ def test_crashes_are_tried_again_and_lack_of_memory_or_time_is_not(two_cores, tm
     assert again.outcome(2, 8) is None
     assert again.outcome(2, 16).kind == "out of memory"
     assert again.outcome(2, 32).kind == "too long"
+
+
+def test_a_cache_that_cannot_be_written_is_reported_before_the_first_trial(bench, two_cores, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match="give another folder with --cache"):
+        run(bench, two_cores, tmp_path / "file" / "cache")
+    assert bench.asked == []
 
 
 def test_if_all_candidates_fail_the_reasons_are_reported(bench, two_cores, tmp_path):

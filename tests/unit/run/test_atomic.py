@@ -127,3 +127,15 @@ def test_only_one_holds_the_lock_for_a_change(tmp_path):
     descriptor = atomic.lock_folder(tmp_path)
     assert descriptor is not None
     os.close(descriptor)
+
+
+def test_a_folder_is_made_before_the_work_whose_result_goes_there(tmp_path, monkeypatch):
+    atomic.make_writable(tmp_path / "new" / "folder")
+    assert (tmp_path / "new" / "folder").is_dir()
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "folder"):
+        with pytest.raises(DiskError, match=f"cannot write {re.escape(str(folder))}"):
+            atomic.make_writable(folder)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(DiskError, match=f"cannot write {re.escape(str(tmp_path))}: Permission denied"):
+        atomic.make_writable(tmp_path)
