@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
@@ -81,6 +82,9 @@ def _check(node: Node, where: str) -> None:
     """Constraints beyond the field types."""
     if any(core < 0 for core in node.cores) or len(set(node.cores)) < len(node.cores):
         raise DecodingError(f"{where}.cores is {list(node.cores)!r}, not a list of different core ids")
+    for name, granted in (("ray_cpus", node.ray_cpus), ("ray_gpus", node.ray_gpus)):
+        if granted is not None and not 0 <= granted < math.inf:  # NaN neither
+            raise DecodingError(f"{where}.{name} is {granted!r}, not a finite number of at least 0")
     uuids = [gpu.uuid for gpu in node.gpus]
     if len(set(uuids)) < len(uuids):
         raise DecodingError(f"{where}.gpus has two of one uuid among {', '.join(uuids)}")

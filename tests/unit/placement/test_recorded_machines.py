@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -171,6 +172,9 @@ GPU = {"index": 0, "uuid": "GPU-1", "name": "fake", "memory_total_bytes": 1}
         (NODE | {"gpu_links": [{"gpus": ["GPU-1", "GPU-2"]}]}, "names GPUs that are not in it: GPU-1, GPU-2"),
         (NODE | {"cuda_version": [13]}, r"cuda_version is \[13\], not a list of 2 or null"),
         (NODE | {"gpus": [GPU | {"sm_count": 1.5}]}, "sm_count is 1.5, not int or null"),
+        (NODE | {"ray_cpus": math.nan}, r"nodes\[0\].ray_cpus is nan, not a finite number of at least 0"),
+        (NODE | {"ray_cpus": math.inf}, r"nodes\[0\].ray_cpus is inf, not a finite number"),
+        (NODE | {"ray_gpus": -1}, r"nodes\[0\].ray_gpus is -1, not a finite number"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_path_and_the_place(content, problem, tmp_path: Path):
