@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+from decimal import Decimal
+from fractions import Fraction
 
 _DURATION_S = {"s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -54,10 +57,10 @@ def parse_count(text: str) -> int:
     match = re.fullmatch(r"(\d[\d_]*\.?\d*(?:e\+?\d{1,2})?)([kmbg]?)", text.strip().lower())
     if match is None:
         raise QuantityError(text, wanted)
-    value = float(match[1].replace("_", "")) * _COUNT[match[2]]
-    if not 1 <= value < math.inf or abs(value - round(value)) > 1e-6:
+    value = Fraction(Decimal(match[1].replace("_", ""))) * _COUNT[match[2]]  # exact, unlike a float
+    if not 1 <= value <= sys.float_info.max or value.denominator != 1:
         raise QuantityError(text, wanted)
-    return round(value)
+    return int(value)
 
 
 def parse_bytes(text: str) -> int:

@@ -46,13 +46,17 @@ def test_what_is_no_duration_is_refused_with_examples(text):
         ("1e6", 10**6),
         ("1_000", 1000),
         ("3B", 3 * 10**9),
+        ("99999999999999999999", 99_999_999_999_999_999_999),
+        ("12345678901234567.891k", 12_345_678_901_234_567_891),
     ],
 )
 def test_counts_are_read_as_people_write_them(text, count):
     assert parse_count(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "0", "-3", "1.5", "2X", "M", "k5", "nan", "1e-3", "0.0001k", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-3", "1.5", "2X", "M", "k5", "nan", "1e-3", "0.0001k", "1.0000001", "9" * 400]
+)
 def test_what_is_no_count_is_refused_with_examples(text):
     with pytest.raises(QuantityError, match=r"write e\.g\. 500, 500k"):
         parse_count(text)
