@@ -226,9 +226,9 @@ def _add_plan(commands: Any) -> None:
     group = parser.add_argument_group("from unit costs, measured by a short profile and cached")
     add_flag(group, "--explain", "compare the templates by the throughput model")
     add_value(group, "--nodes", "N", "forecast a cluster of 1, 2, 4, ... N nodes")
-    add_value(group, "--gpus-per-node", "N", "default 8", default=8)
-    add_value(group, "--gpu", "NAME", "V100, A100-40, A100-80, H100 (default), H200", default="H100")
-    add_value(group, "--cores-per-node", "N", "default: as in the vendor's own host")
+    add_value(group, "--gpus-per-node", "N", "with --nodes: default 8")
+    add_value(group, "--gpu", "NAME", "with --nodes: V100, A100-40, A100-80, H100 (default), H200")
+    add_value(group, "--cores-per-node", "N", "with --nodes: default as in the vendor's own host")
 
 
 def _add_search(commands: Any) -> None:

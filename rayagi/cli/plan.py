@@ -20,6 +20,7 @@ from rayagi.run.quantities import bytes_text
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns the exit code."""
+    _refuse_without_nodes(arguments)
     if arguments.nodes is not None or arguments.explain:
         return _from_unit_costs(arguments)
     machine = machine_of_run() if arguments.machine is None else load_machine(arguments.machine)
@@ -32,6 +33,20 @@ def run(arguments: argparse.Namespace) -> int:
     reject_insufficient_memory(spec, plan)
     print(plan.table())
     return 0
+
+
+def _refuse_without_nodes(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for options of a forecast that is not asked for."""
+    given = {
+        "--gpu": arguments.gpu,
+        "--gpus-per-node": arguments.gpus_per_node,
+        "--cores-per-node": arguments.cores_per_node,
+    }
+    alone = [option for option, value in given.items() if value is not None]
+    if alone and arguments.nodes is None:
+        raise UsageError(
+            f"{alone[0]} needs --nodes N, a cluster to forecast; --machine FILE plans for another machine"
+        )
 
 
 def _from_unit_costs(arguments: argparse.Namespace) -> int:
@@ -50,7 +65,7 @@ def _from_unit_costs(arguments: argparse.Namespace) -> int:
         )
     on_gpu = uses_gpus(spec, machine)
     cluster = cluster_forecast.cluster_of(
-        arguments.nodes or 1, arguments.gpus_per_node, arguments.gpu, arguments.cores_per_node
+        arguments.nodes or 1, arguments.gpus_per_node or 8, arguments.gpu or "H100", arguments.cores_per_node
     )
     if arguments.nodes is not None and not on_gpu:
         cluster_forecast.refuse_gpu_engine(spec.env.id, spec.env.factory().engine)

@@ -304,6 +304,15 @@ def test_the_result_is_printed_even_if_the_figures_cannot_be_written(
         assert "Best by throughput: 2 GMIs, 16 environments each" in out
 
 
+@pytest.mark.parametrize("words", [[], ["--explain"]])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--gpu", "H100"), ("--gpus-per-node", "4"), ("--cores-per-node", "64")]
+)
+def test_options_of_a_forecast_need_a_cluster(capsys, option, value, words):
+    assert main(["plan", "Ant-v5", option, value, *words]) == 2
+    assert f"{option} needs --nodes N" in capsys.readouterr().err
+
+
 def test_a_cluster_beyond_the_limit_is_refused(capsys):
     assert main(["plan", "Ant-v5", "--nodes", "200", "--gpus-per-node", "8"]) == 2
     assert "at most 1024 GPUs" in capsys.readouterr().err
