@@ -26,6 +26,9 @@ SUFFICIENT_DURATION_S = 20.0
 TIE_TOLERANCE = 0.01
 """Two candidates tie if their relative difference is below this and below their errors. Noise is larger than this, but a
 loss by a tie adds to what noise hides."""
+LARGE_ERROR = 0.1
+"""Relative error above which a winner within the others' errors is reported as undecided: more than rounds on a shared
+machine differ by."""
 
 RemeasureFn = Callable[[int, int, int], TrialMeasurement | TrialFailure]
 """(GMIs per device, environments per GMI, round counted from 1) -> a new measurement."""
@@ -99,6 +102,32 @@ def select_best(trials: Sequence[Trial]) -> Trial | None:
     behind = 100 * (1 - _score(best) / _score(top))
     reason = f"{behind:.1f} % behind {top.gmis_per_gpu} x {top.num_envs}, within noise, with a smaller batch"
     return replace(best, best=True, reason=reason)
+
+
+def undecided(best: Trial, trials: Sequence[Trial]) -> list[Trial]:
+    """The best trial and those that may be as fast, if one of their errors exceeds ``LARGE_ERROR``; else empty.
+
+    Confidence intervals that overlap: s (1 + e) >= s_best (1 - e_best). Validated trials are compared with validated ones
+    only, and single trials with single ones.
+
+    Args:
+        best: the winner
+        trials: all trials, in the order of the search
+
+    Returns:
+        The best first, then the highest score.
+    """
+    least = _score(best) * (1 - _error(best))
+    latest = {
+        trial.candidate: trial
+        for trial in trials
+        if trial.score is not None and (trial.verdict == "again") == (best.verdict == "again")
+    }
+    latest.pop(best.candidate, None)
+    near = [trial for trial in latest.values() if _score(trial) * (1 + _error(trial)) >= least]
+    if not near or max(map(_error, (best, *near))) <= LARGE_ERROR:
+        return []
+    return [best, *sorted(near, key=_score, reverse=True)]
 
 
 def pool_measurements(rounds: Sequence[TrialMeasurement]) -> TrialMeasurement:

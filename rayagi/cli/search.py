@@ -11,6 +11,7 @@ from pathlib import Path
 from placement.errors import counted
 from placement.search import Trial, TrialFailure, TrialMeasurement
 from placement.text import aligned
+from placement.validation import MAX_FINALISTS, undecided
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
 from rayagi.cli.search_explain import Explained, explain, explanation_text
@@ -114,6 +115,7 @@ def summary(result: SearchResult, options: Sequence[str] = ()) -> str:
         else f" The budget ended the search; {_same_command(result.settings)} continues it. {result.rest()}"
     )
     unsure = "" if best.verdict == "again" else " It was measured only once, briefly."
+    unsure += _undecided(result)
     noise = "" if result.noise is None else f"\nNoise scale of the policy gradient: {result.noise.text()}."
     because = f" It is {best.reason}." if best.reason and best.verdict == "again" else ""
     option = "--set gmi.gmis_per_gpu=" if result.on_gpus else "--gmis "
@@ -136,6 +138,21 @@ def summary(result: SearchResult, options: Sequence[str] = ()) -> str:
 def _same_command(settings: SearchSettings) -> str:
     """The command that continues an unfinished search."""
     return "the same command without --again" if settings.again else "the same command"
+
+
+def _undecided(result: SearchResult) -> str:
+    """A sentence if the best is within the errors of others, and these are large; empty if not."""
+    alike = undecided(result.best, result.trials)
+    if not alike:
+        return ""
+    errors = [
+        f"{each.gmis_per_gpu} x {each.num_envs} (+- {100 * each.outcome.relative_error:.0f} %)"
+        for each in alike[:MAX_FINALISTS]
+        if isinstance(each.outcome, TrialMeasurement)
+    ]
+    more = f" and {len(alike) - len(errors)} more" if len(alike) > len(errors) else ""
+    again = " Repeat the search with --again while nothing else uses the machine." if result.complete else ""
+    return f"\nThese cannot be told apart: {', '.join(errors)}{more}.{again}"
 
 
 def _searched_by_a_run(result: SearchResult) -> Iterator[str]:

@@ -199,6 +199,39 @@ def again(gmis, envs, score, steps_per_s=1000.0):
     )  # fmt: skip
 
 
+def with_error(trial, relative_error):
+    return replace(trial, outcome=replace(trial.outcome, relative_error=relative_error))
+
+
+def test_a_winner_within_a_large_noise_is_reported_as_undecided(result):
+    winner, second, third = (
+        with_error(again(2, envs, score), error)
+        for envs, score, error in ((256, 1919.0, 0.52), (512, 1844.0, 0.83), (1024, 500.0, 0.1))
+    )
+    shown = replace(result, best=winner, trials=(*result.trials, third, second, winner), complete=True)
+    # 1919 (1 - 0.52) = 921: 1844 (1 + 0.83) is above it, 500 (1 + 0.1) below.
+    undecided = (
+        "These cannot be told apart: 2 x 256 (+- 52 %), 2 x 512 (+- 83 %). Repeat the search with --again"
+    )
+    assert undecided in summary(shown)
+    # One of the two is uncertain: it may be the faster one.
+    sure = with_error(winner, 0.01)
+    assert "2 x 256 (+- 1 %), 2 x 512 (+- 83 %)" in summary(replace(shown, best=sure, trials=(second, sure)))
+
+
+def test_without_a_validation_single_trials_are_undecided(result):
+    first, best, *others = result.trials
+    text = summary(replace(result, trials=(with_error(first, 0.8), best, *others)))
+    assert "briefly.\nThese cannot be told apart: 2 x 16 (+- 2 %), 2 x 8 (+- 80 %).\n" in text
+    row = [again(1, 2**place, 100.0 * place) for place in range(4)]
+    vague = tuple(replace(with_error(trial, 0.9), verdict="coarse") for trial in row)
+    best = replace(vague[-1], verdict="first")
+    text = summary(replace(result, best=best, trials=(*vague, best)))
+    assert "1 x 8 (+- 90 %), 1 x 4 (+- 90 %), 1 x 2 (+- 90 %).\n" in text
+    vague = tuple(replace(trial, score=300.0) for trial in vague)
+    assert "1 x 2 (+- 90 %) and 1 more.\n" in summary(replace(result, best=best, trials=(*vague, best)))
+
+
 def test_the_second_is_another_configuration_and_one_that_was_measured_again(result):
     first, best, *_ = result.trials
     # Only single trials: the best-scored one that is not the best. Failures have no score.

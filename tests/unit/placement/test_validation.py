@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from placement.search import EarlyStopping, Trial, TrialFailure, TrialMeasurement, best_trial, explore
-from placement.validation import finalists, half_width, pool_measurements, select_best, validate_finalists
+from placement.validation import (
+    finalists,
+    half_width,
+    pool_measurements,
+    select_best,
+    undecided,
+    validate_finalists,
+)
 
 MIB = 2**20
 
@@ -242,3 +249,24 @@ def test_four_fifths_of_later_means_lie_in_the_interval():
 def test_a_single_round_does_not_tell_how_much_rounds_differ():
     assert half_width([1000.0]) is None
     assert half_width([1000.0, 1000.0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("second", "error", "alike"),
+    [
+        (1844.0, 0.83, True),  # 1844 (1 + 0.83) >= 1919 (1 - 0.52)
+        (500.0, 0.83, False),  # 500 (1 + 0.83) = 915 < 1919 (1 - 0.52) = 921
+    ],
+)
+def test_who_may_be_as_fast_as_the_best_if_errors_are_large(second, error, alike):
+    best, other = trial(2, 256, 1919.0, 0.52, "again"), trial(2, 512, second, error, "again")
+    single = trial(2, 1024, 5000.0, 0.5)  # not comparable: it was not validated
+    assert undecided(best, [single, other, best]) == ([best, other] if alike else [])
+
+
+def test_large_means_more_than_a_tenth_of_one_of_them():
+    best, other = trial(2, 256, 1000.0, 0.01, "again"), trial(2, 512, 990.0, 0.1, "again")
+    assert undecided(best, [best, other]) == []
+    vague = trial(2, 512, 990.0, 0.11, "again")
+    assert undecided(best, [best, vague]) == [best, vague]
+    assert undecided(vague, [vague]) == []  # alone
