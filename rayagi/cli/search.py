@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         say("\n" + summary(result, run_options(arguments)))
     explained: list[Explained] = []
     try:
-        log(f"Figures: {', '.join(str(path) for path in save_plots(result, folder))}")
+        log(f"\nFigures: {', '.join(str(path) for path in save_plots(result, folder))}")
         if arguments.explain:
             explained = explain(spec, machine, result, folder, log)
             log("\n" + explanation_text(explained))
