@@ -90,7 +90,7 @@ def write_profile(folder: Path, count: int, loops: int) -> int:
         for thread in range(THREADS):
             start = 10**6 + 777 * (pid + 10 * thread)
             events = thread_events(random, count // (PROCESSES * THREADS), start, loops)
-            head = HEADER.pack(MAGIC, VERSION, RECORD.size, pid + thread, len(events), len(events), 0, 0)
+            head = HEADER.pack(MAGIC, VERSION, RECORD.size, pid + thread, len(events), len(events), 0, 0, 0)
             (own / f"{pid + thread}-0.events").write_bytes(head + events.tobytes())
             written += len(events)
     return written

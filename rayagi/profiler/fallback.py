@@ -15,6 +15,7 @@ from pathlib import Path
 from rayagi.profiler.layout import (
     COMMITTED_AT,
     DROPPED_AT,
+    DROPPED_FROM_AT,
     END_AT,
     EVENTS,
     FROM_PYTHON,
@@ -44,7 +45,7 @@ class _Lane:
     """The file of one thread in one window, mapped as a whole."""
 
     def __init__(self, recorder: PythonRecorder, start: int) -> None:
-        self.used, self.room, self.dropped = 0, 0, 0
+        self.used, self.room, self.dropped, self._is_full = 0, 0, 0, False
         thread = threading.get_native_id()
         self.path = Path(recorder.folder) / f"{thread}-{recorder.next_number()}{EVENTS}"
         self.start = start
@@ -57,19 +58,16 @@ class _Lane:
             self.path.unlink(missing_ok=True)
             raise
         capacity = self.room + max(0, recorder.bytes_left) // RECORD.size
-        HEADER.pack_into(self.map, 0, MAGIC, VERSION, RECORD.size, thread, capacity, 0, 0, self.start)
+        HEADER.pack_into(self.map, 0, MAGIC, VERSION, RECORD.size, thread, capacity, 0, 0, self.start, 0)
 
     def put(self, start: int, end: int, name: int, category: int, depth: int, flags: int) -> int:
         """The record's index, -1 if it was not kept."""
         if self._recorder.mode == WARM_UP:
             return -1
-        if self.used == self.room:
-            try:
-                self._grow()
-            except _FullError:
-                self.dropped += 1
-                _write_count(self.map, DROPPED_AT, self.dropped)
-                return -1
+        if self.used == self.room and not self._has_grown(start):
+            self.dropped += 1
+            _write_count(self.map, DROPPED_AT, self.dropped)
+            return -1
         index, self.used = self.used, self.used + 1
         depth = depth if depth < MAX_DEPTH else MAX_DEPTH
         _write_record(self.map, HEADER.size + index * RECORD.size, start, end, name, category, depth, flags)
@@ -93,6 +91,18 @@ class _Lane:
         with suppress(OSError):
             os.truncate(self.path, HEADER.size + self.used * RECORD.size)
             self._recorder.reserve((self.used - self.room) * RECORD.size)
+
+    def _has_grown(self, start: int) -> bool:
+        """Whether there is space for an event that began at ``start``. No event pays for a second try."""
+        if self._is_full:
+            return False
+        try:
+            self._grow()
+        except _FullError:
+            self._is_full = True
+            _write_count(self.map, DROPPED_FROM_AT, start)
+            return False
+        return True
 
     def _grow(self) -> None:
         """Allocate disk space before it is mapped: a store to a page without space would end the process."""

@@ -114,7 +114,8 @@ class GpuRecorder:
         for (on_gpu, device, lane), found in lanes.items():
             stem = f"gpu{device}.{lane}" if on_gpu else str(lane)
             path = folder / f"{stem}-{number}{EVENTS if on_gpu else GPU_CALLS}"
-            kept = sorted(found)[: self._room]
+            found.sort()
+            kept = found[: self._room]
             self._room -= len(kept)
             if not kept:
                 self.lost += len(found)
@@ -123,7 +124,7 @@ class GpuRecorder:
             depth = 0 if on_gpu else MAX_DEPTH
             head = HEADER.pack(
                 MAGIC, VERSION, RECORD.size, lane, len(kept), len(kept), len(found) - len(kept),
-                kept[0].start_ns + shift,
+                kept[0].start_ns + shift, found[len(kept)].start_ns + shift if len(found) > len(kept) else 0,
             )  # fmt: skip
             records = (
                 RECORD.pack(each.start_ns + shift, each.end_ns + shift, name, each.category, depth, 0)

@@ -25,13 +25,14 @@ PROFILE, PROCESS, NAMES = "profile.json", "process.json", "names.jsonl"
 EVENTS, GPU_CALLS = ".events", ".cuda"
 BLOCKS = "blocks.jsonl"
 
-HEADER = struct.Struct("<8sIIQQQQq8x")
-"""Magic, version, bytes of a record, thread id, capacity in records, committed records, dropped records, start time.
+HEADER = struct.Struct("<8sIIQQQQqq")
+"""Magic, version, bytes of a record, thread id, capacity in records, committed records, dropped records, start time, start
+of the first dropped event (0: none, or a recording of an earlier version).
 
 The committed count is written after the record: what it counts is complete, even if the process is killed.
 """
-COMMITTED_AT, DROPPED_AT = 32, 40
-"""Places of these counts in the header, in bytes."""
+COMMITTED_AT, DROPPED_AT, DROPPED_FROM_AT = 32, 40, 56
+"""Places of these fields in the header, in bytes."""
 
 RECORD = struct.Struct("<qqIBBH")
 """Start, end, name, category, depth, flags. End 0: still open when recording stopped or the process died."""

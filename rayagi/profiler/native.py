@@ -65,6 +65,7 @@ _MIRRORS = {
     "sizeof(Header)": layout.HEADER.size,
     "offsetof(Header, committed)": layout.COMMITTED_AT,
     "offsetof(Header, dropped)": layout.DROPPED_AT,
+    "offsetof(Header, dropped_from)": layout.DROPPED_FROM_AT,
 }
 
 

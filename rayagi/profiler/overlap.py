@@ -125,6 +125,7 @@ class ProcessSummary:
         life_ns: from its start to its end, or its last event if it was killed
         unaccounted_ns: how much of it no thread was recorded for
         dropped: events that were not kept
+        cut_threads: how many threads are not recorded after their first dropped event
     """
 
     label: str
@@ -132,6 +133,7 @@ class ProcessSummary:
     life_ns: int
     unaccounted_ns: int
     dropped: int
+    cut_threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -354,7 +356,10 @@ class ThreadEvents:
         self.last = max(self.high + [int(self.scopes[name].max(initial=_MIN)) for name in ("start", "end")])
 
     def close(self, last: int) -> None:
-        """Give open annotations an end: that of the thread, or ``last`` if the process died."""
+        """Give open annotations an end: that of the thread, or ``last`` if the process died.
+
+        Of a thread that dropped events nothing is known from the first one on, so it ends there.
+        """
         own = self.scopes_of(Category.THREAD)
         own_ends = [last if end == 0 else end for end in own["end"].tolist()]
         within = select(self.scopes, self.scopes["category"] != Category.PROCESS)
@@ -362,6 +367,10 @@ class ThreadEvents:
         self.end = max([*own_ends, *self.high]) if own_ends else self.last
         scopes = self.scopes
         ends = np.where(scopes["end"] == 0, self.end, scopes["end"])
+        if self.trace.dropped_from_ns:
+            self.end = max(self.start, min(self.end, self.trace.dropped_from_ns + self.offset))
+            is_own = scopes["category"] != Category.PROCESS
+            ends[is_own] = np.minimum(ends[is_own], self.end)
         scopes["end"] = np.maximum(ends, scopes["start"])
 
     def scopes_of(self, category: Category) -> Events:
@@ -478,6 +487,7 @@ class ProcessEvents:
             life_ns=int(end - start),
             unaccounted_ns=int((ends - starts).sum()),
             dropped=sum(each.dropped for each in self.trace.threads) + self.trace.lost,
+            cut_threads=len({each.trace.thread_id for each in self.on_cpu if each.trace.dropped_from_ns}),
         )
 
     def measure(self, start: int, end: int, overhead: Overhead | None) -> tuple[list[Part], KeyedSums]:

@@ -39,7 +39,7 @@ typedef struct {
     _Atomic uint64_t committed; /* stored with release after the record: a reader that sees the count sees the record */
     _Atomic uint64_t dropped;
     int64_t start;
-    uint64_t unused;
+    int64_t dropped_from; /* start of the first event that was dropped, 0 if none was */
 } Header;
 
 typedef struct Lane {
@@ -50,6 +50,7 @@ typedef struct Lane {
     uint64_t first, used; /* used: records committed */
     uint64_t room;        /* records that have space on the disk; all of [first, room) is mapped */
     uint64_t dropped;
+    int is_full; /* no space was left: nothing more of this window is recorded, and no event pays for another try */
     uint64_t window_number, session;
     char *path;
     struct Lane *next;
@@ -134,9 +135,10 @@ static int grow_locked(Lane *lane) {
     return grown;
 }
 
-/* The place of the next record; NULL, and counted, if there is no space. */
-static inline Record *next_record(Lane *lane) {
-    if (__builtin_expect(lane->used == lane->room, 0) && !grow_locked(lane)) {
+/* The place of the next record, of an event that began at `start`; NULL, and counted, if there is no space. */
+static inline Record *next_record(Lane *lane, int64_t start) {
+    if (__builtin_expect(lane->used == lane->room, 0) && (lane->is_full || !grow_locked(lane))) {
+        if (!lane->is_full) lane->is_full = 1, lane->header->dropped_from = start;
         atomic_store_explicit(&lane->header->dropped, ++lane->dropped, memory_order_relaxed);
         return NULL;
     }
@@ -146,7 +148,7 @@ static inline Record *next_record(Lane *lane) {
 /* Returns the record's index, -1 if it was not kept. */
 static inline int64_t put(Lane *lane, int64_t start, int64_t end, uint32_t name, uint8_t category, uint32_t depth,
                           uint16_t flags) {
-    Record *record = next_record(lane);
+    Record *record = next_record(lane, start);
     if (!record) return -1;
     *record = (Record){start, end, name, category, depth > MAX_DEPTH ? MAX_DEPTH : depth, flags};
     if (atomic_load_explicit(&mode, memory_order_relaxed) != RECORD) return -1;

@@ -225,8 +225,15 @@ def process_line(found: Breakdown, label: str) -> str:
             f"; not recorded: {seconds(each.unaccounted_ns)} ({_share(each.unaccounted_ns, each.life_ns)})"
         )
     if each.dropped:
-        text += f"; dropped {counted(each.dropped, 'event')}: times and counts are too low"
+        text += f"; dropped {counted(each.dropped, 'event')}: {_dropped_note(each)}"
     return text
+
+
+def _dropped_note(process: ProcessSummary) -> str:
+    """What of a process's times is not right since it dropped events."""
+    if not process.cut_threads:  # of threads without a file, or recorded by an earlier version
+        return "times and counts are incomplete"
+    return f"{process.cut_threads} of {counted(process.threads, 'thread')} not recorded from the first of them on"
 
 
 def core_lines(profile: Profile, label: str) -> list[str]:

@@ -97,6 +97,8 @@ class ThreadTrace:
         thread_id: of the kernel
         start_ns: start of the file
         dropped: events that were not kept, because of the limit on disk or a full disk
+        dropped_from_ns: start of the first of them, after which nothing is known of the thread; 0 if none was dropped, or an
+            earlier version recorded
         num_events: committed records
         read: records ``first`` to ``last``, without that one; dtype EVENT, shape (last - first,)
     """
@@ -107,6 +109,7 @@ class ThreadTrace:
     dropped: int
     num_events: int
     read: Callable[[int, int], Events]
+    dropped_from_ns: int = 0
 
     @property
     def events(self) -> Events:
@@ -276,7 +279,8 @@ def _read_thread(path: Path) -> ThreadTrace | None:
         return None
     if len(head) < HEADER.size:
         raise TraceError(f"{path} is cut off: {len(head)} of the header's {HEADER.size} bytes")
-    magic, version, record_size, thread_id, capacity, committed, dropped, start_ns = HEADER.unpack(head)
+    magic, version, record_size, thread_id, *counts, start_ns, dropped_from_ns = HEADER.unpack(head)
+    capacity, committed, dropped = counts
     if magic != MAGIC:
         raise TraceError(f"{path} does not hold events of rayagi's profiler")
     if version != VERSION:
@@ -288,7 +292,8 @@ def _read_thread(path: Path) -> ThreadTrace | None:
         )
     if not committed:
         return None
-    return ThreadTrace(path, thread_id, start_ns, dropped, committed, partial(_read_events, path))
+    read = partial(_read_events, path)
+    return ThreadTrace(path, thread_id, start_ns, dropped, committed, read, dropped_from_ns)
 
 
 def _read_events(path: Path, first: int, last: int) -> Events:

@@ -10,7 +10,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rayagi.profiler import overlap
-from rayagi.profiler.overlap import NONE, breakdown, clock_offsets, resource
+from rayagi.profiler.overlap import NO_ITERATION, NONE, breakdown, clock_offsets, resource
+from rayagi.profiler.summary import report_text
 from rayagi.profiler.trace import Category as C
 from rayagi.profiler.trace import TraceError
 from tests.unit.profiler.traces import process, profile
@@ -375,3 +376,52 @@ def test_a_process_that_replaced_its_program_has_its_host_s_clock():
     second = process([[(C.THREAD, 0, 100, "main", 0)]], pid=2, clock=(0, 500_000_000))
     second = replace(second, path=second.path.with_name(second.path.name + "-2"))
     assert clock_offsets((first, second)) == [0, 0]
+
+
+def cut_off(dropped_from, dropped=7):
+    """A process whose thread drops events from a time on."""
+    main = [
+        (C.THREAD, 0, 100, "main", 0),
+        (C.PROCESS, 0, 100, "trainer", 0),
+        (C.OPERATION, 10, 40, "many", 0),
+        (C.BACKEND, 20, 30, "torch.ones", 0),
+        (C.OPERATION, 45, 90, "heavy", 0),
+        (C.ITERATION, 5, 95, "iteration", 0),
+    ]
+    made = process([main])
+    (thread,) = made.threads
+    return replace(made, threads=(replace(thread, dropped=dropped, dropped_from_ns=dropped_from),))
+
+
+def test_time_after_the_first_dropped_event_is_not_recorded():
+    """A call that took from 50 on was dropped: that time is neither Python's nor of an operation."""
+    found = breakdown(profile(cut_off(50)))
+    assert times(found.rows) == {
+        (NONE, NO_ITERATION, NONE, "python"): 5,
+        (NONE, 0, NONE, "python"): 5 + 5,
+        (NONE, 0, "many", "python"): 20,
+        (NONE, 0, "many", "backend"): 10,
+        (NONE, 0, "heavy", "python"): 5,
+    }
+    (summary,) = found.processes
+    assert (summary.life_ns, summary.unaccounted_ns) == (100, 50)
+    assert (summary.dropped, summary.cut_threads, summary.threads) == (7, 1, 1)
+    text = report_text(profile(cut_off(50)), found, [])
+    assert (
+        "not recorded: 50 ns (50.0 %); dropped 7 events: 1 of 1 thread not recorded from the first of them on"
+        in text
+    )
+
+
+def test_recordings_that_do_not_say_when_they_dropped_are_read_as_before():
+    found = breakdown(profile(cut_off(0)))
+    assert times(found.rows)[NONE, 0, "heavy", "python"] == 45
+    (summary,) = found.processes
+    assert (summary.unaccounted_ns, summary.dropped, summary.cut_threads) == (0, 7, 0)
+
+
+def test_a_thread_that_dropped_before_its_start_has_no_time():
+    """A damaged header; or the first event of all, that began earlier, is dropped."""
+    for dropped_from in (-(1 << 62), 1):
+        (summary,) = breakdown(profile(cut_off(dropped_from))).processes
+        assert summary.unaccounted_ns == 100 - max(0, dropped_from)

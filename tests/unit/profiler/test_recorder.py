@@ -213,6 +213,7 @@ def test_the_limit_on_disk_drops_and_counts(tmp_path, recorder):
     (thread,) = threads(folder)
     assert len(thread.events) == 8192
     assert thread.dropped == 10_000 + 3 - 8192
+    assert thread.dropped_from_ns == 1 << 62
     assert recorder.lost() == 1  # no space for the other thread's file
     assert sum(each.stat().st_size for each in folder.glob("*.events")) <= 2 * 4096 * 24 + 4096
     assert thread.events["end"][0] > 0
@@ -229,7 +230,10 @@ def test_a_folder_that_is_gone_loses_events_and_not_the_program(tmp_path, record
 
 
 def test_a_disk_that_is_full_drops_and_counts(process, recorder):
-    """A limit on the size of files is what a test can set: allocation fails as on a full disk, but with EFBIG."""
+    """A limit on the size of files is what a test can set: allocation fails as on a full disk, but with EFBIG.
+
+    A thread tries once in a window: what a try costs, a file opened and space allocated, is not paid by each event.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     recorder.start(RECORD, 9)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -240,9 +244,34 @@ def test_a_disk_that_is_full_drops_and_counts(process, recorder):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
+    recorder.record(1 << 62, 1 << 62, BACKEND, 1, 0)  # there is space again
     recorder.stop()
     (thread,) = threads(process)
-    assert (len(thread.events), thread.dropped) == (4096, 9000 + 2 - 4096)
+    assert (len(thread.events), thread.dropped) == (4096, 9001 + 2 - 4096)
+
+
+def test_a_full_thread_keeps_when_it_dropped_first(tmp_path, recorder):
+    folder = make_profile(tmp_path)
+    recorder.setup(str(folder), 4096 * 24)
+    recorder.start(RECORD, 9)
+    for number in range(5000):
+        recorder.record((1 << 62) + number, (1 << 62) + 5000, BACKEND, 1, 0)
+    recorder.stop()
+    (thread,) = threads(folder)
+    assert (thread.num_events, thread.dropped) == (4096, 5000 + 2 - 4096)
+    assert thread.dropped_from_ns == (1 << 62) + 4096 - 2
+
+
+def test_the_next_window_has_space_again(tmp_path, recorder):
+    folder = make_profile(tmp_path)
+    recorder.setup(str(folder), 3 * 4096 * 24)
+    for _ in range(2):
+        recorder.start(RECORD, 9)
+        for _ in range(8500):
+            recorder.record(1 << 62, 1 << 62, BACKEND, 1, 0)
+        recorder.stop()
+    first, second = threads(folder)
+    assert (first.dropped, second.dropped) == (8502 - 8192, 8502 - 4096)
 
 
 KILLED = """

@@ -296,7 +296,7 @@ def test_what_is_no_profile_is_one_sentence(tmp_path, capsys):
 
 def test_events_whose_thread_could_not_make_a_file_are_dropped_ones():
     found = profile(replace(iterations([4]), lost=30))
-    assert "dropped 30 events" in report_text(found, breakdown(found), [])
+    assert "dropped 30 events: times and counts are incomplete" in report_text(found, breakdown(found), [])
 
 
 def test_reports_of_very_long_names_are_bounded(tmp_path):

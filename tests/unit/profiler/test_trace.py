@@ -17,10 +17,10 @@ from rayagi.profiler.trace import EVENT, TraceError, read_profile
 RECORDS = [(100, 900, 1, Category.THREAD, 0, 0), (200, 0, 2, Category.OPERATION, 1, 0)]
 
 
-def header(committed=2, capacity=8, *, magic=b"RAYAGIEV", version=1, size=24, start=100):
+def header(committed=2, capacity=8, *, magic=b"RAYAGIEV", version=1, size=24, start=100, dropped_from=0):
     """Written out here, not with the layout's own format."""
     numbers = version, size, 77, capacity, committed, 3, start
-    return magic + struct.pack("<IIQQQQq", *numbers) + bytes(8)
+    return magic + struct.pack("<IIQQQQqq", *numbers, dropped_from)
 
 
 @pytest.fixture
@@ -77,6 +77,8 @@ def test_the_counts_are_where_the_layout_says():
     packed = header(committed=2)
     assert struct.unpack_from("<QQ", packed, layout.COMMITTED_AT) == (2, 3)
     assert layout.DROPPED_AT == layout.COMMITTED_AT + 8
+    packed = header(dropped_from=500)
+    assert struct.unpack_from("<q", packed, layout.DROPPED_FROM_AT) == (500,)
     assert len(packed) == layout.HEADER.size == 64
 
 

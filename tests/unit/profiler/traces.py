@@ -63,7 +63,8 @@ def write(folder, found):
         for thread in each.threads:
             count = len(thread.events)
             head = HEADER.pack(
-                MAGIC, VERSION, RECORD.size, thread.thread_id, count, count, thread.dropped, thread.start_ns
-            )
+                MAGIC, VERSION, RECORD.size, thread.thread_id, count, count, thread.dropped, thread.start_ns,
+                thread.dropped_from_ns,
+            )  # fmt: skip
             (path / thread.path.name).write_bytes(head + thread.events.tobytes())
     return folder
