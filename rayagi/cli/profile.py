@@ -19,6 +19,7 @@ from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.injection import injected
 from rayagi.profiler.interception import packages_with
 from rayagi.profiler.layout import PROFILE
+from rayagi.profiler.process_ends import ends_noted
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
 from rayagi.profiler.summary import missing_processes
@@ -42,10 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     schedule = None
     if arguments.iterations is not None:
         schedule = Schedule(skip=arguments.skip, record=arguments.iterations)
-    folder = create_profile(arguments.out or _new_folder(program), program, packages)
+    folder = create_profile(arguments.out or _new_folder(program), program, packages, schedule)
     environment = injected(os.environ, folder, packages, schedule, arguments.limit_mb, gpu=arguments.gpu)
     try:
-        code = _run_program(program, environment)
+        with ends_noted(folder):
+            code = _run_program(program, environment)
     except UsageError:
         (folder / PROFILE).unlink()
         folder.rmdir()

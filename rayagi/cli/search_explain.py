@@ -100,8 +100,8 @@ def _profiled(
     # As the command that would train so: a calibration is of a command.
     command = ["rayagi", "train", spec.env.id]
     command += ["--gmis", str(trial.gmis_per_gpu), "--num-envs", str(trial.num_envs)]
-    create_profile(path, command, packages)
     schedule = Schedule(skip=_SKIPPED, record=iterations)
+    create_profile(path, command, packages, schedule)
     with (
         recording(path, packages, schedule),
         Session(candidate, make_plan=partial(plan_on, machine, candidate)) as session,

@@ -47,6 +47,7 @@ from rayagi.monitoring.progress import LiveProgress, PlainProgress
 from rayagi.monitoring.ray_metrics import RunExporter
 from rayagi.profiler.injection import recording
 from rayagi.profiler.interception import packages_with
+from rayagi.profiler.process_ends import ends_noted
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile, note_iterations
 from rayagi.run import experience_record
@@ -115,8 +116,8 @@ def _profiled(folder: RunFolder, num_iterations: int | None) -> Iterator[Path | 
         path = new_folder(folder.path / "profile")  # a resumed run may have one of an earlier session
     packages = packages_with(())
     schedule = Schedule(skip=_SKIPPED_ITERATIONS, record=num_iterations)
-    create_profile(path, sys.orig_argv, packages)
-    with recording(path, packages, schedule):
+    create_profile(path, sys.orig_argv, packages, schedule)
+    with ends_noted(path), recording(path, packages, schedule):
         yield path
     summarize(path)
 

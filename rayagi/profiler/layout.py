@@ -4,6 +4,7 @@ A profile is one folder::
 
     profile.json                       version, command, start (Unix ns), what was intercepted, machine
     HOST-PID-STARTTICKS/process.json   name, pid, parent, argv, metadata, python, clock
+    HOST-PID-STARTTICKS/end.json       monotonic_ns: when it ended, of a process that could not write it itself
     HOST-PID-STARTTICKS/names.jsonl    one {"id": 7, "name": "simulate"} a line, before the id is first used
     HOST-PID-STARTTICKS/TID-N.events   a header of 64 bytes, then records of 24
     HOST-PID-STARTTICKS/TID-N.cuda     the same: the thread's calls of CUDA
@@ -21,7 +22,7 @@ from enum import IntEnum
 
 VERSION = 1
 MAGIC = b"RAYAGIEV"
-PROFILE, PROCESS, NAMES = "profile.json", "process.json", "names.jsonl"
+PROFILE, PROCESS, NAMES, END = "profile.json", "process.json", "names.jsonl", "end.json"
 EVENTS, GPU_CALLS = ".events", ".cuda"
 BLOCKS = "blocks.jsonl"
 

@@ -45,6 +45,7 @@ from rayagi.profiler.intervals import (
 from rayagi.profiler.keyed_sums import Accumulator, KeyedSums, add_up, merged
 from rayagi.profiler.sweep import sweep
 from rayagi.profiler.trace import (
+    LATEST_NS,
     Category,
     Events,
     ProcessTrace,
@@ -80,8 +81,6 @@ WINDOW_BLOCKS = 16
 """Blocks of events that are in memory at a time: about 130,000 events, whose arrays stay in the cache."""
 _LONGEST_NS = 2**57
 """Four years: what the sort keys of ``overlap`` can hold."""
-_LATEST_NS = 2**61
-"""Largest time of a clock: the year 2043 in Unix time."""
 _MAX, _MIN = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
 
@@ -122,10 +121,12 @@ class ProcessSummary:
     Attributes:
         label: its name, with its process id if others have the same
         threads: how many were recorded
-        life_ns: from its start to its end, or its last event if it was killed
+        life_ns: from its start to its end; to its last event if the end is not known
         unaccounted_ns: how much of it no thread was recorded for
         dropped: events that were not kept
         cut_threads: how many threads are not recorded after their first dropped event
+        is_killed: whether it ended without ending its recording, or still runs
+        end_is_known: whether its time is counted to its end
     """
 
     label: str
@@ -134,6 +135,8 @@ class ProcessSummary:
     unaccounted_ns: int
     dropped: int
     cut_threads: int = 0
+    is_killed: bool = False
+    end_is_known: bool = True
 
 
 @dataclass(frozen=True)
@@ -272,7 +275,7 @@ def clock_offsets(processes: Sequence[ProcessTrace]) -> list[int]:
     first = processes[0].clock.unix_ns - processes[0].clock.monotonic_ns
     for each in processes:
         for time in (each.clock.unix_ns, each.clock.monotonic_ns):
-            if not 0 <= time <= _LATEST_NS:
+            if not 0 <= time <= LATEST_NS:
                 raise TraceError(f"{each.path} is damaged: one of its clocks is at {str(time)[:20]} ns")
         hosts.setdefault(_host(each), each.clock.unix_ns - each.clock.monotonic_ns - first)
     return [hosts[_host(each)] for each in processes]
@@ -355,8 +358,12 @@ class ThreadEvents:
         self.has_cpu |= not any(low <= high for low, high in zip(self.low, self.high, strict=True))
         self.last = max(self.high + [int(self.scopes[name].max(initial=_MIN)) for name in ("start", "end")])
 
+    def is_open(self) -> bool:
+        """Whether neither the thread nor its recording has ended."""
+        return not self.scopes_of(Category.THREAD)["end"].all()
+
     def close(self, last: int) -> None:
-        """Give open annotations an end: that of the thread, or ``last`` if the process died.
+        """Give open annotations an end: that of the thread, or ``last`` if the process was killed.
 
         Of a thread that dropped events nothing is known from the first one on, so it ends there.
         """
@@ -411,6 +418,9 @@ class ProcessEvents:
     ) -> None:
         self.trace, self.label, self.threads, self.cells = trace, label, threads, cells
         last = max((thread.last for thread in self.threads), default=0)
+        if self.threads and trace.end_ns:
+            last = max(last, trace.end_ns + self.threads[0].offset)
+        self.is_killed = any(thread.is_open() for thread in self.threads)
         for thread in self.threads:
             thread.close(last)
         self.start = min((thread.start for thread in self.threads), default=0)
@@ -487,6 +497,8 @@ class ProcessEvents:
             life_ns=int(end - start),
             unaccounted_ns=int((ends - starts).sum()),
             dropped=sum(each.dropped for each in self.trace.threads) + self.trace.lost,
+            is_killed=self.is_killed,
+            end_is_known=bool(self.trace.end_ns) or not self.is_killed,
             cut_threads=len({each.trace.thread_id for each in self.on_cpu if each.trace.dropped_from_ns}),
         )
 
@@ -599,7 +611,7 @@ class ThreadActivity:
 def _check_times(path: Path, events: Events) -> None:
     for name in ("start", "end"):
         for time in (int(events[name].min(initial=0)), int(events[name].max(initial=0))):
-            if abs(time) > _LATEST_NS:
+            if abs(time) > LATEST_NS:
                 raise TraceError(f"{path} is damaged: it has an event at {time} ns")
 
 

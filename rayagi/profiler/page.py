@@ -89,7 +89,7 @@ def report_page(
                 *gpu_lines(profile, found, each.label),
             )
         ),
-        f"<p>{silent_processes(found)}</p>",
+        f"<p>{silent_processes(profile, found)}</p>",
         f"<p>{missing_processes(profile)}</p>",
         _advice(advice),
         f"<h2>Operations</h2>{_legend()}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -37,7 +38,7 @@ class ProcessFolder:
         self.texts: list[str] = []
         self.ids: dict[str, int] = {}
         self._names_are_lost = self._is_warned = False
-        self._clock = read_clock()
+        self._clock, self._mark = read_clock(), memory_mark(os.getpid())
         self.add_names(list(texts))
         self.describe()
 
@@ -51,6 +52,7 @@ class ProcessFolder:
             "metadata": self.metadata,
             "python": platform.python_version(),
             "clock": self._clock,
+            "mark": self._mark,
             **more,
         }
         try:
@@ -109,8 +111,7 @@ def read_clock() -> dict[str, int]:
 
 def _make_folder(profile: Path) -> Path:
     """HOST-PID-STARTTICKS; with a number after it for a process that replaced its program by exec."""
-    host = re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname())[:64] or "host"
-    stem = f"{host}-{os.getpid()}-{_start_ticks()}"
+    stem = f"{host_name()}-{os.getpid()}-{start_ticks(read_stat(os.getpid()))}"
     number = 1
     while True:
         path = profile / (stem if number == 1 else f"{stem}-{number}")
@@ -121,7 +122,33 @@ def _make_folder(profile: Path) -> Path:
             number += 1
 
 
-def _start_ticks() -> int:
+def host_name() -> str:
+    """This host's, as folders have it."""
+    return re.sub(r"[^A-Za-z0-9_.]", "_", socket.gethostname())[:64] or "host"
+
+
+def read_stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third one on, the process's state.
+
+    Raises:
+        OSError: there is no such process.
+    """
+    status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    return status.rpartition(")")[2].split()
+
+
+def start_ticks(stat: list[str]) -> int:
     """When the process started, in clock ticks since the machine did: with the pid it names a process for good."""
-    status = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
-    return int(status.rpartition(")")[2].split()[19])
+    return int(stat[19])
+
+
+def memory_mark(pid: int) -> str:
+    """Changes when a process replaces its program by exec, and is the same in forked children; empty where it is not known.
+
+    It is made of the address of the stack, and too short to give that away.
+    """
+    try:
+        address = read_stat(pid)[25]
+    except OSError:
+        return ""
+    return "" if address == "0" else hashlib.blake2b(address.encode(), digest_size=2).hexdigest()

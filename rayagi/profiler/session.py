@@ -7,9 +7,10 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from dataclasses import asdict
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -218,6 +219,20 @@ class RecordingSession:
                 end_monotonic_ns=time.monotonic_ns(),
             )
 
+    @contextmanager
+    def ended(self) -> Iterator[None]:
+        """End recording, and go on with it if the block is left: then the program has not been replaced."""
+        with self._lock:
+            mode = self._mode
+            self._switch(OFF)
+            self._describe(lost=self._recorder.lost(), end_monotonic_ns=time.monotonic_ns())
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._switch(mode)
+                self._describe()
+
     def _describe(self, **more: Any) -> None:
         """Write what is known of the process by now, and of what it recorded."""
         utilization = {} if self._gpu is None else self._gpu.nvml_utilization()
@@ -276,7 +291,7 @@ def profile(
     """
     packages = packages_with(simulators, natives) if intercept else {}
     _check_start(limit_mb, metadata)
-    path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)), packages)
+    path = create_profile(Path(folder), list(getattr(sys, "orig_argv", sys.argv)), packages, schedule)
     session = start(path, packages, name, metadata, schedule, limit_mb, gpu=gpu)
     try:
         yield session
@@ -284,7 +299,9 @@ def profile(
         stop(session)
 
 
-def create_profile(path: Path, command: list[str], packages: Mapping[str, Category]) -> Path:
+def create_profile(
+    path: Path, command: list[str], packages: Mapping[str, Category], schedule: Schedule | None = None
+) -> Path:
     """Make the folder of a new profile.
 
     Raises:
@@ -297,6 +314,7 @@ def create_profile(path: Path, command: list[str], packages: Mapping[str, Catego
         "start_unix_ns": time.time_ns(),
         "intercepted": {name: category.name.lower() for name, category in packages.items()},
         "machine": this_machine(),
+        "schedule": None if schedule is None else asdict(schedule),
     }
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -352,7 +370,7 @@ def start(
             raise ProfilerError(f"{path} cannot hold a profile: {error.strerror}") from error
         _process.set_session(session, hooks)
         _register_once()
-        os._exit = _finish_and_exit
+        os._exit, os.execv, os.execve = _finish_and_exit, _recording_ends(_execv), _recording_ends(_execve)
     return session
 
 
@@ -371,10 +389,10 @@ def stop(session: RecordingSession) -> None:
         if _process.session is session:
             _process.set_session(None)
             session.finish()
-            os._exit = _exit
+            os._exit, os.execv, os.execve = _exit, _execv, _execve
 
 
-_exit = os._exit
+_exit, _execv, _execve = os._exit, os.execv, os.execve
 
 
 def _finish_and_exit(status: int) -> NoReturn:
@@ -382,6 +400,21 @@ def _finish_and_exit(status: int) -> NoReturn:
     if (session := current()) is not None:
         stop(session)
     _exit(status)
+
+
+def _recording_ends(replace_program: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    """In place of os.execv and os.execve, which the other functions of their kind call: recording ends before it."""
+
+    @wraps(replace_program)
+    def finish_and_replace(path: Any, *arguments: Any, **named: Any) -> NoReturn:
+        session = current()
+        # A path that cannot be executed, as of a search through PATH, must not interrupt the recording.
+        if session is None or not (isinstance(path, int) or os.access(path, os.X_OK)):
+            replace_program(path, *arguments, **named)
+        with session.ended():
+            replace_program(path, *arguments, **named)
+
+    return finish_and_replace
 
 
 def current() -> RecordingSession | None:

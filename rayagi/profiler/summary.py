@@ -176,7 +176,10 @@ def report_text(
         rows = [row for row in found.rows if row.cell.process == each.label]
         lines += _operation_lines(operation_times(rows))
     lines += [
-        line for each in (silent_processes(found), missing_processes(profile)) if each for line in ("", each)
+        line
+        for each in (silent_processes(profile, found), missing_processes(profile))
+        if each
+        for line in ("", each)
     ]
     if len(found.processes) > 1:
         lines += ["", "all processes, what several do in one operation at a time counted once"]
@@ -200,11 +203,18 @@ def recorded(found: Breakdown) -> list[ProcessSummary]:
     return [each for each in found.processes if each.life_ns or each.dropped]
 
 
-def silent_processes(found: Breakdown) -> str:
-    """How many others there are; empty for none."""
-    count = len(found.processes) - len(recorded(found))
-    note = "recorded nothing; where iterations are chosen, a process records only its own ones"
-    return f"{count} of {len(found.processes)} processes {note}" if count else ""
+def silent_processes(profile: Profile, found: Breakdown) -> str:
+    """How many others there are, and why; empty for none."""
+    shown = {each.label for each in recorded(found)}
+    labels = process_labels(profile.processes)
+    silent = [each for label, each in zip(labels, profile.processes, strict=True) if label not in shown]
+    if not silent:
+        return ""
+    text = f"{len(silent)} of {counted(len(labels), 'process', 'processes')} recorded nothing: "
+    if profile.skipped is None:
+        return f"{text}killed, or replaced by another program, before any event, and when is not known"
+    made = counted(max(each.iterations for each in silent), "iteration")
+    return f"{text}recording begins with iteration {profile.skipped + 1} of a process, and they made at most {made}"
 
 
 def missing_processes(profile: Profile) -> str:
@@ -223,6 +233,10 @@ def process_line(found: Breakdown, label: str) -> str:
     if each.unaccounted_ns:
         text += (
             f"; not recorded: {seconds(each.unaccounted_ns)} ({_share(each.unaccounted_ns, each.life_ns)})"
+        )
+    if each.is_killed:
+        text += (
+            "; killed" if each.end_is_known else "; killed, or still running: unknown after its last event"
         )
     if each.dropped:
         text += f"; dropped {counted(each.dropped, 'event')}: {_dropped_note(each)}"

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayagi.profiler.layout import (
+    END,
     EVENTS,
     GPU_CALLS,
     HEADER,
@@ -52,6 +53,8 @@ EVENT = np.dtype(
 )
 """One record: layout.RECORD as a dtype."""
 _BYTES = f"V{EVENT.itemsize}"
+LATEST_NS = 2**61
+"""Largest time of a clock: the year 2043 in Unix time."""
 
 Events = NDArray[np.void]
 """Records of dtype EVENT. Shape (n,)"""
@@ -143,6 +146,8 @@ class ProcessTrace:
     """What NVML calls utilisation while a GPU was recorded: percent by device, mean of samples."""
     iterations: int = 0
     """Begun while it was profiled, recorded or not; as far as it lived to write it."""
+    end_ns: int = 0
+    """When it ended, as it wrote itself, or who watched it; 0 if that is not known."""
 
     def name_of(self, name: int) -> str:
         """The text of a name; a number where the process could not write it, as on a full disk."""
@@ -164,6 +169,9 @@ class Profile:
     """Processes that could not write who they are, as on a full disk, or died before: nothing of them can be read."""
     iterations: int = 0
     """Of the program, recorded or not, as far as it is known."""
+    skipped: int | None = None
+    """Iterations before the first recorded one, warm-up included; None where everything is recorded, or an earlier version
+    did not write it."""
 
 
 def read_profile(folder: Path | str) -> Profile:
@@ -195,11 +203,16 @@ def read_profile(folder: Path | str) -> Profile:
             machine=dict(about.get("machine", {})),
             undescribed=len(folders) - len(described),
             iterations=max([int(about.get("iterations", 0)), *(each.iterations for each in processes)]),
+            skipped=_skipped(about.get("schedule")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error
     except OSError as error:
         raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _skipped(schedule: Any) -> int | None:
+    return None if schedule is None else int(schedule["skip"]) + int(schedule["warm_up"])
 
 
 def _read_process(path: Path) -> ProcessTrace:
@@ -222,9 +235,21 @@ def _read_process(path: Path) -> ProcessTrace:
                 str(key): float(value) for key, value in about.get("nvml_utilization", {}).items()
             },
             iterations=int(about.get("iterations", 0)),
+            end_ns=_end_ns(path, about),
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROCESS} is damaged: {_reason(error)}") from error
+
+
+def _end_ns(path: Path, about: dict[str, Any]) -> int:
+    file, key = path / PROCESS, "end_monotonic_ns"
+    if key not in about and (path / END).is_file():
+        file, key = path / END, "monotonic_ns"
+        about = _read_json(file)
+    end = int(about.get(key, 0))
+    if not 0 <= end <= LATEST_NS:
+        raise TraceError(f"{file} is damaged: it has an end at {str(end)[:20]} ns")
+    return end
 
 
 def _process_id(value: Any) -> int:

@@ -425,3 +425,49 @@ def test_a_thread_that_dropped_before_its_start_has_no_time():
     for dropped_from in (-(1 << 62), 1):
         (summary,) = breakdown(profile(cut_off(dropped_from))).processes
         assert summary.unaccounted_ns == 100 - max(0, dropped_from)
+
+
+def killed(end_ns=0, clock=(0, 0), host="host"):
+    """A process that was killed in an operation: its last event is over at 30."""
+    main = [
+        (C.THREAD, 0, 0, "main", 0),
+        (C.PROCESS, 0, 0, "trainer", 0),
+        (C.OPERATION, 10, 0, "learn", 0),
+        (C.BACKEND, 20, 30, "torch.ones", 0),
+    ]
+    return process([main], host=host, pid=len(host), clock=clock, end_ns=end_ns)
+
+
+def test_a_killed_process_is_counted_to_its_end():
+    found = breakdown(profile(killed(end_ns=150)))
+    assert by_operation(found.rows) == {
+        (NONE, "python"): 10,
+        ("learn", "python"): 10 + 120,
+        ("learn", "backend"): 10,
+    }
+    (summary,) = found.processes
+    assert (summary.life_ns, summary.unaccounted_ns) == (150, 0)
+    assert "trainer: 150 ns, 1 thread; killed\n" in report_text(profile(killed(150)), found, [])
+
+
+def test_the_end_of_a_killed_process_is_on_its_own_clock():
+    """Another host's monotonic clock is 1000 behind the first one's."""
+    found = breakdown(
+        profile(process([[(C.THREAD, 1000, 1200, "main", 0)]]), killed(150, (0, 1000), "other"))
+    )
+    assert [each.life_ns for each in found.processes] == [200, 150]
+
+
+def test_a_killed_process_without_a_known_end_says_so():
+    found = breakdown(profile(killed()))
+    (summary,) = found.processes
+    assert (summary.life_ns, summary.is_killed, summary.end_is_known) == (30, True, False)
+    text = report_text(profile(killed()), found, [])
+    assert "30 ns, 1 thread; killed, or still running: unknown after its last event\n" in text
+
+
+def test_the_end_of_a_process_is_not_that_of_a_thread_that_ended_before():
+    thread = [(C.THREAD, 0, 40, "main", 0), (C.OPERATION, 10, 0, "learn", 0)]
+    found = breakdown(profile(process([thread], end_ns=150)))
+    assert by_operation(found.rows) == {(NONE, "python"): 10, ("learn", "python"): 30}
+    assert not found.processes[0].is_killed

@@ -335,6 +335,38 @@ def test_a_process_that_execs_has_a_second_folder(tmp_path):
     first, second = read_profile(tmp_path / "p").processes
     assert first.pid == second.pid
     assert second.path.name == f"{first.path.name}-2"
+    # Its time is counted to its end, which is before the other program's first moment.
+    (thread,) = first.threads
+    assert thread.start_ns < thread.events["end"][0] <= first.end_ns < second.threads[0].start_ns
+
+
+FAILING_EXEC = """
+import os, sys
+from rayagi import profiler
+with profiler.profile(sys.argv[1], name="main"):
+    with profiler.operation("before"):
+        pass
+    for replace_program in (lambda: os.execvp("no-such-program", ["x"]), lambda: os.execv(sys.argv[2], ["x"])):
+        try:
+            replace_program()
+        except OSError:
+            pass
+    with profiler.operation("after"):
+        pass
+assert (os.execv.__module__, os.execve.__module__) == ("posix", "posix")
+"""
+
+
+def test_a_program_that_could_not_be_replaced_is_recorded_further(tmp_path):
+    (tmp_path / "no_program").write_text("#!/no/such/interpreter")
+    (tmp_path / "no_program").chmod(0o755)
+    command = [sys.executable, "-c", FAILING_EXEC, str(tmp_path / "p"), str(tmp_path / "no_program")]
+    subprocess.run(command, check=True, timeout=100)
+    process = only_process(tmp_path / "p")
+    assert events(process) == [("OPERATION", "before"), ("OPERATION", "after")]
+    # Recording was interrupted by the file that could be executed as far as one can see, and not by the search.
+    assert len(process.threads) == 2
+    assert all(thread.events["end"].all() for thread in process.threads)
 
 
 def test_the_end_of_a_session_is_written_with_what_was_lost(tmp_path):

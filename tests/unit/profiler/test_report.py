@@ -350,9 +350,16 @@ def test_processes_that_recorded_nothing_are_counted_only():
     found = profile(iterations([4]), process([], "idle one", pid=2), process([], "idle two", pid=3), forked)
     rows = breakdown(found)
     for text in (report_text(found, rows, []), report_page(found, rows, [], timeline(found))):
-        assert "3 of 4 processes recorded nothing" in text
+        assert "3 of 4 processes recorded nothing: killed, or replaced by another program" in text
         assert "gmi 1" in text
         assert "idle" not in text
+
+
+def test_where_iterations_were_chosen_the_report_says_which_were_not_reached():
+    found = replace(profile(process([], "short", iterations=1)), skipped=3)
+    text = report_text(found, breakdown(found), [])
+    reason = "recording begins with iteration 4 of a process, and they made at most 1 iteration"
+    assert f"1 of 1 process recorded nothing: {reason}" in text
 
 
 def test_processes_that_could_not_write_who_they_are_are_counted(tmp_path, capsys):

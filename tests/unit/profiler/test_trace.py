@@ -60,6 +60,26 @@ def test_a_profile_is_read_as_it_was_written(folder):
     assert thread.events.tolist() == RECORDS
 
 
+def test_the_end_of_a_process_is_its_own_or_the_watcher_s(folder):
+    def read():
+        return read_profile(folder).processes[0].end_ns
+
+    assert read() == 0
+    (folder / "host-41-7" / "end.json").write_text('{"monotonic_ns": 950}')
+    assert read() == 950
+    about = json.loads((folder / "host-41-7" / "process.json").read_text())
+    (folder / "host-41-7" / "process.json").write_text(json.dumps(about | {"end_monotonic_ns": 940}))
+    assert read() == 940
+
+
+def test_iterations_before_the_first_recorded_one_are_known(folder):
+    assert read_profile(folder).skipped is None
+    about = json.loads((folder / "profile.json").read_text())
+    for schedule, skipped in ((None, None), ({"skip": 2, "warm_up": 1, "record": 5, "repeat": 1}, 3)):
+        (folder / "profile.json").write_text(json.dumps(about | {"schedule": schedule}))
+        assert read_profile(folder).skipped == skipped
+
+
 def test_a_name_that_was_cut_off_is_a_number(folder):
     (process,) = read_profile(folder).processes
     assert process.names == {1: "main", 2: "act\u2028<b>"}
@@ -128,6 +148,8 @@ def test_damaged_events_are_named_in_one_sentence(folder, content, message):
         ("host-41-7/process.json", "[" * 100_000, "is damaged"),
         ("host-41-7/process.json", '{"name": "", "pid": Infinity}', "infinity"),
         ("host-41-7/process.json", '{"name": "", "pid": -1}', "process id -1"),
+        ("host-41-7/end.json", "[]", "holds no JSON object"),
+        ("host-41-7/end.json", '{"monotonic_ns": -5}', "an end at -5 ns"),
         ("host-41-7/names.jsonl", '{"id": Infinity, "name": "a"}\n', "damaged in line 1"),
         ("profile.json", '{"version": 1, "command": [], "start_unix_ns": Infinity}', "is damaged"),
         ("profile.json", '{"version": "' + 999 * "9" + '"}', "of version '9{19}; this"),
