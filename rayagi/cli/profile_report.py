@@ -32,11 +32,15 @@ def run(arguments: argparse.Namespace) -> int:
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name the page to write with --html")
     profile = read_profile(arguments.profile)
-    used, note = None, ""
+    used, note, recorded = None, "", recorded_in(profile)
     if not arguments.raw:
-        used, note = choose(recorded_in(profile), arguments.calibration, default_folder())
+        used, note = choose(recorded, arguments.calibration, default_folder())
     found = breakdown(profile) if used is None else corrected(profile, used.calibration)
-    note, causes, critical = note or correction_text(found, used), waits(profile), critical_path(profile)
+    note, causes, critical = (
+        note or correction_text(found, used, recorded),
+        waits(profile),
+        critical_path(profile),
+    )
     sentences = advice(profile, found, causes, critical)
     run = extrapolate(found.merged, arguments.iterations or profile.iterations)
     print(report_text(profile, found, causes, note, critical, run, sentences))

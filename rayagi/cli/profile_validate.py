@@ -14,6 +14,7 @@ from rayagi.profiler.calibration_text import calibration_line, validation_text
 from rayagi.profiler.layout import HOOKS
 from rayagi.profiler.machine import this_machine
 from rayagi.profiler.measurement import validate
+from rayagi.profiler.program import script_of
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,7 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     with ended_by_sigterm():
         program = runner(arguments)
         first = program(HOOKS)  # fills caches, and says of which Python the program is
-        recorded = Recorded(arguments.program, this_machine(), frozenset({first.python}))
+        pythons, script = frozenset({first.python}), script_of(arguments.program)
+        recorded = Recorded(arguments.program, this_machine(), pythons, script)
         used, reason = choose(recorded, None, default_folder())
         if used is None:
             raise UsageError(reason)

@@ -155,6 +155,7 @@ def corrected(profile: Profile, calibration: Calibration) -> Breakdown:
         merged=_without_profiler(found.merged),
         totals={label: _sets_without_profiler(sets.items()) for label, sets in found.totals.items()},
         removed_ns=found.totals.get("", {}).get(frozenset({PROFILER}), 0),
+        uncorrected={kind: turns // 2 for kind, turns in costs.uncorrected.items() if turns > 1},
     )
 
 
@@ -185,6 +186,8 @@ class _HookCosts:
         self.calibration = calibration
         self.left: dict[int, float] = {}
         """By thread: cost that did not fit before the end of the last window."""
+        self.uncorrected: Counter[str] = Counter()
+        """Twice the number of events by kind of hook whose cost is not known: of an annotation both ends count."""
         self.functions = {
             id(thread): {
                 number: calibration.functions[name]
@@ -228,6 +231,13 @@ class _HookCosts:
         scopes = select(thread.scopes, np.isin(thread.scopes["category"], _ANNOTATIONS))
         turns = np.concatenate([scopes["start"], scopes["end"]])
         annotations = turns[(turns >= start) & (turns < end)]
+        num_activities = int((calls["flags"] == FROM_PYTHON).sum())
+        twice = {
+            CALL: 2 * (len(calls) - num_activities),
+            ACTIVITY: 2 * num_activities,
+            ANNOTATION: len(annotations),
+        }
+        self.uncorrected.update({kind: count for kind, count in twice.items() if kind not in hooks})
         # A library's own profiling runs within the call.
         within = select(events, (events["start"] >= start) & (events["start"] < end))
         functions = self.functions[id(thread.trace)]

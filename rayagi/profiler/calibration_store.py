@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from rayagi.profiler.calibration import Calibration
 from rayagi.profiler.errors import ProfilerError
 from rayagi.profiler.machine import machine_text, this_machine
 from rayagi.profiler.measurement import Measured
+from rayagi.profiler.program import program_of, script_of
 from rayagi.profiler.trace import Profile
 
 _VERSION = 1
@@ -33,6 +33,7 @@ class StoredCalibration:
         unix_s: when
         rounds: of measurements
         counts: events of one run, by kind of hook
+        script: path of the program's file; empty if it has none, or an earlier version calibrated
     """
 
     calibration: Calibration
@@ -42,32 +43,40 @@ class StoredCalibration:
     python: str
     machine: Mapping[str, Any] = field(default_factory=this_machine)
     unix_s: float = field(default_factory=time.time)
+    script: str = ""
 
     @property
     def key(self) -> str:
-        """The same for the same machine, Python and command."""
-        identity = json.dumps([dict(self.machine), self.python, self.command], sort_keys=True)
+        """The same for the same machine, Python, command and file."""
+        identity = json.dumps([dict(self.machine), self.python, self.command, self.script], sort_keys=True)
         return hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a calibration has to fit: a program, the machine, and the versions of its Pythons."""
+    """What a calibration has to fit: a program and its file, the machine, and the versions of its Pythons."""
 
     command: Sequence[str]
     machine: Mapping[str, Any]
     pythons: frozenset[str]
+    script: str = ""
 
 
 def recorded_in(profile: Profile) -> Recorded:
     """Of a profile."""
-    return Recorded(profile.command, profile.machine, frozenset(each.python for each in profile.processes))
+    pythons = frozenset(each.python for each in profile.processes)
+    return Recorded(profile.command, profile.machine, pythons, profile.script)
 
 
 def stored(measured: Measured, command: Sequence[str]) -> StoredCalibration:
     """What was measured just now, on this machine."""
     return StoredCalibration(
-        measured.calibration, tuple(command), measured.rounds, measured.counts, measured.python
+        measured.calibration,
+        tuple(command),
+        measured.rounds,
+        measured.counts,
+        measured.python,
+        script=script_of(command),
     )
 
 
@@ -119,6 +128,7 @@ def load(path: Path) -> StoredCalibration:
             python=str(content["python"]),
             machine=dict(content["machine"]),
             unix_s=float(content["unix_s"]),
+            script=str(content.get("script", "")),
         )
     except OSError as error:
         raise ProfilerError(f"{path} cannot be read: {error.strerror}") from error
@@ -144,6 +154,13 @@ def refusal(calibration: StoredCalibration, recorded: Recorded) -> str:
     if others:
         return f"{whose} another Python ({calibration.python}) than the profile ({others[0]}): {again}"
     return ""
+
+
+def other_file(calibration: StoredCalibration, recorded: Recorded) -> str:
+    """Says that a calibration is of another file of the same name; empty if it is not, or if that is not known."""
+    if not calibration.script or not recorded.script or calibration.script == recorded.script:
+        return ""
+    return f"the calibration of `{' '.join(calibration.command)[:100]}` is of another file ({calibration.script})"
 
 
 def choose(recorded: Recorded, path: Path | None, folder: Path) -> tuple[StoredCalibration | None, str]:
@@ -194,7 +211,7 @@ def find(recorded: Recorded, folder: Path) -> tuple[StoredCalibration | None, st
             continue  # of another version: calibrating again replaces it
         its_name, its_arguments = program_of(each.command)
         if its_name == name:
-            if reason := refusal(each, recorded):
+            if reason := refusal(each, recorded) or other_file(each, recorded):
                 others.append((each.unix_s, reason))
             else:
                 common = _num_common(arguments, its_arguments)
@@ -208,20 +225,3 @@ def _num_common(first: Sequence[str], second: Sequence[str]) -> int:
     """How many leading arguments are the same."""
     different = (number for number, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
     return next(different, min(len(first), len(second)))
-
-
-def program_of(command: Sequence[str]) -> tuple[str, list[str]]:
-    """A program's name and its arguments: the script's name or the module's where Python runs it."""
-    if not command:
-        return "", []
-    name, rest = os.path.basename(command[0]), list(command[1:])
-    if not name.startswith("python"):
-        return name.removesuffix(".py"), rest
-    while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        if option in ("-m", "-c") and rest:
-            text = rest.pop(0)
-            return (text if option == "-m" else f"-c {text}"), rest
-        if option in ("-W", "-X") and rest:
-            rest.pop(0)
-    return (os.path.basename(rest[0]).removesuffix(".py"), rest[1:]) if rest else (name, [])

@@ -6,9 +6,10 @@ import time
 from datetime import UTC, datetime
 from statistics import mean
 
+from collectives.errors import counted
 from rayagi.profiler.calibration import PROCESS
-from rayagi.profiler.calibration_store import StoredCalibration
-from rayagi.profiler.measurement import Validation
+from rayagi.profiler.calibration_store import Recorded, StoredCalibration, other_file
+from rayagi.profiler.measurement import LARGEST_COSTS_NS, SMALLEST_SHARE, Validation
 from rayagi.profiler.overlap import Breakdown
 from rayagi.profiler.summary import aligned, seconds
 from rayagi.profiler.trace import printable
@@ -62,13 +63,26 @@ def age(elapsed_s: float) -> str:
     return "less than a minute"
 
 
-def correction_text(found: Breakdown, used: StoredCalibration | None) -> str:
-    """What was removed of a profile, and by which calibration."""
+def correction_text(
+    found: Breakdown, used: StoredCalibration | None, recorded: Recorded | None = None
+) -> str:
+    """What was removed of a profile, and by which calibration, which may be of another file than what was recorded."""
     if used is None:
         return "Times include the profiler's own."
     whole = found.removed_ns + sum(found.totals.get("", {}).values())
     share = f" ({100 * found.removed_ns / whole:.1f} %)" if whole else ""
-    return f"Without the profiler's own time: {seconds(found.removed_ns)}{share} removed. {calibration_line(used)}"
+    removed = f"{seconds(found.removed_ns)}{share} removed"
+    rest = [
+        f"{kind}, {counted(count, 'event')}"
+        for kind, count in sorted(found.uncorrected.items())
+        if count * LARGEST_COSTS_NS[kind] >= SMALLEST_SHARE * whole
+    ]
+    if rest:
+        text = f"Times include a part of the profiler's own: {removed}, but not measured: {'; '.join(rest)}."
+    else:
+        text = f"Without the profiler's own time: {removed}."
+    other = other_file(used, recorded) if recorded is not None else ""
+    return " ".join(filter(None, [text, calibration_line(used), other and f"But {other}."]))
 
 
 def validation_text(found: Validation) -> list[str]:

@@ -26,7 +26,7 @@ from rayagi.profiler.schedule import SKIPPED_TURNS
 MOST_ROUNDS = 12
 LARGEST_COSTS_NS = {CALL: 1_000.0, ANNOTATION: 5_000.0, ACTIVITY: 5_000.0}
 """What an event can cost: some hundred instructions with cold caches; Python's dozens of steps. More is noise."""
-_SMALLEST_SHARE = 0.001
+SMALLEST_SHARE = 0.001
 """A kind of hook is not measured if even at its largest cost it would take less than this share of the CPU time."""
 
 Report = Callable[[str], None]
@@ -78,9 +78,7 @@ def calibrate(
         f"with all hooks: {_seconds(first)}; {_events(first.counts)}; {counted(first.iterations, 'iteration')}"
     )
     measured = [
-        kind
-        for kind in kinds
-        if first.counts[kind] * LARGEST_COSTS_NS[kind] >= _SMALLEST_SHARE * first.cpu_ns
+        kind for kind in kinds if first.counts[kind] * LARGEST_COSTS_NS[kind] >= SMALLEST_SHARE * first.cpu_ns
     ]
     if few := [kind for kind in kinds if kind not in measured]:
         report(f"too few events to cost anything: {', '.join(few)}")

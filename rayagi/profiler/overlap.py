@@ -19,7 +19,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import islice, pairwise, repeat
 from operator import attrgetter
@@ -150,6 +150,7 @@ class Breakdown:
         totals: time of each set of categories, by process, and by ``""`` for all; each moment counts once
         transitions: how many each process made
         removed_ns: of all processes' time, what only the profiler ran in, and ``corrected`` has taken away
+        uncorrected: number of events by kind of hook whose cost ``corrected`` was not told
     """
 
     processes: tuple[ProcessSummary, ...]
@@ -158,6 +159,7 @@ class Breakdown:
     totals: Mapping[str, Mapping[frozenset[str], int]]
     transitions: Mapping[Transition, int]
     removed_ns: int = 0
+    uncorrected: Mapping[str, int] = field(default_factory=dict)
 
 
 def resource(categories: frozenset[str]) -> str:

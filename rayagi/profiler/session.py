@@ -25,6 +25,7 @@ from rayagi.profiler.layout import ACTIVITY, ANNOTATION, CALL, HOOKS, PROFILE, V
 from rayagi.profiler.machine import this_machine
 from rayagi.profiler.native import OFF, RECORD, EventRecorder, load_native
 from rayagi.profiler.process_folder import ProcessFolder
+from rayagi.profiler.program import script_of
 from rayagi.profiler.schedule import Schedule, Turns
 
 DEFAULT_LIMIT_MB = 1024
@@ -311,6 +312,7 @@ def create_profile(
     about = {
         "version": VERSION,
         "command": command,
+        "script": script_of(command),
         "start_unix_ns": time.time_ns(),
         "intercepted": {name: category.name.lower() for name, category in packages.items()},
         "machine": this_machine(),

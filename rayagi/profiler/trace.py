@@ -172,6 +172,8 @@ class Profile:
     skipped: int | None = None
     """Iterations before the first recorded one, warm-up included; None where everything is recorded, or an earlier version
     did not write it."""
+    script: str = ""
+    """Path of the program's file; empty if it has none, or an earlier version did not write it."""
 
 
 def read_profile(folder: Path | str) -> Profile:
@@ -204,6 +206,7 @@ def read_profile(folder: Path | str) -> Profile:
             undescribed=len(folders) - len(described),
             iterations=max([int(about.get("iterations", 0)), *(each.iterations for each in processes)]),
             skipped=_skipped(about.get("schedule")),
+            script=str(about.get("script", "")),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROFILE} is damaged: {_reason(error)}") from error

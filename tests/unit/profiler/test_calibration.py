@@ -208,3 +208,20 @@ def test_no_category_gets_below_zero():
     )
     assert {row.cell.operation: row.ns for row in found.rows} == {NONE: 10}  # before the first of them
     assert found.removed_ns == 40
+
+
+def test_events_of_kinds_without_a_cost_are_counted(monkeypatch):
+    """Also where several windows of time are read, one event each."""
+    monkeypatch.setattr(overlap, "BLOCK_EVENTS", 1)
+    monkeypatch.setattr(overlap, "WINDOW_BLOCKS", 1)
+    main = [
+        (C.THREAD, 0, 100, "main", 0),
+        (C.OPERATION, 10, 60, "act", 0),
+        (C.PHASE, 70, 90, "learn", 0),
+        (C.BACKEND, 20, 30, "torch.ones", 0),
+        (C.BACKEND, 40, 45, "torch.ones", 0),
+        (C.WAIT, 75, 80, "barrier", 0, FROM_PYTHON),
+    ]
+    found = profile(process([main]))
+    assert corrected(found, Calibration({})).uncorrected == {"call": 2, "annotation": 2, "activity": 1}
+    assert corrected(found, Calibration({"call": 1.0, "activity": 1.0})).uncorrected == {"annotation": 2}

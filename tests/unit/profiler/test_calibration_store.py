@@ -12,13 +12,14 @@ from rayagi.profiler.calibration_store import (
     choose,
     find,
     load,
-    program_of,
     recorded_in,
     refusal,
     save,
 )
-from rayagi.profiler.calibration_text import age, calibration_line
+from rayagi.profiler.calibration_text import age, calibration_line, correction_text
 from rayagi.profiler.errors import ProfilerError
+from rayagi.profiler.overlap import Breakdown
+from rayagi.profiler.program import program_of, script_of
 from tests.unit.profiler.traces import process, profile
 
 MACHINE = {"cpu": "Xeon", "cores": 2}
@@ -38,7 +39,12 @@ def test_what_is_saved_is_read_again(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"command": ("python", "train.py")}, {"python": "3.12.1"}, {"machine": {"cpu": "Xeon", "cores": 4}}],
+    [
+        {"command": ("python", "train.py")},
+        {"python": "3.12.1"},
+        {"machine": {"cpu": "Xeon", "cores": 4}},
+        {"script": "/a/train.py"},
+    ],
 )
 def test_each_machine_python_and_command_has_a_key_of_its_own(change):
     assert replace(ONE, **change).key != ONE.key
@@ -85,6 +91,47 @@ def test_without_any_the_command_to_run_is_named(tmp_path):
     assert found is None
     assert "no calibration of train is stored. Run: rayagi profile calibrate -- python train.py" in reason
     assert choose(PROFILE, save(ONE, tmp_path), tmp_path) == (ONE, "")
+
+
+def test_one_of_another_file_of_the_same_name_is_not_used_unless_it_is_named(tmp_path):
+    other = replace(ONE, script="/a/train.py", unix_s=9000.0)
+    path = save(other, tmp_path)
+    recorded = replace(PROFILE, script="/b/train.py")
+    found, said = choose(recorded, None, tmp_path)
+    assert found is None
+    assert "is of another file (/a/train.py). Run: rayagi profile calibrate -- python train.py" in said
+    assert choose(recorded, path, tmp_path) == (other, "")
+    found = Breakdown((), (), (), {"": {frozenset({"python"}): 1_000_000}}, {})
+    text = correction_text(found, other, recorded)
+    assert text.endswith(
+        "But the calibration of `python train.py --steps 100` is of another file (/a/train.py)."
+    )
+    # Of those of an earlier version the file is not known.
+    save(ONE, tmp_path)
+    assert find(recorded, tmp_path) == (ONE, "")
+    assert find(PROFILE, tmp_path) == (other, "")
+
+
+def test_calibrations_of_an_earlier_version_are_read(tmp_path):
+    path = save(ONE, tmp_path)
+    content = json.loads(path.read_text())
+    del content["script"]
+    path.write_text(json.dumps(content))
+    assert load(path) == ONE
+
+
+def test_events_of_a_kind_that_was_not_measured_are_said_where_they_matter():
+    """200 annotations of 5 us at most are 1 ms, which is 0.1 % of 1 s."""
+    whole = {"": {frozenset({"python"}): 1_000_000_000}}
+    for count, begin in (
+        (199, "Without the profiler's own time: 0 ns (0.0 %) removed. Calibration of"),
+        (
+            200,
+            "Times include a part of the profiler's own: 0 ns (0.0 %) removed, but not measured: annotation, 200 events.",
+        ),
+    ):
+        found = Breakdown((), (), (), whole, {}, uncorrected={"annotation": count})
+        assert correction_text(found, ONE).startswith(begin)
 
 
 @pytest.mark.parametrize("option", [("--profile", "3", "--name", "ant"), ("--name=ant", "--profile=3")])
@@ -153,6 +200,28 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 )
 def test_a_program_is_known_however_it_is_started(command, name, arguments):
     assert program_of(command) == (name, arguments)
+
+
+def test_a_script_is_known_by_its_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "tasks/walk.py", "tasks/__main__.py", "tool"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    for command, path in (
+        (["python", "-u", "train.py", "x.py"], "train.py"),
+        ([str(tmp_path / "train.py")], "train.py"),
+        (["python", "-m", "tasks.walk"], "tasks/walk.py"),
+        (["python", "-m", "tasks"], "tasks/__main__.py"),
+    ):
+        assert script_of(command) == str(tmp_path / path)
+    for command in (
+        ["python", "tool"],
+        ["python", "-m", "json.tool"],
+        ["python", "none.py"],
+        ["python", "-c", "train.py"],
+    ):
+        assert script_of(command) == ""
+    assert script_of([]) == script_of(["python"]) == ""
 
 
 def test_the_note_says_which_how_old_and_what(monkeypatch):
