@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     schedule = None
     if arguments.iterations is not None:
         schedule = Schedule(skip=arguments.skip, record=arguments.iterations)
+    new = _missing_folders(arguments.out or Path("profiles"))
     folder = create_profile(arguments.out or _new_folder(program), program, packages, schedule)
     environment = injected(os.environ, folder, packages, schedule, arguments.limit_mb, gpu=arguments.gpu)
     try:
@@ -50,10 +51,17 @@ def run(arguments: argparse.Namespace) -> int:
             code = _run_program(program, environment)
     except UsageError:
         (folder / PROFILE).unlink()
-        folder.rmdir()
+        for each in new if arguments.out else [folder, *new]:
+            with suppress(OSError):  # another program has written into it
+                each.rmdir()
         raise
     summarize(folder)
     return code if code >= 0 else 128 - code
+
+
+def _missing_folders(path: Path) -> list[Path]:
+    """The folder and those around it that do not exist, the innermost first."""
+    return [each for each in (path, *path.parents) if not each.exists()]
 
 
 def _new_folder(program: list[str]) -> Path:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rayagi.profiler.critical_path import CriticalPath
-from rayagi.profiler.overlap import PYTHON, Breakdown
-from rayagi.profiler.summary import OUTSIDE, Wait, operation_times, seconds
+from rayagi.profiler.overlap import PYTHON, Breakdown, process_labels
+from rayagi.profiler.summary import OUTSIDE, Wait, operation_name, operation_times, seconds
 from rayagi.profiler.trace import Profile
 
 _WORTH = 0.05
@@ -64,27 +64,41 @@ def _of_waits(found: Breakdown, causes: Sequence[Wait]) -> Iterator[str]:
 
 
 def _of_python(profile: Profile, found: Breakdown) -> Iterator[str]:
-    times, blocked = operation_times(found.merged), _blocked(profile)
+    times = operation_times(found.merged)
     whole = sum(each.total_ns for each in times)
     for each in times:
         own = each.sets.get(frozenset([PYTHON]), 0)
         if each.name != OUTSIDE and own >= _WORTH * whole and own >= _LARGE * each.total_ns:
             yield (
                 f"{each.name} spends {own / each.total_ns:.0%} of its time in Python alone, {own / whole:.1%} of all: "
-                + (blocked or "larger batches, or fewer calls")
+                + (_off_core(profile, found, each.name) or "larger batches, or fewer calls")
             )
 
 
-def _blocked(profile: Profile) -> str:
-    """What time in Python may be where processes used less than a core; empty where they used one or more.
+def _off_core(profile: Profile, found: Breakdown, operation: str) -> str:
+    """What an operation's time in Python may be where its processes used less than a core; empty where they used one.
 
-    A call that blocks, such as ``time.sleep`` or a read from a pipe, is no call that is recorded, and shows as Python.
+    A call that blocks, such as ``time.sleep`` or a read from a pipe, is no call that is recorded, and shows as Python. So
+    does time in which a thread was ready, but had no core. Of processes that were killed neither is known.
     """
-    wall, used = (sum(each.cores.get(key, 0) for each in profile.processes) for key in ("wall_ns", "cpu_ns"))
-    cores = used / wall if wall else 1.0
-    if cores >= _BUSY:
+    own = {
+        row.cell.process
+        for row in found.rows
+        if operation_name(row.cell.phase, row.cell.operation) == operation
+    }
+    labels = process_labels(profile.processes)
+    known = [each.cores for label, each in zip(labels, profile.processes, strict=True) if label in own]
+    wall, used, queued = (
+        sum(each.get(key, 0) for each in known) for key in ("wall_ns", "cpu_ns", "queue_ns")
+    )
+    if not wall or used >= _BUSY * wall:
         return ""
+    if queued >= wall - used - queued:
+        return (
+            f"its processes were ready without a core for {queued / wall:.0%} of their time, since others had the cores: "
+            "profile again when less else runs"
+        )
     return (
-        f"on {cores:.2f} cores on average, so part of it is a call that blocks, such as sleep or input "
+        f"on {used / wall:.2f} cores on average, so part of it is a call that blocks, such as sleep or input "
         "(rayagi profile --native time --native select shows some)"
     )

@@ -174,6 +174,13 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(arguments, message, capsys
     assert message in line
 
 
+@pytest.mark.parametrize("options", [[], ["--out", "mine"], ["--out", "new/a/b"], ["--out", "mine/a/b"]])
+def test_a_program_that_cannot_be_run_leaves_the_folders_that_were_there(options, tmp_path):
+    (tmp_path / "mine").mkdir()
+    assert main(["profile", *options, "--", "./no-such-program"]) == 2
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.rglob("*")] == ["mine"]
+
+
 def test_what_follows_two_dashes_is_the_program_s():
     given = ["profile", "--out", "p", "--", "python", "x.py", "--", "--out", "q"]
     assert split_program(given) == (["profile", "--out", "p"], ["python", "x.py", "--", "--out", "q"])

@@ -226,3 +226,34 @@ def test_python_on_less_than_a_core_may_be_a_call_that_blocks():
         assert advice(found, breakdown(found), [], None) == [
             f"read spends 100% of its time in Python alone, 100.0% of all: {reason}"
         ]
+
+
+def advised(*processes):
+    """What is said after the colon."""
+    found = profile(*processes)
+    (sentence,) = advice(found, breakdown(found), [], None)
+    return sentence.partition(": ")[2]
+
+
+def worker(pid, name="work", **cores):
+    events = (
+        [(C.THREAD, 0, 100, "main", 0), operation(name, 0, 100)] if name else [(C.THREAD, 0, 100, "main", 0)]
+    )
+    return process([events], pid=pid, cores=cores)
+
+
+def test_python_without_a_core_is_not_called_blocked():
+    """Of 100 ns, 20 on a core and 70 ready for one; or 20 and 30, so that 50 are left for a call that blocks."""
+    others = "its processes were ready without a core for 70% of their time, since others had the cores"
+    assert advised(worker(1, wall_ns=100, cpu_ns=20, queue_ns=70)).startswith(others)
+    assert advised(worker(1, wall_ns=100, cpu_ns=20, queue_ns=30)).startswith("on 0.20 cores on average")
+
+
+def test_only_processes_that_have_the_operation_count_and_those_with_figures():
+    waiting_parent = worker(1, "", wall_ns=100, cpu_ns=0, queue_ns=0)
+    killed = worker(2)
+    assert advised(waiting_parent, killed) == "larger batches, or fewer calls"
+    busy = worker(3, wall_ns=100, cpu_ns=95, queue_ns=5)
+    assert advised(waiting_parent, killed, busy) == "larger batches, or fewer calls"
+    sleeping = worker(4, wall_ns=100, cpu_ns=5, queue_ns=0)
+    assert advised(waiting_parent, killed, busy, sleeping).startswith("on 0.50 cores on average")
