@@ -83,7 +83,7 @@ count_argument = checked(parse_count)
 bytes_argument = checked(parse_bytes)
 
 _TYPES: dict[str, Callable[[str], Any]] = {
-    **dict.fromkeys(("N", "L", "MB"), count_argument),
+    **dict.fromkeys(("N", "L"), count_argument),
     "TIME": duration_argument,
     "BYTES": bytes_argument,
     **dict.fromkeys(("DATASET", "DIR", "FILE", "FOLDER", "JSON", "OUT", "PATH", "RUN"), Path),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import quote
@@ -22,8 +23,8 @@ from rayagi.profiler.layout import PROFILE
 from rayagi.profiler.process_ends import ends_noted
 from rayagi.profiler.schedule import Schedule
 from rayagi.profiler.session import create_profile
-from rayagi.profiler.summary import missing_processes
-from rayagi.profiler.trace import TraceError, read_profile
+from rayagi.profiler.summary import iterations_not_reached, missing_processes, nothing_of_package
+from rayagi.profiler.trace import TraceError, printable, read_profile
 from rayagi.run.atomic import new_folder
 
 
@@ -42,7 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     packages = packages_with(arguments.simulator, arguments.native)
     schedule = None
     if arguments.iterations is not None:
-        schedule = Schedule(skip=arguments.skip, record=arguments.iterations)
+        # The last of those that are skipped warms up; without any it is the first one of all.
+        schedule = Schedule(skip=max(0, arguments.skip - 1), warm_up=1, record=arguments.iterations)
     new = _missing_folders(arguments.out or Path("profiles"))
     folder = create_profile(arguments.out or _new_folder(program), program, packages, schedule)
     environment = injected(os.environ, folder, packages, schedule, arguments.limit_mb, gpu=arguments.gpu)
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             with suppress(OSError):  # another program has written into it
                 each.rmdir()
         raise
-    summarize(folder)
+    summarize(folder, [*arguments.simulator, *arguments.native])
     return code if code >= 0 else 128 - code
 
 
@@ -141,8 +143,19 @@ def _is_in_foreground() -> bool:
         os.close(terminal)
 
 
-def summarize(folder: Path) -> None:
-    """Say what was recorded. If it cannot be read, say why: the exit code is the program's all the same."""
+_NOTHING = (
+    "No Python process was recorded. Perhaps the program starts none, or one before Python 3.11, or with -I, -E or -S: they "
+    "ignore PYTHONPATH, which brings the profiler in."
+)
+
+
+def summarize(folder: Path, named: Sequence[str] = ()) -> None:
+    """Say what was recorded. If it cannot be read, say why: the exit code is the program's all the same.
+
+    Args:
+        folder: of the profile
+        named: packages that the user wants to see
+    """
     try:
         profile = read_profile(folder)
     except TraceError as error:
@@ -151,14 +164,18 @@ def summarize(folder: Path) -> None:
     threads = [thread for process in profile.processes for thread in process.threads]
     lost = sum(thread.dropped for thread in threads) + sum(each.lost for each in profile.processes)
     say(
-        f"Profile {folder}: {counted(sum(each.num_events for each in threads), 'event')} of "
+        f"Profile {printable(str(folder))}: {counted(sum(each.num_events for each in threads), 'event')} of "
         f"{counted(len(threads), 'thread')} in {counted(len(profile.processes), 'process', 'processes')}"
         + (f"; {lost:,} dropped." if lost else ".")
     )
+    for each in named:
+        if note := nothing_of_package(profile, each):
+            complain(f"rayagi profile: {note}")
     if missing := missing_processes(profile):
         say(f"{missing}.")
-    say(
-        f"Next:\n  rayagi profile report {quote(str(folder))}"
-        if profile.processes
-        else "No Python process was recorded: python -I, -E and -S ignore PYTHONPATH, which brings the profiler in."
-    )
+    if profile.processes and not threads and profile.skipped is not None:
+        say(f"No iteration was recorded: {iterations_not_reached(profile.processes, profile.skipped)}.")
+    elif profile.processes:
+        say(f"Next:\n  rayagi profile report {printable(quote(str(folder)))}")
+    elif not profile.undescribed:
+        say(_NOTHING)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from rayagi.cli.arguments import add_command, add_flag, add_value, skip_argument
+from rayagi.cli.arguments import add_command, add_flag, add_value, count_argument, skip_argument
 from rayagi.profiler.measurement import MOST_ROUNDS
-from rayagi.profiler.session import DEFAULT_LIMIT_MB
+from rayagi.profiler.session import DEFAULT_LIMIT_MB, MOST_LIMIT_MB
 
 _EXAMPLES = """\
 examples:
@@ -97,7 +98,11 @@ def add_profile(commands: Any) -> None:
     _add_recording(parser)
     add_value(parser, "--iterations", "N", "record N iterations (default: everything)")
     parser.add_argument(
-        "--skip", type=skip_argument, default=0, metavar="N", help="iterations before them (default 0)"
+        "--skip",
+        type=skip_argument,
+        default=0,
+        metavar="N",
+        help="iterations before them; the last one warms recording up, so without any the first is not recorded (default 0)",
     )
     add_flag(
         parser,
@@ -105,6 +110,7 @@ def add_profile(commands: Any) -> None:
         "record calls of CUDA, kernels and copies too, of processes that use torch on a GPU; they "
         "are in memory until recording ends, so name --iterations",
     )
+    _mention_dashes(parser)
     more = parser.add_subparsers(
         metavar="COMMAND", prog="rayagi profile", title="with a recorded profile, or a program again"
     )
@@ -137,6 +143,17 @@ def add_profile(commands: Any) -> None:
     )
     _add_calibrate(more)
     _add_validate(more)
+
+
+def _mention_dashes(parser: argparse.ArgumentParser) -> None:
+    """Where a program is given without two dashes, its name is an unknown command."""
+    error = parser.error
+
+    def error_with_dashes(message: str) -> NoReturn:
+        is_command = "invalid choice" in message
+        error(f"{message}; a program follows two dashes: {parser.usage}" if is_command else message)
+
+    parser.error = error_with_dashes  # type: ignore[method-assign]
 
 
 def _add_calibrate(commands: Any) -> None:
@@ -175,13 +192,20 @@ def _add_recording(parser: Any) -> None:
         action="append",
         default=[],
     )
-    add_value(
-        parser,
+    parser.add_argument(
         "--limit-mb",
-        "MB",
-        f"disk space for each process; the rest is dropped and counted (default {DEFAULT_LIMIT_MB})",
+        type=_limit_argument,
+        metavar="MB",
+        help=f"disk space for each process; the rest is dropped and counted (default {DEFAULT_LIMIT_MB})",
         default=DEFAULT_LIMIT_MB,
     )
+
+
+def _limit_argument(text: str) -> int:
+    limit_mb: int = count_argument(text)
+    if limit_mb > MOST_LIMIT_MB:
+        raise argparse.ArgumentTypeError(f"'{text}' is more than {MOST_LIMIT_MB:,}")
+    return limit_mb
 
 
 def split_program(argv: list[str]) -> tuple[list[str], list[str]]:

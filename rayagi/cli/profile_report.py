@@ -15,7 +15,7 @@ from rayagi.profiler.overlap import breakdown
 from rayagi.profiler.page import report_page
 from rayagi.profiler.summary import report_text, waits
 from rayagi.profiler.timeline import timeline
-from rayagi.profiler.trace import read_profile
+from rayagi.profiler.trace import printable, read_profile
 from rayagi.run.atomic import replace_text
 
 
@@ -45,5 +45,5 @@ def run(arguments: argparse.Namespace) -> int:
     run = extrapolate(found.merged, arguments.iterations or profile.iterations)
     print(report_text(profile, found, causes, note, critical, run, sentences))
     replace_text(path, report_page(profile, found, causes, timeline(profile), note, critical, run, sentences))
-    print(f"\nreport: {path}")
+    print(f"\nreport: {printable(str(path))}")
     return 0

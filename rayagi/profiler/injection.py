@@ -18,15 +18,15 @@ from pathlib import Path
 
 from rayagi.profiler import session
 from rayagi.profiler.layout import HOOKS, Category
+from rayagi.profiler.program import split_command
 from rayagi.profiler.schedule import Schedule, Turns
 
 VARIABLE = "RAYAGI_PROFILE"
 _STARTUP = Path(__file__).parent / "startup"
-_HELPERS = re.compile(
-    r"multiprocessing[./]resource_tracker|/ray/(dashboard|autoscaler)/|/ray/_private/(log_monitor|runtime_env)|"
-    r"/ray/util/client/"
+_HELPER_SCRIPTS = re.compile(
+    r"/multiprocessing/resource_tracker|/ray/(dashboard|autoscaler)/|/ray/_private/(log_monitor|runtime_env)|/ray/util/client/"
 )
-"""Processes of Python's and Ray's own, in which nothing of the program runs."""
+_HELPER_CODE = "from multiprocessing.resource_tracker import"
 
 
 def injected(
@@ -74,13 +74,21 @@ def recording(profile: Path, packages: Mapping[str, Category], schedule: Schedul
                 os.environ[name] = value
 
 
+def is_helper(command: Sequence[str]) -> bool:
+    """Whether a Python process is one of Python's or Ray's own, in which nothing of the program runs."""
+    kind, word, _ = split_command(["python", *command[1:]])
+    if kind == "-c":
+        return word.startswith(_HELPER_CODE)
+    return _HELPER_SCRIPTS.search(f"/{word.replace('.', '/')}" if kind == "-m" else word) is not None
+
+
 def record_this_process(text: str) -> None:
     """Begin a session for the rest of the process's life.
 
     Raises:
         ProfilerError: the profile's folder is gone, say.
     """
-    if _HELPERS.search(" ".join(sys.orig_argv)):
+    if is_helper(sys.orig_argv):
         return
     settings = json.loads(text)
     started = session.start(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def program_of(command: Sequence[str]) -> tuple[str, list[str]]:
     """A program's name and its arguments: the script's name or the module's where Python runs it."""
-    kind, word, arguments = _split(command)
+    kind, word, arguments = split_command(command)
     if kind == "-c":
         return f"-c {word}", arguments
     return word if kind == "-m" else os.path.basename(word).removesuffix(".py"), arguments
@@ -20,7 +20,7 @@ def script_of(command: Sequence[str]) -> str:
 
     Empty for other programs, which their name identifies, and where there is no such file.
     """
-    kind, word, _ = _split(command)
+    kind, word, _ = split_command(command)
     if kind == "-c":
         return ""
     places = [f"{word.replace('.', '/')}{end}" for end in (".py", "/__main__.py")] if kind == "-m" else [word]
@@ -28,7 +28,7 @@ def script_of(command: Sequence[str]) -> str:
     return str(next(found, ""))
 
 
-def _split(command: Sequence[str]) -> tuple[str, str, list[str]]:
+def split_command(command: Sequence[str]) -> tuple[str, str, list[str]]:
     """Option before the program, ``-m`` or ``-c`` of Python's, or empty; the program; its arguments."""
     if not command:
         return "", "", []

@@ -309,11 +309,14 @@ static inline void enter_session(Thread *t) {
 
 /* setup(folder, limit in bytes): begin a session, with lanes in this folder. */
 static PyObject *py_setup(PyObject *module, PyObject *arguments) {
-    const char *path;
+    PyObject *path; /* bytes: names of files may be in no encoding */
     long long limit;
-    if (!PyArg_ParseTuple(arguments, "sL", &path, &limit)) return NULL;
-    if (strlen(path) >= sizeof folder) return PyErr_Format(PyExc_ValueError, "the path %s is too long", path);
-    strcpy(folder, path);
+    if (!PyArg_ParseTuple(arguments, "O&L", PyUnicode_FSConverter, &path, &limit)) return NULL;
+    int is_too_long = (size_t)PyBytes_GET_SIZE(path) >= sizeof folder;
+    if (is_too_long) PyErr_Format(PyExc_ValueError, "the path %s is too long", PyBytes_AS_STRING(path));
+    else strcpy(folder, PyBytes_AS_STRING(path));
+    Py_DECREF(path);
+    if (is_too_long) return NULL;
     atomic_store(&bytes_left, limit);
     atomic_store(&lost, 0), atomic_store(&num_lanes, 0);
     atomic_fetch_add(&session_number, 1);

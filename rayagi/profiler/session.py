@@ -29,6 +29,7 @@ from rayagi.profiler.program import script_of
 from rayagi.profiler.schedule import Schedule, Turns
 
 DEFAULT_LIMIT_MB = 1024
+MOST_LIMIT_MB = 1_000_000_000
 _ITERATION = Category.ITERATION
 
 
@@ -287,8 +288,8 @@ def profile(
         gpu: whether calls of CUDA, kernels and copies are, through torch.profiler (``gpu.GpuRecorder``)
 
     Raises:
-        ProfilerError: this process is being profiled already; the folder is not empty or cannot be made; a limit below 1 MB;
-            metadata that is not of JSON; a module that does not exist.
+        ProfilerError: this process is being profiled already; the folder is not empty or cannot be made; a limit that is not
+            of 1 to ``MOST_LIMIT_MB``; metadata that is not of JSON; a module that does not exist.
     """
     packages = packages_with(simulators, natives) if intercept else {}
     _check_start(limit_mb, metadata)
@@ -378,8 +379,8 @@ def start(
 
 def _check_start(limit_mb: int, metadata: dict[str, Any] | None) -> None:
     """Before anything is written; ``profile`` names the errors."""
-    if limit_mb < 1:
-        raise ProfilerError(f"limit_mb is at least 1, not {limit_mb}")
+    if not 1 <= limit_mb <= MOST_LIMIT_MB:
+        raise ProfilerError(f"limit_mb is 1 to {MOST_LIMIT_MB:,}, not {limit_mb}")
     if _process.session is not None:
         raise ProfilerError(f"this process is being recorded already, into {_process.session.profile}")
     _plain(metadata or {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from rayagi.profiler.overlap import (
     process_labels,
     resource,
 )
-from rayagi.profiler.trace import Category, Profile, printable, select
+from rayagi.profiler.trace import Category, ProcessTrace, Profile, printable, select
 
 LEAST_WAIT_SHARE = 0.01
 """Of a process's time, from which on waits of one cause are in the text."""
@@ -213,8 +214,23 @@ def silent_processes(profile: Profile, found: Breakdown) -> str:
     text = f"{len(silent)} of {counted(len(labels), 'process', 'processes')} recorded nothing: "
     if profile.skipped is None:
         return f"{text}killed, or replaced by another program, before any event, and when is not known"
-    made = counted(max(each.iterations for each in silent), "iteration")
-    return f"{text}recording begins with iteration {profile.skipped + 1} of a process, and they made at most {made}"
+    return text + iterations_not_reached(silent, profile.skipped)
+
+
+def iterations_not_reached(processes: Sequence[ProcessTrace], skipped: int) -> str:
+    """Why processes recorded nothing where iterations were chosen."""
+    made = counted(max(each.iterations for each in processes), "iteration")
+    return f"recording begins with iteration {skipped + 1} of a process, and they made at most {made}"
+
+
+def nothing_of_package(profile: Profile, package: str) -> str:
+    """Says that a package was imported, but has no native function to record; empty if it has, or was not imported."""
+    counts = [each.intercepted[package] for each in profile.processes if package in each.intercepted]
+    if not counts or any(counts):
+        return ""
+    own = f"_{package}"
+    hint = f"; those that it calls may be in {own}: --native {own}" if find_spec(own) is not None else ""
+    return f"{package} has no native functions of its own, so only calls by ctypes are recorded of it{hint}"
 
 
 def missing_processes(profile: Profile) -> str:

@@ -148,6 +148,8 @@ class ProcessTrace:
     """Begun while it was profiled, recorded or not; as far as it lived to write it."""
     end_ns: int = 0
     """When it ended, as it wrote itself, or who watched it; 0 if that is not known."""
+    intercepted: Mapping[str, int] = field(default_factory=dict)
+    """Number of functions by package that was imported; empty for a process that was killed."""
 
     def name_of(self, name: int) -> str:
         """The text of a name; a number where the process could not write it, as on a full disk."""
@@ -239,6 +241,10 @@ def _read_process(path: Path) -> ProcessTrace:
             },
             iterations=int(about.get("iterations", 0)),
             end_ns=_end_ns(path, about),
+            intercepted={
+                str(package): int(counts["recorded"])
+                for package, counts in about.get("intercepted", {}).items()
+            },
         )
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise TraceError(f"{path / PROCESS} is damaged: {_reason(error)}") from error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
@@ -38,7 +39,20 @@ def _run_hidden() -> None:
         spec.loader.exec_module(module)
 
 
+def _is_main_interpreter() -> bool:
+    """The recorder is the process's: a further interpreter needs none."""
+    try:
+        signal.set_wakeup_fd(-1)  # allowed only there; -1 is what it is at the start
+    except ValueError:
+        return False
+    return True
+
+
 # It may run twice in one process: a virtual environment reads it again.
-if "RAYAGI_PROFILE" in os.environ and "rayagi.profiler.injection" not in sys.modules:
+if (
+    "RAYAGI_PROFILE" in os.environ
+    and "rayagi.profiler.injection" not in sys.modules
+    and _is_main_interpreter()
+):
     _record(os.environ["RAYAGI_PROFILE"])
 _run_hidden()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayagi.cli import main
+from rayagi.cli.profile import summarize
 from rayagi.cli.profile_parser import split_program
 from rayagi.profiler import injection
 from rayagi.profiler.layout import Category
@@ -143,7 +144,7 @@ def test_a_schedule_waits_for_iterations(tmp_path):
     assert main(["profile", *options, "--", sys.executable, "-c", code]) == 0
     (process,) = read_profile("p").processes
     names = [process.name_of(int(event["name"])) for thread in process.threads for event in thread.events]
-    assert names[2:] == ["iteration 3", "iteration 4"]  # number 2 warms up
+    assert names[2:] == ["iteration 2", "iteration 3"]  # number 1 warms up
 
 
 def test_nothing_is_skipped_by_skip_0(tmp_path):
@@ -153,6 +154,96 @@ def test_nothing_is_skipped_by_skip_0(tmp_path):
     (process,) = read_profile("p").processes
     names = [process.name_of(int(event["name"])) for thread in process.threads for event in thread.events]
     assert names[2:] == ["iteration 1"]  # number 0 warms up
+
+
+def test_a_program_of_fewer_iterations_is_told_which_is_the_first(capsys):
+    code = "from rayagi import profiler\nwith profiler.iteration(): pass\n"
+    assert main(["profile", "--out", "p", "--iterations", "1", "--", sys.executable, "-c", code]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line == (
+        "No iteration was recorded: recording begins with iteration 2 of a process, and they made at most 1 iteration."
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "helps"),
+    [
+        (["-c", "from multiprocessing.resource_tracker import main;main(5)"], True),
+        (["-u", "/lib/ray/dashboard/agent.py", "--log"], True),
+        (["/lib/ray/_private/runtime_env/agent/main.py"], True),
+        (["-m", "ray.util.client.server"], True),
+        (["-c", "from multiprocessing.forkserver import main; main(3)"], False),
+        (["train.py", "--log", "/data/ray/dashboard/"], False),
+        (["-m", "train", "/ray/autoscaler/"], False),
+        (["-c", "print('/ray/dashboard/')"], False),
+        ([], False),
+    ],
+)
+def test_helpers_are_known_by_what_runs_and_not_by_its_arguments(command, helps):
+    assert injection.is_helper(["/venv/bin/python3", *command]) == helps
+
+
+def test_reasons_why_nothing_was_recorded_are_possibilities(tmp_path, capsys):
+    assert main(["profile", "--out", "p", "--", "true"]) == 0
+    (first, line) = capsys.readouterr().out.splitlines()
+    assert "no processes" in first
+    assert line.startswith("No Python process was recorded. Perhaps the program starts none, or")
+    (tmp_path / "p" / "host-1-1").mkdir()  # it could not describe itself
+    summarize(tmp_path / "p")
+    (_, line) = capsys.readouterr().out.splitlines()
+    assert line == "1 process missing: the disk was full, or they died at their start."
+
+
+def test_a_package_without_native_functions_is_named_with_the_module_that_has_them(capsys):
+    code = "import socket, json; socket.gethostname()"
+    options = ["--native", "socket", "--native", "time", "--native", "select"]
+    assert main(["profile", "--out", "p", *options, "--", sys.executable, "-c", code]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "rayagi profile: socket has no native functions of its own, so only calls by ctypes are recorded of it; those that "
+        "it calls may be in _socket: --native _socket"
+    )
+
+
+def test_a_folder_whose_name_is_in_no_encoding_holds_a_profile(tmp_path, capfd):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff")
+    code = "from rayagi import profiler\nwith profiler.operation('act'): pass"
+    assert main(["profile", "--out", folder, "--", sys.executable, "-c", code]) == 0
+    captured = capfd.readouterr()
+    assert (captured.err, "bad\N{REPLACEMENT CHARACTER}: " in captured.out) == ("", True)
+    assert set(operations(read_profile(folder))) == {"act"}
+    assert main(["profile", "report", folder]) == 0
+
+
+SUBINTERPRETER = """
+try:
+    import _xxsubinterpreters as interpreters
+except ImportError:
+    import _interpreters as interpreters
+other = interpreters.create()
+interpreters.run_string(other, "import sys; assert 'rayagi.profiler.injection' not in sys.modules")
+interpreters.destroy(other)
+"""
+
+
+def test_a_further_interpreter_of_a_process_is_no_process(capfd):
+    assert main(["profile", "--out", "p", "--", sys.executable, "-c", SUBINTERPRETER]) == 0
+    assert capfd.readouterr().err == ""
+    assert len(read_profile("p").processes) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["python", "train.py"], "; a program follows two dashes: rayagi profile [options] -- COMMAND ..."),
+        (["--limit-mb", "99999999999999", "--", "true"], "'99999999999999' is more than 1,000,000,000"),
+    ],
+)
+def test_what_the_parser_refuses_is_explained(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["profile", *arguments])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.rstrip().endswith(message)
 
 
 @pytest.mark.parametrize(

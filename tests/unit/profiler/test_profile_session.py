@@ -399,7 +399,7 @@ def test_a_profile_that_cannot_begin_leaves_no_folder(tmp_path):
         profiler.profile(tmp_path / "q"),
     ):
         pass
-    for wrong in ({"limit_mb": 0}, {"metadata": {"a": {1}}}):
+    for wrong in ({"limit_mb": 0}, {"limit_mb": 10**14}, {"metadata": {"a": {1}}}):
         with pytest.raises(profiler.ProfilerError), profiler.profile(tmp_path / "q", **wrong):
             pass
     assert [each.name for each in tmp_path.iterdir()] == ["p"]
