@@ -127,6 +127,7 @@ class ProcessSummary:
         cut_threads: how many threads are not recorded after their first dropped event
         is_killed: whether it ended without ending its recording, or still runs
         end_is_known: whether its time is counted to its end
+        is_replaced: whether it ended by replacing its program
     """
 
     label: str
@@ -137,6 +138,7 @@ class ProcessSummary:
     cut_threads: int = 0
     is_killed: bool = False
     end_is_known: bool = True
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True)
@@ -500,6 +502,7 @@ class ProcessEvents:
             unaccounted_ns=int((ends - starts).sum()),
             dropped=sum(each.dropped for each in self.trace.threads) + self.trace.lost,
             is_killed=self.is_killed,
+            is_replaced=self.trace.is_replaced,
             end_is_known=bool(self.trace.end_ns) or not self.is_killed,
             cut_threads=len({each.trace.thread_id for each in self.on_cpu if each.trace.dropped_from_ns}),
         )

@@ -227,7 +227,7 @@ class RecordingSession:
         with self._lock:
             mode = self._mode
             self._switch(OFF)
-            self._describe(lost=self._recorder.lost(), end_monotonic_ns=time.monotonic_ns())
+            self._describe(lost=self._recorder.lost(), end_monotonic_ns=time.monotonic_ns(), is_replaced=True)
         try:
             yield
         finally:

@@ -35,6 +35,8 @@ OUTSIDE = "(outside operations)"
 MOST_OPERATIONS = 200
 """Rows of a table of operations: those with most time."""
 _MOST_COLUMNS = 7
+_AT_ONCE_NS = 10_000_000
+"""In which a forked process replaces its program that was forked for nothing else."""
 _WIDEST = 80
 
 
@@ -201,7 +203,11 @@ def command_text(profile: Profile) -> str:
 
 def recorded(found: Breakdown) -> list[ProcessSummary]:
     """Processes of which there is something to show; not those that were forked to replace their program at once."""
-    return [each for each in found.processes if each.life_ns or each.dropped]
+    return [
+        each
+        for each in found.processes
+        if each.dropped or each.life_ns >= (_AT_ONCE_NS if each.is_replaced else 1)
+    ]
 
 
 def silent_processes(profile: Profile, found: Breakdown) -> str:
@@ -213,7 +219,7 @@ def silent_processes(profile: Profile, found: Breakdown) -> str:
         return ""
     text = f"{len(silent)} of {counted(len(labels), 'process', 'processes')} recorded nothing: "
     if profile.skipped is None:
-        return f"{text}killed, or replaced by another program, before any event, and when is not known"
+        return f"{text}killed before any event, or replaced by another program at once"
     return text + iterations_not_reached(silent, profile.skipped)
 
 

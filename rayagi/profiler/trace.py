@@ -150,6 +150,8 @@ class ProcessTrace:
     """When it ended, as it wrote itself, or who watched it; 0 if that is not known."""
     intercepted: Mapping[str, int] = field(default_factory=dict)
     """Number of functions by package that was imported; empty for a process that was killed."""
+    is_replaced: bool = False
+    """Whether it ended by replacing its program through os.exec*."""
 
     def name_of(self, name: int) -> str:
         """The text of a name; a number where the process could not write it, as on a full disk."""
@@ -241,6 +243,7 @@ def _read_process(path: Path) -> ProcessTrace:
             },
             iterations=int(about.get("iterations", 0)),
             end_ns=_end_ns(path, about),
+            is_replaced=bool(about.get("is_replaced", False)),
             intercepted={
                 str(package): int(counts["recorded"])
                 for package, counts in about.get("intercepted", {}).items()

@@ -328,13 +328,14 @@ def test_forked_children_record_into_folders_of_their_own(tmp_path):
 
 
 def test_a_process_that_execs_has_a_second_folder(tmp_path):
-    once = "import os, sys; from rayagi import profiler; profiler.profile(sys.argv[1]).__enter__()"
+    once = "import os, sys; from rayagi import profiler; own = profiler.profile(sys.argv[1]); own.__enter__()"
     again = "import sys, pathlib; from rayagi.profiler import session; session.start(pathlib.Path(sys.argv[1]), {})"
     code = f"{once}; os.execv(sys.executable, [sys.executable, '-c', {again!r}, sys.argv[1]])"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "p")], check=True, timeout=100)
     first, second = read_profile(tmp_path / "p").processes
     assert first.pid == second.pid
     assert second.path.name == f"{first.path.name}-2"
+    assert (first.is_replaced, second.is_replaced) == (True, False)
     # Its time is counted to its end, which is before the other program's first moment.
     (thread,) = first.threads
     assert thread.start_ns < thread.events["end"][0] <= first.end_ns < second.threads[0].start_ns

@@ -350,9 +350,22 @@ def test_processes_that_recorded_nothing_are_counted_only():
     found = profile(iterations([4]), process([], "idle one", pid=2), process([], "idle two", pid=3), forked)
     rows = breakdown(found)
     for text in (report_text(found, rows, []), report_page(found, rows, [], timeline(found))):
-        assert "3 of 4 processes recorded nothing: killed, or replaced by another program" in text
+        assert (
+            "3 of 4 processes recorded nothing: killed before any event, or replaced by another program at once"
+            in text
+        )
         assert "gmi 1" in text
         assert "idle" not in text
+
+
+def test_a_process_that_replaced_its_program_at_once_is_counted_only():
+    def forked(ms):
+        return process([[(C.THREAD, 1, ms * MS, "main", 0)]], f"after {ms} ms", pid=ms, is_replaced=True)
+
+    found = profile(iterations([4]), forked(9), forked(11))
+    text = report_text(found, breakdown(found), [])
+    assert "1 of 3 processes recorded nothing" in text
+    assert ("after 9 ms" in text, "after 11 ms" in text) == (False, True)
 
 
 def test_where_iterations_were_chosen_the_report_says_which_were_not_reached():
