@@ -424,7 +424,7 @@ class ProcessEvents:
         last = max((thread.last for thread in self.threads), default=0)
         if self.threads and trace.end_ns:
             last = max(last, trace.end_ns + self.threads[0].offset)
-        self.is_killed = any(thread.is_open() for thread in self.threads)
+        self.is_killed = not trace.has_ended and any(thread.is_open() for thread in self.threads)
         for thread in self.threads:
             thread.close(last)
         self.start = min((thread.start for thread in self.threads), default=0)

@@ -148,6 +148,8 @@ class ProcessTrace:
     """Begun while it was profiled, recorded or not; as far as it lived to write it."""
     end_ns: int = 0
     """When it ended, as it wrote itself, or who watched it; 0 if that is not known."""
+    has_ended: bool = False
+    """Whether it wrote its end itself: it was not killed."""
     intercepted: Mapping[str, int] = field(default_factory=dict)
     """Number of functions by package that was imported; empty for a process that was killed."""
     is_replaced: bool = False
@@ -243,6 +245,7 @@ def _read_process(path: Path) -> ProcessTrace:
             },
             iterations=int(about.get("iterations", 0)),
             end_ns=_end_ns(path, about),
+            has_ended="end_monotonic_ns" in about,
             is_replaced=bool(about.get("is_replaced", False)),
             intercepted={
                 str(package): int(counts["recorded"])

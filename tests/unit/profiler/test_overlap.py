@@ -466,6 +466,12 @@ def test_a_killed_process_without_a_known_end_says_so():
     assert "30 ns, 1 thread; killed, or still running: unknown after its last event\n" in text
 
 
+def test_a_thread_without_an_end_is_counted_to_that_of_its_process():
+    """It made its file just as recording ended."""
+    found = breakdown(profile(replace(killed(end_ns=150), has_ended=True)))
+    assert (found.processes[0].life_ns, found.processes[0].is_killed) == (150, False)
+
+
 def test_the_end_of_a_process_is_not_that_of_a_thread_that_ended_before():
     thread = [(C.THREAD, 0, 40, "main", 0), (C.OPERATION, 10, 0, "learn", 0)]
     found = breakdown(profile(process([thread], end_ns=150)))

@@ -62,14 +62,15 @@ def test_a_profile_is_read_as_it_was_written(folder):
 
 def test_the_end_of_a_process_is_its_own_or_the_watcher_s(folder):
     def read():
-        return read_profile(folder).processes[0].end_ns
+        (process,) = read_profile(folder).processes
+        return process.end_ns, process.has_ended
 
-    assert read() == 0
+    assert read() == (0, False)
     (folder / "host-41-7" / "end.json").write_text('{"monotonic_ns": 950}')
-    assert read() == 950
+    assert read() == (950, False)
     about = json.loads((folder / "host-41-7" / "process.json").read_text())
     (folder / "host-41-7" / "process.json").write_text(json.dumps(about | {"end_monotonic_ns": 940}))
-    assert read() == 940
+    assert read() == (940, True)
 
 
 def test_iterations_before_the_first_recorded_one_are_known(folder):
