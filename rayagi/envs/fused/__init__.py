@@ -5,7 +5,4 @@ docs/how-to/fused-simulators.md shows how to write one.
 
 from rayagi.envs.fused.simulator import Box, Discrete, Simulator
 
-Choices = Discrete
-"""Former name of Discrete, still importable."""
-
-__all__ = ["Box", "Choices", "Discrete", "Simulator"]
+__all__ = ["Box", "Discrete", "Simulator"]

@@ -5,7 +5,4 @@ docs/tutorials/own-task.md shows how to write one.
 
 from rayagi.envs.tasks.task import Memory, Start, State, StepOutcome, Task, TaskFunctions
 
-Outcome, Rules = StepOutcome, TaskFunctions
-"""Former names, still importable."""
-
-__all__ = ["Memory", "Outcome", "Rules", "Start", "State", "StepOutcome", "Task", "TaskFunctions"]
+__all__ = ["Memory", "Start", "State", "StepOutcome", "Task", "TaskFunctions"]

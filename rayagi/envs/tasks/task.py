@@ -154,7 +154,6 @@ def _count(model: mujoco.MjModel, kind: str) -> int:
 
 TaskT = TypeVar("TaskT", bound=Task)
 Memoized = TypeVar("Memoized")
-_FORMER_NAMES = {"outcome": "reward_and_done"}
 
 
 class TaskFunctions(ABC, Generic[TaskT]):
@@ -211,16 +210,6 @@ class TaskFunctions(ABC, Generic[TaskT]):
         if what.__name__ not in state.memo:
             state.memo[what.__name__] = what(state)
         return cast("Memoized", state.memo[what.__name__])
-
-    told = scatter_controls
-    once = memoize
-
-    def __init_subclass__(cls) -> None:
-        """Accept methods of a subclass under their former names."""
-        super().__init_subclass__()
-        for old, new in _FORMER_NAMES.items():
-            if old in vars(cls) and new not in vars(cls):
-                setattr(cls, new, vars(cls)[old])
 
     @abstractmethod
     def start(self, draws: Tensor) -> Start:
