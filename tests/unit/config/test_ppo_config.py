@@ -11,11 +11,11 @@ from ray.rllib.algorithms.ppo.ppo import PPOConfig as RllibPPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
+from rayagi import PPOConfig
 from rayagi.algorithms.ppo import PPOSpec
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.errors import ConfigError
-from rayagi.config.ppo_config import PPOConfig
 from rayagi.config.presets import preset
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_settings import PRESET, AlgorithmSettings
