@@ -14,7 +14,6 @@ import yaml
 from rayagi.algorithms.registry import DEFINITIONS
 from rayagi.config.convert import merged, run_spec_from_dict, run_spec_to_dict
 from rayagi.config.errors import NO_VALUE, ConfigError
-from rayagi.config.former import with_present_names
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
 from rayagi.config.spec import RunSpec
@@ -79,8 +78,6 @@ def _from_yaml(
     except yaml.YAMLError as error:
         raise ConfigError(str(file), NO_VALUE, f"is not YAML ({' '.join(str(error).split())})") from error
     data = {} if data is None else data
-    if isinstance(data, Mapping):
-        data = with_present_names(data)
     try:
         given = run_spec_from_dict(data)  # reject non-mappings and unknown keys before anything else
         if not trusted:

@@ -25,7 +25,6 @@ import yaml
 
 from rayagi.config.convert import run_spec_from_dict
 from rayagi.config.errors import ConfigError
-from rayagi.config.former import with_present_names
 from rayagi.config.spec import RunSpec
 from rayagi.config.trusted_modules import refuse_untrusted_modules
 from rayagi.config.yaml_text import parse_yaml
@@ -134,7 +133,7 @@ class RunFolder:
         replace_text(self.path / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
     def read_config(self) -> dict[str, Any]:
-        """Read config.yaml, with the present names of settings.
+        """Read config.yaml.
 
         Raises:
             RunFolderError: it is missing or not a YAML mapping.
@@ -145,7 +144,7 @@ class RunFolder:
             raise RunFolderError(str(self.path), f"config.yaml cannot be read ({error})") from error
         if not isinstance(config, dict):
             raise RunFolderError(str(self.path), "config.yaml is not a mapping")
-        return dict(with_present_names(config))
+        return config
 
     def read_spec(self, *, trust_modules: bool) -> RunSpec:
         """The settings of config.yaml.

@@ -16,8 +16,6 @@ from rayagi.config.convert import (
     with_settings,
 )
 from rayagi.config.errors import NO_VALUE, ConfigError
-from rayagi.config.former import with_present_names
-from rayagi.config.rules import checked
 from rayagi.config.spec import EnvSpec, EvaluationSpec, GmiSpec, NetworkSpec, RunSpec
 from rayagi.config.yaml_text import parse_yaml
 
@@ -234,42 +232,3 @@ def test_a_config_error_arrives_as_itself_from_another_process():
         str(pickle.loads(pickle.dumps(ConfigError("f.yaml", NO_VALUE, "no such file"))))
         == "f.yaml: no such file"
     )
-
-
-def former(algorithm, **changes):
-    """config.yaml of a run of before, when ``impala`` and ``a3c`` named APPO and APPO without V-trace."""
-    appo = run_spec_to_dict(RunSpec(algorithm="appo", learning=AppoSpec(max_lag=3, num_epochs=2)))
-    section = {name: value for name, value in appo.pop("appo").items() if name != "vtrace"}
-    return {**appo, "algorithm": algorithm, "impala": {**section, **changes}}
-
-
-@pytest.mark.parametrize(("algorithm", "vtrace"), [("impala", True), ("a3c", False)])
-def test_a_run_saved_under_a_former_name_is_the_algorithm_that_computes_the_same(algorithm, vtrace):
-    spec = run_spec_from_dict(with_present_names(former(algorithm)))
-    assert spec.algorithm == "appo"
-    assert spec.learning == AppoSpec(max_lag=3, num_epochs=2, vtrace=vtrace)
-
-
-def test_a_run_saved_with_a_larger_lag_than_is_allowed_now_loads_with_the_largest():
-    appo = run_spec_to_dict(RunSpec(algorithm="appo", learning=AppoSpec()))
-    saved = {**appo, "appo": {**appo["appo"], "max_lag": 1000}}
-    assert checked(run_spec_from_dict(with_present_names(saved))).learning.max_lag == 64
-    assert run_spec_from_dict(with_present_names(former("impala", max_lag=65))).learning.max_lag == 64
-    own = {"algorithm": "appo", "appo": {"max_lag": 1000}}
-    with pytest.raises(ConfigError, match="at most 64"):
-        checked(run_spec_from_dict(with_present_names(own)))
-
-
-def test_a_run_saved_without_the_clip_is_one_that_never_clips():
-    spec = run_spec_from_dict(with_present_names(former("impala", clip_ratio=None)))
-    assert spec.learning.clip_ratio == 1e9
-
-
-def test_a_saved_run_of_another_algorithm_keeps_it_though_it_holds_the_former_section():
-    spec = run_spec_from_dict(with_present_names({**former("ppo"), "ppo": {"gamma": 0.5}}))
-    assert (spec.algorithm, spec.learning.gamma) == ("ppo", 0.5)
-
-
-def test_a_file_of_ones_own_means_the_present_names():
-    own = {"algorithm": "impala", "impala": {"clip_ratio": 0.1}}
-    assert with_present_names(own) == own
