@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import CDLL
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -122,6 +122,9 @@ class GradientUpdater(Generic[SpecT]):
     are in the communicator's buffer, so the all-reduce copies nothing.
     """
 
+    measured: ClassVar[tuple[str, ...]]
+    """Metrics of a step, as named in rayagi.monitoring.catalogue; for ``kl_adaptive`` with "approx_kl"."""
+
     def __init__(
         self,
         model: Model,
@@ -204,13 +207,12 @@ class GradientUpdater(Generic[SpecT]):
         return norm
 
     def end_update(
-        self, names: Sequence[str], rows: Sequence[Tensor], *, last_epoch: int, iteration: int, what: str
+        self, rows: Sequence[Tensor], *, last_epoch: int, iteration: int, what: str
     ) -> dict[str, float]:
         """Average the metrics of the steps; for ``kl_adaptive``, adapt the learning rate to the last epoch's KL.
 
         Args:
-            names: of the values in each row, as in rayagi.monitoring.catalogue; for ``kl_adaptive`` with "approx_kl"
-            rows: one per step
+            rows: values of ``measured``, one row per step
             last_epoch: number of steps in the last epoch
             iteration: number of this iteration, from 1; for error messages
             what: the update's name; for error messages
@@ -219,15 +221,15 @@ class GradientUpdater(Generic[SpecT]):
             ConfigError: ``kl_adaptive``, and the update does not measure its KL divergence.
             NonFiniteError: a loss or gradient became NaN or infinite; the parameters must not be saved.
         """
-        if self.spec.lr_schedule == "kl_adaptive" and "approx_kl" not in names:
+        if self.spec.lr_schedule == "kl_adaptive" and "approx_kl" not in self.measured:
             reason = f"needs approx_kl, which the {what} does not measure"
             raise ConfigError("lr_schedule", "kl_adaptive", reason, "measure it, or use 'constant'")
-        metrics = dict(zip(names, torch.stack(list(rows)).mean(0).tolist(), strict=True))
+        metrics = dict(zip(self.measured, torch.stack(list(rows)).mean(0).tolist(), strict=True))
         refuse_nonfinite(metrics, iteration, what)
         metrics["learning_rate"] = self.learning_rate
         metrics["action_std"] = self.model.head.spread()
         if self.spec.lr_schedule == "kl_adaptive":
-            self._adapt(torch.stack(list(rows[-last_epoch:]))[:, names.index("approx_kl")].mean())
+            self._adapt(torch.stack(list(rows[-last_epoch:]))[:, self.measured.index("approx_kl")].mean())
         return metrics
 
     def _reduce(self, tensor: Tensor) -> None:

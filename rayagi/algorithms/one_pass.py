@@ -12,9 +12,6 @@ from actors.protocols import StateDict
 from rayagi.algorithms.rollout_learner import OnPolicyBatch, OnPolicyUpdater
 from rayagi.config.learning import OnePassSpec
 
-MEASURED = ("policy_loss", "value_loss", "entropy", "grad_norm")
-"""Metrics of an update, in the order of its row."""
-
 
 class RMSProp:
     """RMSProp without momentum, epsilon inside the root: Mnih et al. 2016, §4 (eq. 1), and TensorFlow's.
@@ -57,6 +54,8 @@ OnePassT = TypeVar("OnePassT", bound=OnePassSpec)
 class OnePassUpdater(OnPolicyUpdater[OnePassT]):
     """One step on policy gradient, value loss and entropy bonus, over all samples of a rollout."""
 
+    measured = ("policy_loss", "value_loss", "entropy", "grad_norm")
+
     def _make_optimiser(self) -> RMSProp:
         flat, spec = self.flat, self.spec
         return RMSProp(
@@ -71,7 +70,7 @@ class OnePassUpdater(OnPolicyUpdater[OnePassT]):
         """The step on a rollout."""
         total, parts = self.loss(batch, orders[0, 0])
         row = torch.cat((parts, self.step(total).reshape(1)))
-        return self.end_update(MEASURED, [row], last_epoch=1, iteration=iteration, what="actor-critic update")
+        return self.end_update([row], last_epoch=1, iteration=iteration, what="actor-critic update")
 
     def loss(self, batch: OnPolicyBatch, order: Tensor) -> tuple[Tensor, Tensor]:
         """Total loss of the samples in ``order``, and (policy_loss, value_loss, entropy)."""

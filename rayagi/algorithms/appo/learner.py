@@ -13,7 +13,7 @@ from torch import Tensor
 from actors.rollout import Rollout
 from rayagi.algorithms.appo import AppoSpec
 from rayagi.algorithms.gradient_updater import GradientUpdater
-from rayagi.algorithms.ppo.learner import MEASURED, clipped_loss
+from rayagi.algorithms.ppo.learner import PPOUpdater, clipped_loss
 from rayagi.algorithms.returns import explained_variance, gae, importance_metrics, vtrace
 from rayagi.algorithms.rollout_learner import OnPolicyBatch, RolloutLearner
 
@@ -34,10 +34,16 @@ class AppoBatch(OnPolicyBatch):
     outcomes: dict[str, Tensor]
 
 
+class AppoUpdater(GradientUpdater[AppoSpec]):
+    """Steps on PPO's clipped loss."""
+
+    measured = PPOUpdater.measured
+
+
 class AppoLearner(RolloutLearner[AppoSpec]):
     """The learner of APPO."""
 
-    updater_class = GradientUpdater
+    updater_class = AppoUpdater
 
     def _update(self, rollout: Rollout, orders: Tensor) -> dict[str, float]:
         updater, batch = self.updater, self.prepare(rollout)
@@ -47,14 +53,14 @@ class AppoLearner(RolloutLearner[AppoSpec]):
             fits.append(self.estimate(rollout, batch, first=not fits))
             rows += [self._step_on(batch, order) for order in minibatches]
         metrics = updater.end_update(
-            MEASURED, rows, last_epoch=orders.shape[1], iteration=self.iteration + 1, what="APPO update"
+            rows, last_epoch=orders.shape[1], iteration=self.iteration + 1, what="APPO update"
         )
         bound = self.spec.rho_bar if self.spec.vtrace else None
         importance = importance_metrics(batch.log_probs - batch.behaviour, bound)
         return {**metrics, "explained_variance": fits[0], **importance}
 
     def _step_on(self, batch: AppoBatch, order: Tensor) -> Tensor:
-        """One step on the samples in ``order``. Returns the metrics of ``MEASURED``, (6,)."""
+        """One step on the samples in ``order``. Returns the updater's ``measured`` metrics, (6,)."""
         # The ratio of clipping and KL is relative to the policy before this update, not to the behaviour policy.
         total, parts = clipped_loss(self.policy.model, self.spec, batch, order)
         return torch.cat((parts, self.updater.step(total).reshape(1)))

@@ -14,7 +14,7 @@ from rayagi.algorithms.device_rollouts import minibatch_orders
 from rayagi.algorithms.gradient_updater import FlatAdam, GradientUpdater
 from rayagi.algorithms.graphs import Replay
 from rayagi.algorithms.ppo import PPOSpec
-from rayagi.algorithms.ppo.learner import MEASURED, PPOLearner
+from rayagi.algorithms.ppo.learner import PPOLearner
 from rayagi.algorithms.rollout_learner import OnPolicyBatch
 
 
@@ -30,7 +30,7 @@ class CapturedStepsPPOLearner(PPOLearner):
         assert self.communicator.world_size == 1
         device = self.policy.device
         steps = self.spec.num_epochs * self.spec.num_minibatches
-        self._measured = torch.zeros((steps, len(MEASURED)), device=device)
+        self._measured = torch.zeros((steps, len(self.updater.measured)), device=device)
         self._order = torch.zeros(0, dtype=torch.int64, device=device)
         self._batch: OnPolicyBatch | None = None
         self._replay = Replay(self.run, device, save=self._copy, undo=self._put_back)
@@ -56,7 +56,6 @@ class CapturedStepsPPOLearner(PPOLearner):
         self._order.copy_(orders)
         self._replay()
         metrics = self.updater.end_update(
-            MEASURED,
             self._measured.unbind(0),
             last_epoch=orders.shape[1],
             iteration=self.iteration + 1,

@@ -15,9 +15,6 @@ from rayagi.models.heads import GaussianHead
 from rayagi.models.networks import ActorCritic, Model
 from rayagi.native.learning import CompiledGradient, Trained
 
-MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-"""Metrics of one minibatch step, in the order of its row."""
-
 
 def clipped_loss(
     model: Model,
@@ -44,6 +41,8 @@ def clipped_loss(
 class PPOUpdater(OnPolicyUpdater[PPOSpec]):
     """Steps on the clipped surrogate and the value loss; on a CPU in a compiled C kernel, if a compiler is present."""
 
+    measured = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+
     def __init__(self, *given: Any, **whose: Any) -> None:
         super().__init__(*given, **whose)
         self._compiled = self._compile()
@@ -54,9 +53,7 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
             rows = self._compiled_steps(self._compiled, batch, orders)
         else:
             rows = [self.minibatch_step(batch, order) for epoch in orders for order in epoch]
-        return self.end_update(
-            MEASURED, rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update"
-        )
+        return self.end_update(rows, last_epoch=orders.shape[1], iteration=iteration, what="PPO update")
 
     def _compiled_steps(
         self, compiled: CompiledGradient, batch: OnPolicyBatch, orders: Tensor
@@ -79,7 +76,7 @@ class PPOUpdater(OnPolicyUpdater[PPOSpec]):
         return clipped_loss(self.model, self.spec, batch, order, self.spec.value_clip)
 
     def minibatch_step(self, batch: OnPolicyBatch, order: Tensor) -> Tensor:
-        """One step on the samples in ``order``, with torch. Returns the metrics of ``MEASURED``, (6,)."""
+        """One step on the samples in ``order``, with torch. Returns the metrics of ``measured``, (6,)."""
         total, parts = self.loss(batch, order)
         norm = self.step(total)
         return torch.cat((parts, norm.reshape(1)))

@@ -17,18 +17,18 @@ from rayagi.algorithms.trpo import TRPOSpec
 from rayagi.models.networks import Model
 from rayagi.models.recurrent import Sequences
 
-MEASURED = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
-
 
 class TRPOUpdater(OnPolicyUpdater[TRPOSpec]):
     """Steps the policy along the natural gradient, the value network along its loss."""
+
+    measured = ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "backtracks")
 
     def update(self, batch: OnPolicyBatch, orders: Tensor, iteration: int) -> dict[str, float]:
         """One step of the policy, then all epochs of the value network, by the minibatches in ``orders``."""
         loss, entropy, kl, norm, backtracks = self._step_policy(batch)
         value_losses = [self._step_value(batch, order) for epoch in orders for order in epoch]
         row = torch.stack((loss, torch.stack(value_losses).mean(), entropy, kl, norm, backtracks))
-        return self.end_update(MEASURED, [row], last_epoch=1, iteration=iteration, what="TRPO update")
+        return self.end_update([row], last_epoch=1, iteration=iteration, what="TRPO update")
 
     def _step_policy(self, batch: OnPolicyBatch) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Returns the surrogate loss, the entropy, the KL divergence of the step, the gradient's norm, and backtracks."""

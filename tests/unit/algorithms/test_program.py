@@ -291,10 +291,11 @@ def test_kl_adaptive_steps_stay_equal_on_all_gmis():
 def test_kl_adaptive_steps_need_an_update_that_measures_its_kl():
     adaptive = replace(SPEC, learning=replace(SPEC.learning, lr_schedule="kl_adaptive"))
     updater = build(adaptive).learner.updater
+    updater.measured = ("value_loss",)
     with pytest.raises(
         ConfigError, match=r"lr_schedule = 'kl_adaptive'.*approx_kl, which the A2C update does"
     ):
-        updater.end_update(("value_loss",), [torch.ones(1)], last_epoch=1, iteration=1, what="A2C update")
+        updater.end_update([torch.ones(1)], last_epoch=1, iteration=1, what="A2C update")
 
 
 def test_the_linear_schedule_ends_at_zero():
