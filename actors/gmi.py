@@ -32,6 +32,7 @@ from collectives.transports.shm.memory import MEMORY_LIMIT
 from placement.backends import get_backend
 from placement.backends.cuda_errors import cuda_missing_error, gpu_memory_error, unusable_gpu_error
 from placement.inventory.limits import memory_bytes
+from placement.role_layout import gmis_hosting
 from placement.types import Slice
 
 
@@ -61,8 +62,7 @@ class GmiIdentity:
 
     def hosting(self, role: str) -> tuple[int, ...]:
         """Indices of the GMIs that host a role."""
-        kinds = self.kinds or (self.roles,) * self.num_gmis
-        return tuple(index for index, roles in enumerate(kinds) if role in roles)
+        return gmis_hosting(role, self.kinds or (self.roles,) * self.num_gmis)
 
     def __str__(self) -> str:
         return f"GMI {self.index}/{self.num_gmis} {self.slice.label()} {'+'.join(self.roles)} {self.task}"

@@ -19,6 +19,7 @@ from placement.role_layout import (
     RoleLayout,
     Roles,
     envs_per_gmi,
+    gmis_hosting,
     make_role_layout,
     worker_type_name,
 )
@@ -66,7 +67,7 @@ class PlacementPlan:
 
     def hosting(self, role: str) -> tuple[int, ...]:
         """Indices of the GMIs that host a role."""
-        return tuple(index for index, roles in enumerate(self.kinds) if role in roles)
+        return gmis_hosting(role, self.kinds)
 
     @property
     def group(self) -> tuple[int, ...] | None:

@@ -42,6 +42,11 @@ OVERLAPPED_TEMPLATES = {"decoupled"}
 """Templates whose worker types work at the same time. In the others they alternate."""
 
 
+def gmis_hosting(role: str, worker_types: Sequence[Roles]) -> tuple[int, ...]:
+    """Indices of the GMIs that host a role. ``worker_types``: the roles of each GMI."""
+    return tuple(index for index, roles in enumerate(worker_types) if role in roles)
+
+
 def worker_type_name(roles: Roles) -> str:
     """Name of the worker type with these roles, for messages."""
     names = {("simulator", "agent"): "collector", ("simulator",): "simulator", ("agent",): "agent"}

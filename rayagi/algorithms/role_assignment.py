@@ -11,7 +11,7 @@ from actors.partners import exchange_endpoints
 from actors.protocols import EnvFactory, EnvInfo
 from actors.roles import StepSource
 from actors.stepping import CHANNEL, RemoteSimulators, StepServer
-from placement.role_layout import Roles, envs_per_gmi, served_simulators
+from placement.role_layout import Roles, envs_per_gmi, gmis_hosting, served_simulators
 from rayagi.config.spec import GmiSpec
 
 
@@ -32,12 +32,12 @@ class RoleAssignment:
     @property
     def simulators(self) -> tuple[int, ...]:
         """GMIs with a simulator."""
-        return self._gmis_hosting("simulator")
+        return gmis_hosting("simulator", self.kinds)
 
     @property
     def agents(self) -> tuple[int, ...]:
         """GMIs with an agent."""
-        return self._gmis_hosting("agent")
+        return gmis_hosting("agent", self.kinds)
 
     def simulators_of(self, agent: int) -> tuple[int, ...]:
         """GMIs whose simulators the agent of GMI ``agent`` acts for: a contiguous, evenly sized range."""
@@ -63,9 +63,6 @@ class RoleAssignment:
     def names(self, gmis: Sequence[int]) -> dict[int, str]:
         """Names of GMIs for error messages, by index."""
         return {gmi: f"GMI {gmi} ({'+'.join(self.kinds[gmi])})" for gmi in gmis}
-
-    def _gmis_hosting(self, role: str) -> tuple[int, ...]:
-        return tuple(index for index, roles in enumerate(self.kinds) if role in roles)
 
 
 def connect_step_server(
