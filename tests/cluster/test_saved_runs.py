@@ -1,4 +1,4 @@
-"""Run folders that version 0.1 wrote (tests/data/saved_runs): evaluated, reported and gone on with."""
+"""Run folders of version 0.1 (tests/data/saved_runs; present names of settings): evaluated, reported and gone on with."""
 
 import csv
 import json
