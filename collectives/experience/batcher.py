@@ -128,8 +128,6 @@ class Batcher(ClosesOnExit):
         self._stack: _Stack | None = None
         self._memory: dict[int, list[dict[str, Tensor]]] = {}
         """Free registered memory, by its number of rows."""
-        self.taken_rows = 0
-        """Rows that were returned to the trainer."""
         self.stale_rows = 0
         """Rows that ``accept`` rejected, released unused."""
         self.left_rows = 0
@@ -316,7 +314,6 @@ class Batcher(ClosesOnExit):
         """A batch that views the rows of one transfer."""
         transfer, rows = used
         count = rows.stop - rows.start
-        self.taken_rows += count
         return Experience(
             {name: tensor[rows] for group in self._full for name, tensor in transfer.tensors(group).items()},
             {
@@ -358,7 +355,6 @@ class Batcher(ClosesOnExit):
         return selected
 
     def _stacked(self, stack: _Stack) -> Experience:
-        self.taken_rows += stack.filled
         return Experience(
             stack.memory,
             {

@@ -69,10 +69,6 @@ class Migrator:
         self._unreachable: dict[int, str] = {}
         """Last announcement of each consumer that could not be attached; it is tried again."""
         self._polled_s = float("-inf")
-        self.attached = 0
-        """Consumers attached so far, replaced ones included."""
-        self.routed: dict[int, int] = {}
-        """Transfers routed to each consumer."""
         dispenser.router = self
 
     def discover_consumers(self) -> None:
@@ -98,12 +94,8 @@ class Migrator:
         """Index of the consumer for all parts of a sequence number; None while no consumer has credit."""
         if self._fixed is None:
             all_here = len(self._dispenser.consumers()) >= self._together
-            index = least_backlog(self._dispenser) if all_here else None
-        else:
-            index = self._fixed if self._dispenser.has_credit(self._fixed) else None
-        if index is not None:
-            self.routed[index] = self.routed.get(index, 0) + 1
-        return index
+            return least_backlog(self._dispenser) if all_here else None
+        return self._fixed if self._dispenser.has_credit(self._fixed) else None
 
     def _attach(self, index: int, text: str) -> None:
         consumer = ConsumerAnnouncement.from_text(text)
@@ -117,7 +109,6 @@ class Migrator:
                 _logger.warning("consumer %d of %r cannot be reached: %s", index, self._name, error)
         else:
             self._known[index] = text
-            self.attached += 1
 
     def _route_to(self, index: int, consumer: ConsumerAnnouncement) -> Route:
         if consumer.host_id == self._host_id:

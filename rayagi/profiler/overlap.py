@@ -100,11 +100,6 @@ class Row(NamedTuple):
     categories: frozenset[str]
     ns: int
 
-    @property
-    def resource(self) -> str:
-        """``cpu``, ``gpu``, ``cpu+gpu``; ``wait`` if all that was active is a wait, which uses neither."""
-        return resource(self.categories)
-
 
 class Transition(NamedTuple):
     """The code of a cell goes from a category into another one, such as Python into a backend."""
@@ -165,7 +160,7 @@ class Breakdown:
 
 
 def resource(categories: frozenset[str]) -> str:
-    """What a set of categories uses; see ``Row.resource``."""
+    """``cpu``, ``gpu``, ``cpu+gpu``; ``wait`` if all that was active is a wait, which uses neither."""
     on_gpu, on_cpu = bool(categories & GPU), bool(categories - GPU - {"wait"})
     return {(True, True): "cpu+gpu", (True, False): "gpu", (False, True): "cpu"}.get((on_gpu, on_cpu), "wait")
 

@@ -59,7 +59,7 @@ def test_the_paper_s_figure_of_overlap():
     }
     resources = Counter()
     for row in found.rows:
-        resources[row.cell.operation, row.resource] += row.ns
+        resources[row.cell.operation, resource(row.categories)] += row.ns
     assert resources["expand_leaf", "cpu"] == 5 + 5 + 2
     assert resources["expand_leaf", "cpu+gpu"] == 3 + 15 + 3 + 2 + 5
     entered = {(each.cell.operation, each.source, each.target): n for each, n in found.transitions.items()}
