@@ -118,9 +118,7 @@ def assign_moved(plan: PlacementPlan, index: int, node_id: str, gpu_ids: Sequenc
     if old.gpu_uuid is not None:
         gpu = _allocated_gpu(plan, index, new, gpu_ids)
         (limits,) = backend.predict_limits(node, gpu, [old.gpu_fraction])
-        share = Share(
-            kind=plan.backend, gpu_uuid=gpu.uuid, fraction=old.gpu_fraction, sm_count=limits.sm_count
-        )
+        share = Share(kind=plan.backend, gpu_uuid=gpu.uuid, sm_count=limits.sm_count)
         new = replace(new, gpu_uuid=gpu.uuid, share=share)
     new = replace(new, environment=backend.environment(new))
     return replace(plan, slices=(*plan.slices[:index], new, *plan.slices[index + 1 :]))

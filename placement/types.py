@@ -36,7 +36,6 @@ class MigInstance:
     size: int | None = None
     """Memory slices that it occupies."""
     sm_count: int | None = None
-    gpu_instance_id: int | None = None
     in_use: bool = False
     """Whether a compute process runs on it."""
 
@@ -199,8 +198,6 @@ class Share:
 
     kind: BackendName
     gpu_uuid: str
-    fraction: float
-    """Requested fraction of the GPU, in (0, 1]; the limits below are what was granted."""
     sm_count: int | None = None
     """SM limit; None: no limit, or unknown until a process has entered."""
     memory_bytes: int | None = None

@@ -60,10 +60,7 @@ class GreenBackend(DirectBackend):
         counts = [_sms(gpu, size) for size in validate_sizes(gpu, sizes)]
         if min(counts) == 0:
             raise PartitionError(*_too_small(gpu, min(sizes)))
-        return tuple(
-            Share(kind="green", gpu_uuid=gpu.uuid, fraction=size, sm_count=count)
-            for size, count in zip(sizes, counts, strict=True)
-        )
+        return tuple(Share(kind="green", gpu_uuid=gpu.uuid, sm_count=count) for count in counts)
 
     def limits(self, gmi_slice: Slice) -> SliceLimits:
         """The SM limit."""

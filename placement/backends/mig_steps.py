@@ -39,7 +39,7 @@ def create_instances(
         device.create_compute_instance(instance_id)
         (part,) = device.compute_instances(instance_id)
         ledger.amend(step, uuid=part.uuid)  # claims it: no other run uses it as an idle instance
-        made[index] = _share(gpu, sizes[index], part)
+        made[index] = _share(gpu, part)
     return tuple(made[index] for index in range(len(sizes)))
 
 
@@ -62,14 +62,13 @@ def claim_idle_instances(
     chosen = choose_existing(replace(gpu, mig_instances=unclaimed), sizes)
     for one in chosen:
         ledger.record("mig", gpu.uuid, "borrowed", {"uuid": one.uuid})
-    return tuple(_share(gpu, size, one) for size, one in zip(sizes, chosen, strict=True))
+    return tuple(_share(gpu, one) for one in chosen)
 
 
-def _share(gpu: Gpu, size: float, instance: ComputeInstance | MigInstance) -> Share:
+def _share(gpu: Gpu, instance: ComputeInstance | MigInstance) -> Share:
     return Share(
         kind="mig",
         gpu_uuid=gpu.uuid,
-        fraction=size,
         sm_count=instance.sm_count,
         memory_bytes=instance.memory_bytes,
         mig_uuid=instance.uuid,

@@ -218,7 +218,6 @@ def _share(gpu: Gpu, size: float, sizes: Sequence[float], daemon: MpsDaemon, chu
     return Share(
         kind="mps",
         gpu_uuid=gpu.uuid,
-        fraction=size,
         sm_count=sms,
         memory_bytes=memory_of(gpu, size, sizes),
         pipe_directory=str(daemon.pipe),

@@ -33,9 +33,7 @@ class UnpartitionedBackend(Backend):
 
     def partition(self, gpu: Gpu, sizes: Sequence[float], ledger: Ledger) -> tuple[Share, ...]:
         """Shares without limits."""
-        return tuple(
-            Share(kind=self.name, gpu_uuid=gpu.uuid, fraction=size) for size in validate_sizes(gpu, sizes)
-        )
+        return tuple(Share(kind=self.name, gpu_uuid=gpu.uuid) for _ in validate_sizes(gpu, sizes))
 
     def restore(self, gpu_uuid: str, ledger: Ledger) -> None:
         """A no-op."""

@@ -139,8 +139,7 @@ def mig_devices(nvml: Any, handle: Any) -> list[Any]:
 
 def _read(nvml: Any, handle: Any, device: Any, geometry: Geometry | None) -> MigInstance:
     attributes = nvml.nvmlDeviceGetAttributes_v2(device)
-    instance_id = int(nvml.nvmlDeviceGetGpuInstanceId(device))
-    placement = _placement(nvml, handle, instance_id)
+    placement = _placement(nvml, handle, int(nvml.nvmlDeviceGetGpuInstanceId(device)))
     memory = int(attributes.memorySizeMB) * MIB
     return MigInstance(
         uuid=text(nvml.nvmlDeviceGetUUID(device)),
@@ -149,7 +148,6 @@ def _read(nvml: Any, handle: Any, device: Any, geometry: Geometry | None) -> Mig
         start=None if placement is None else placement[0],
         size=None if placement is None else placement[1],
         sm_count=int(attributes.multiprocessorCount),
-        gpu_instance_id=instance_id,
         in_use=bool(read_processes(nvml, device)),
     )
 

@@ -35,7 +35,7 @@ from placement.backends import get_backend
 from placement.types import Share, Slice
 
 share = Share(**json.loads(sys.argv[1]))
-piece = Slice(node="here", backend="mps", gpu_uuid=share.gpu_uuid, gpu_fraction=share.fraction, share=share)
+piece = Slice(node="here", backend="mps", gpu_uuid=share.gpu_uuid, gpu_fraction=0.5, share=share)
 backend = get_backend("mps")
 backend.enter(piece)
 matrix = torch.randn(2048, 2048, device="cuda:0")

@@ -70,7 +70,6 @@ def instance(number: int, profile: str, start: int, size: int, sms: int, in_use:
         size=size,
         sm_count=sms,
         memory_bytes=size * 5 * GIB,
-        gpu_instance_id=number,
         in_use=in_use,
     )
 

@@ -31,7 +31,7 @@ class OneNode:
 
 def shares_of(wanted):
     return [
-        tuple(Share(kind="mps", gpu_uuid=one.uuid, fraction=size, sm_partition="G/D") for size in sizes)
+        tuple(Share(kind="mps", gpu_uuid=one.uuid, sm_partition="G/D") for _ in sizes)
         for one, sizes in wanted
     ]
 

@@ -144,7 +144,7 @@ def test_a_gmi_on_another_node_has_the_gpu_that_ray_gave_it_there():
     assert [gmi_slice.gpu_uuid for gmi_slice in plan.slices] == ["GPU-a0"] * 2
     moved = assign_moved(plan, 0, "idb", ["1"]).slices[0]
     assert (moved.node, moved.gpu_uuid, moved.gpu_fraction) == ("b", "GPU-b1", 0.5)
-    assert moved.share == Share(kind="direct", gpu_uuid="GPU-b1", fraction=0.5)
+    assert moved.share == Share(kind="direct", gpu_uuid="GPU-b1")
     with pytest.raises(PlanError, match=r"a GPU for GMI 0 on node b: Ray gave none"):
         assign_moved(plan, 0, "idb")
 

@@ -26,7 +26,7 @@ def test_a_share_below_one_group_is_refused(tmp_path):
 
 
 def test_without_cuda_entering_says_so():
-    share = Share(kind="green", gpu_uuid="GPU-1", fraction=0.5, sm_count=64)
+    share = Share(kind="green", gpu_uuid="GPU-1", sm_count=64)
     gmi_slice = Slice(node="n", backend="green", gpu_uuid="GPU-1", gpu_fraction=0.5, share=share)
     with pytest.raises(SliceError, match=r"no CUDA device|a torch without green contexts"):
         get_backend("green").enter(gmi_slice)

@@ -74,7 +74,6 @@ def test_shares_are_instances_with_their_own_sms_and_memory(monkeypatch, tmp_pat
         (28, 9984 * 2**20),
         (14, 4864 * 2**20),
     ]
-    assert [share.fraction for share in shares] == [0.5, 0.25, 0.125]
     made = {part.uuid: one.start for one in fake.instances.values() for part in one.compute.values()}
     assert [made[share.mig_uuid] for share in shares] == [0, 4, 6]
     BACKEND.restore(gpu.uuid, ledger)
@@ -446,7 +445,7 @@ def test_a_partitioned_slice_has_the_memory_of_its_share():
 
 # What a slice gives to a process.
 
-SHARE = Share(kind="mig", gpu_uuid=UUID, fraction=0.5, sm_count=42, memory_bytes=20 * 2**30, mig_uuid="MIG-1")
+SHARE = Share(kind="mig", gpu_uuid=UUID, sm_count=42, memory_bytes=20 * 2**30, mig_uuid="MIG-1")
 
 
 def gmi_slice(share: Share | None) -> Slice:

@@ -54,7 +54,7 @@ def slice_of(share: Share) -> Slice:
         node="n",
         backend="mps",
         gpu_uuid=share.gpu_uuid,
-        gpu_fraction=share.fraction,
+        gpu_fraction=0.5,
         num_threads=2,
         share=share,
     )
@@ -131,9 +131,7 @@ def test_the_variables_of_a_cap_and_of_a_partition(place, ledger):
     assert variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
     assert variables["OMP_NUM_THREADS"] == "2"
-    partition = Share(
-        kind="mps", gpu_uuid="G", fraction=1.0, memory_bytes=2**30, pipe_directory="/p", sm_partition="G/D"
-    )
+    partition = Share(kind="mps", gpu_uuid="G", memory_bytes=2**30, pipe_directory="/p", sm_partition="G/D")
     variables = MpsBackend().environment(slice_of(partition))
     assert variables["CUDA_MPS_SM_PARTITION"] == "G/D"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in variables
@@ -153,7 +151,6 @@ def test_entering_sets_the_share_and_drops_what_another_mps_had_set(monkeypatch)
     share = Share(
         kind="mps",
         gpu_uuid="G",
-        fraction=0.5,
         memory_bytes=2**30,
         pipe_directory="/p",
         thread_percentage=50.0,
