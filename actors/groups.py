@@ -266,7 +266,7 @@ def start(
         for identity in identities:
             group.handles.append(_start_one(identity, plan, reservation, group))
     except BaseException:
-        stop(group, timeout_s=0.0)
+        stop(group, timeout_s=0.0, evict=lambda index: None)
         raise
     return group
 
@@ -295,7 +295,7 @@ def _start_one(identity: GmiIdentity, plan: PlacementPlan, reservation: Reservat
     return actor.remote(identity, plan.backend, group.collective)
 
 
-def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None] = lambda index: None) -> None:
+def stop(group: GmiGroup, timeout_s: float, evict: Callable[[int], None]) -> None:
     """Close every GMI, wait up to ``timeout_s``, then kill the processes. Safe to call twice.
 
     ``evict`` is called with the index of a GMI that did not close, before its process is killed.
