@@ -151,7 +151,7 @@ def scan(source: Source, info: EnvInfo) -> DataStatistics:
         for obs in [batch.shifted("obs")] if are_short else each_obs:
             found.observations = merged(found.observations, Moments.from_batch(torch.from_numpy(obs)))
         if "reward" in batch.columns:
-            found.returns += batch.sums("reward").tolist()
+            found.returns += batch.returns().tolist()
         episodes += len(batch.lengths)
     ranges.refuse_other_units(source)
     found.notes = ranges.notes(source)

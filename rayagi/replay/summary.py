@@ -24,7 +24,7 @@ def summarize(source: Source, progress: Progress | None = None) -> dict[str, Any
     for batch in source.batches():
         lengths.append(batch.lengths)
         if "reward" in batch.columns:
-            returns.append(batch.sums("reward"))
+            returns.append(batch.returns())
         terminated, truncated = (_last_is_set(batch, name) for name in FLAGS)
         ends["terminated"] += int(terminated.sum())
         ends["truncated"] += int((truncated & ~terminated).sum())

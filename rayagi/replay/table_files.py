@@ -86,7 +86,7 @@ def _layout(source: Source) -> ColumnLayout:
 
 def _ended(batch: TrajectoryBatch, first: int) -> list[EndedEpisode]:
     """Episodes that were not cut; ``first``: number of the batch's first."""
-    lasts, totals = batch.lasts, batch.sums("reward")
+    lasts, totals = batch.lasts, batch.returns()
     is_ended = batch.columns["terminated"][lasts] | batch.columns["truncated"][lasts]
     return [
         EndedEpisode(number=first + own, total=float(totals[own]), length=int(batch.lengths[own]))

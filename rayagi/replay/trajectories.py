@@ -99,9 +99,9 @@ class TrajectoryBatch:
             return values[offset : offset + self.num_steps]
         return values[np.arange(self.num_steps) + self._extra(name) * self.owners + offset]
 
-    def sums(self, name: str) -> NDArray[np.float64]:
-        """Sum of a column over each trajectory, (n,)."""
-        each_step = self.shifted(name).reshape(self.num_steps, -1).sum(1, dtype=np.float64)
+    def returns(self) -> NDArray[np.float64]:
+        """Sum of rewards of each trajectory, (n,)."""
+        each_step = self.shifted("reward").reshape(self.num_steps, -1).sum(1, dtype=np.float64)
         return np.asarray(np.add.reduceat(each_step, self.begins))
 
     def trajectories(self) -> Iterator[Trajectory]:
