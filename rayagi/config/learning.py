@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from rayagi.config.errors import ConfigError
@@ -162,10 +162,9 @@ class OnePassSpec(LearningSpec):
             yield ConfigError(
                 f"{section}.lr_schedule", self.lr_schedule, reason, "use 'constant' or 'linear'"
             )
-        for name, instead in (("adam_eps", f"use {section}.rms_eps"), ("target_kl", "leave it out")):
-            if getattr(self, name) != getattr(LearningSpec(), name):
-                reason = "means nothing here: the optimiser is RMSProp, with a fixed or linear step size"
-                yield ConfigError(f"{section}.{name}", getattr(self, name), reason, instead)
+        reason = "means nothing here: the optimiser is RMSProp, with a fixed or linear step size"
+        suggestions = {"adam_eps": f"use {section}.rms_eps", "target_kl": "leave it out"}
+        yield from at_default(section, self, suggestions, reason)
 
 
 ONE_PASS_PRESET = {
@@ -186,6 +185,23 @@ def trace_bounds(section: str, rho_bar: float, c_bar: float) -> Iterator[ConfigE
     if c_bar > rho_bar:
         reason = f"must be at most {section}.rho_bar = {rho_bar} (Espeholt et al. 2018, §4.1)"
         yield ConfigError(f"{section}.c_bar", c_bar, reason)
+
+
+def at_default(
+    section: str, spec: LearningSpec, suggestions: Mapping[str, str], reason: str
+) -> Iterator[ConfigError]:
+    """Rule: settings that mean nothing for an algorithm have their defaults.
+
+    Args:
+        section: the settings' name for users
+        spec: the settings
+        suggestions: of each such setting, what to do
+        reason: why it means nothing
+    """
+    defaults = {field.name: field.default for field in fields(spec)}
+    for name, suggestion in suggestions.items():
+        if getattr(spec, name) != defaults[name]:
+            yield ConfigError(f"{section}.{name}", getattr(spec, name), reason, suggestion)
 
 
 def at_least_one(path: str, value: int | str | None) -> Iterator[ConfigError]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rayagi.config.errors import ConfigError
-from rayagi.config.learning import AsynchronousSpec, at_least_one, positive
+from rayagi.config.learning import AsynchronousSpec, at_default, at_least_one, positive
 
 ON_POLICY = (
     "num_epochs",
@@ -86,20 +86,10 @@ class OffPolicySpec(AsynchronousSpec):
                 f"is more than the replay holds, {section}.capacity = {self.capacity}",
                 f"use at most {self.capacity}",
             )
-        yield from self._on_policy(section)
-
-    def _on_policy(self, section: str) -> Iterator[ConfigError]:
-        """Settings of on-policy algorithms are at their defaults."""
-        usual: dict[str, Any] = {each.name: each.default for each in fields(type(self))}
-        for name in ON_POLICY:
-            value = getattr(self, name)
-            if value != usual[name]:
-                yield ConfigError(
-                    f"{section}.{name}",
-                    value,
-                    "means nothing for an algorithm that learns from a replay",
-                    "leave it out, or use algorithm 'ppo'",
-                )
+        suggestions = dict.fromkeys(ON_POLICY, "leave it out, or use algorithm 'ppo'")
+        yield from at_default(
+            section, self, suggestions, "means nothing for an algorithm that learns from a replay"
+        )
         if self.lr_schedule == "kl_adaptive":
             reason = "is for algorithms that bound the policy's divergence in an update"
             yield ConfigError(

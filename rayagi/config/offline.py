@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rayagi.config.errors import ConfigError
-from rayagi.config.learning import LearningSpec, at_least_one
+from rayagi.config.learning import LearningSpec, at_default, at_least_one
 
 _OF_ROLLOUTS = (
     "rollout_length",
@@ -58,8 +58,5 @@ class OfflineSpec(LearningSpec):
         yield from LearningSpec.broken_rules(self, section)
         for name in ("batch_size", "num_updates"):
             yield from at_least_one(f"{section}.{name}", getattr(self, name))
-        usual = LearningSpec()
-        for name in _OF_ROLLOUTS:
-            if getattr(self, name) != getattr(usual, name):
-                reason = "means nothing for an offline algorithm, which has no rollouts"
-                yield ConfigError(f"{section}.{name}", getattr(self, name), reason, "leave it out")
+        reason = "means nothing for an offline algorithm, which has no rollouts"
+        yield from at_default(section, self, dict.fromkeys(_OF_ROLLOUTS, "leave it out"), reason)
