@@ -31,11 +31,12 @@ from rayagi.benchmark.measure import BenchmarkCase, BenchmarkError, LayoutMeasur
 from rayagi.benchmark.results import fitted, profile_of, rows_of, table, to_dict
 from rayagi.cli.failures import INTERRUPTED, UsageError
 from rayagi.cli.output import complain, say, throttled
+from rayagi.profiler.machine import cpu_model
 from rayagi.run.atomic import replace_json
 from rayagi.run.errors import disk_errors
 from rayagi.run.interrupt import Interrupt
 from rayagi.run.quantities import bytes_text, duration_text
-from rayagi.run.versions import collect_versions, cpu_model
+from rayagi.run.versions import collect_versions
 
 MOST_PER_CORE = 8
 """Processes per core beyond which a benchmark measures mostly the scheduler."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from placement.types import Machine
-from rayagi.run.versions import cpu_model
+from rayagi.profiler.machine import cpu_model
 
 RECORD = Path(__file__).with_name("model_validation.json")
 MIN_DIFFERENCE = 0.05

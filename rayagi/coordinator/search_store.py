@@ -26,10 +26,11 @@ from placement.types import Machine
 from placement.validation import SUFFICIENT_DURATION_S, VALIDATION_ROUNDS, half_width
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
+from rayagi.profiler.machine import cpu_model
 from rayagi.run.atomic import make_writable, replace_json, waiting_for_lock
 from rayagi.run.errors import DiskError
 from rayagi.run.prediction import Prediction
-from rayagi.run.versions import PACKAGES, cpu_model, package_version
+from rayagi.run.versions import PACKAGES, package_version
 
 _FREE_GMI = (
     "num_gmis",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
 def this_machine() -> dict[str, str | int]:
     """``cpu``, its model, and ``cores``."""
-    return {"cpu": _cpu_model(), "cores": os.cpu_count() or 1}
+    return {"cpu": cpu_model(), "cores": os.cpu_count() or 1}
 
 
 def machine_text(machine: Mapping[str, Any]) -> str:
@@ -19,10 +20,10 @@ def machine_text(machine: Mapping[str, Any]) -> str:
     return f"{machine.get('cores', '?')}-core {machine.get('cpu', '?')}" if machine else "unknown"
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.machine()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
+def cpu_model() -> str:
+    """Name of the processor."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

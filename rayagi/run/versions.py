@@ -9,6 +9,7 @@ from pathlib import Path
 
 import rayagi
 from placement.inventory.limits import allowed_cores
+from rayagi.profiler.machine import cpu_model
 
 PACKAGES = ("torch", "ray", "mujoco", "gymnasium", "numpy")
 
@@ -44,16 +45,6 @@ def git_commit() -> str | None:
         return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def cpu_model() -> str:
-    """Name of the processor."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:
