@@ -24,13 +24,13 @@ class IQLSpec(OfflineSpec):
     """Settings of implicit Q-learning. Defaults are the paper's for MuJoCo's locomotion tasks (appendix B)."""
 
     expectile: float = 0.7
-    """tau of the value network's expectile regression: 0.5 is the mean over the dataset's actions, 1 their maximum."""
+    """Of the value network's regression (the paper's tau): 0.5 is the mean over the dataset's actions, 1 their maximum."""
     inverse_temperature: float = 3.0
     """beta: actions are cloned with weights exp(beta A); 0: behaviour cloning."""
     max_weight: float = 100.0
     """Largest of these weights."""
-    target_rate: float = 0.005
-    """alpha: the target critics move by this part of the difference after each step."""
+    tau: float = 0.005
+    """Polyak averaging of the target critics after each step (the paper's alpha): target += tau (critic - target)."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Rules of every offline algorithm, and of the formulas."""
@@ -41,10 +41,8 @@ class IQLSpec(OfflineSpec):
             yield ConfigError(
                 f"{section}.expectile", self.expectile, "must be greater than 0 and less than 1"
             )
-        if not 0 < self.target_rate <= 1:
-            yield ConfigError(
-                f"{section}.target_rate", self.target_rate, "must be greater than 0 and at most 1"
-            )
+        if not 0 < self.tau <= 1:
+            yield ConfigError(f"{section}.tau", self.tau, "must be greater than 0 and at most 1")
 
 
 IQL = AlgorithmDefinition(
@@ -70,7 +68,7 @@ IQL = AlgorithmDefinition(
         names={
             **OFFLINE_NAMES,
             "beta": "inverse_temperature",
-            "tau": "target_rate",
+            "tau": "tau",
         },
         fixed={**RLLIB_ACTIONS, "twin_q": True},
         instead=(

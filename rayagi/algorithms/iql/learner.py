@@ -73,9 +73,9 @@ class IQLUpdater(GradientUpdater[IQLSpec]):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """theta' = theta' + alpha (theta - theta')."""
+        """theta' = theta' + tau (theta - theta')."""
         for target, source in zip(self.target.parameters(), self.critic.parameters(), strict=True):
-            target.lerp_(source, self.spec.target_rate)
+            target.lerp_(source, self.spec.tau)
 
     def state_dict(self) -> StateDict:
         """As of every updater, with the critics and their targets."""

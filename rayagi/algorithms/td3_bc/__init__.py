@@ -31,8 +31,8 @@ class TD3BCSpec(OfflineSpec):
     """That noise is clipped to [-target_noise_clip, target_noise_clip]."""
     policy_delay: int = 2
     """Steps of the critics for each step of the policy and of the targets."""
-    target_rate: float = 0.005
-    """The targets move by this part of the difference."""
+    tau: float = 0.005
+    """Polyak averaging of the target networks, with each step of the policy: target += tau (network - target)."""
 
     def broken_rules(self, section: str) -> Iterator[ConfigError]:
         """Rules of every offline algorithm, of the noise and of the delay."""
@@ -40,10 +40,8 @@ class TD3BCSpec(OfflineSpec):
         for name in ("alpha", "target_noise", "target_noise_clip"):
             yield from positive(f"{section}.{name}", getattr(self, name), zero=True)
         yield from at_least_one(f"{section}.policy_delay", self.policy_delay)
-        if not 0 < self.target_rate <= 1:
-            yield ConfigError(
-                f"{section}.target_rate", self.target_rate, "must be greater than 0 and at most 1"
-            )
+        if not 0 < self.tau <= 1:
+            yield ConfigError(f"{section}.tau", self.tau, "must be greater than 0 and at most 1")
 
 
 TD3_BC = AlgorithmDefinition(

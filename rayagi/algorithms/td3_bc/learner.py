@@ -59,7 +59,7 @@ class TD3BCLearner(OfflineLearner[TD3BCSpec]):
         self.updater.steps += 1
         if self.updater.steps % self.spec.policy_delay == 0:
             self._policy_part = self._step_policy(batch)
-            self.updater.follow(self.spec.target_rate)
+            self.updater.follow(self.spec.tau)
         parts = torch.cat((self._policy_part[:1], value_loss.reshape(1), self._policy_part[1:]))
         return parts, norm
 

@@ -493,7 +493,7 @@ def test_iql_refuses_images_which_its_critics_would_see_as_they_are(dataset):
 
 def test_iql_steps_each_network_along_its_own_loss(dataset):
     """The policy's gradient is that of L_pi alone, the value network's of L_V, the critics' of L_Q; targets follow."""
-    program = build(iql(dataset, target_rate=0.25))
+    program = build(iql(dataset, tau=0.25))
     updater = program.learner.updater
     batch = program._prepared(program.data.batch(32, 0))
     before = [each.clone() for each in updater.target.parameters()]
@@ -540,7 +540,7 @@ def test_iql_is_better_than_what_it_was_shown(tmp_path):
     settings = {"num_updates": 300, "batch_size": 64, "learning_rate": 3e-3, "gamma": 0.9}
     found = {}
     for spec in (
-        iql(path, **settings, inverse_temperature=10.0, target_rate=0.05, expectile=0.8),
+        iql(path, **settings, inverse_temperature=10.0, tau=0.05, expectile=0.8),
         spec_of(path, **settings),
     ):
         program = build(spec)
@@ -672,7 +672,7 @@ def test_waiting_for_another_trainer_is_not_a_trainers_own_work(dataset, watched
 def test_td3_bc_is_better_than_what_it_was_shown(tmp_path):
     """As of IQL: half of the recorded actions push outwards."""
     path = recorded_both_ways(tmp_path)
-    program = build(td3_bc(path, num_updates=300, batch_size=64, gamma=0.9, alpha=10.0, target_rate=0.05))
+    program = build(td3_bc(path, num_updates=300, batch_size=64, gamma=0.9, alpha=10.0, tau=0.05))
     for _ in range(3):
         program.iterate()
     obs = torch.tensor([[0.5, 0.0, 0.3], [0.0, -0.5, 0.3]])
