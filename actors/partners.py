@@ -94,7 +94,16 @@ class PartnerInbox:
     """A consumer endpoint whose producers are named GMIs, all attached before the first take. Detects their loss."""
 
     def __init__(self, schema: ExperienceSchema, names: Sequence[str]) -> None:
-        self.consumer_endpoint, self.names = ConsumerEndpoint(schema), tuple(names)
+        self._consumer_endpoint, self.names = ConsumerEndpoint(schema), tuple(names)
+
+    @property
+    def endpoint(self) -> str:
+        """Where producers attach."""
+        return self._consumer_endpoint.endpoint
+
+    def close(self) -> None:
+        """Disconnect from the producers."""
+        self._consumer_endpoint.close()
 
     def take(self, awaited: Collection[int], asked: str, limit_s: float) -> Batch:
         """The next batch of any producer; fails if a producer in ``awaited`` is lost.
@@ -106,25 +115,25 @@ class PartnerInbox:
         waited = WaitedTime()
         while True:
             try:
-                batch = self.consumer_endpoint.take(min(_LOOK_S, limit_s))
+                batch = self._consumer_endpoint.take(min(_LOOK_S, limit_s))
             except ChannelTimeoutError:
                 batch = None
             if batch is not None:
                 return batch
-            there = self.consumer_endpoint.producers
+            there = self._consumer_endpoint.producers
             for place in awaited:
                 if place not in there:
                     raise PartnerLostError(
-                        self.consumer_endpoint.schema.name,
+                        self._consumer_endpoint.schema.name,
                         self.names[place],
                         asked,
-                        place in self.consumer_endpoint.lost,
+                        place in self._consumer_endpoint.lost,
                     )
             waited_s = waited.look()
             if waited_s >= limit_s:
                 names = " and ".join(self.names[place] for place in awaited)
                 raise ChannelTimeoutError(
-                    self.consumer_endpoint.schema.name, f"{asked} did not come from {names}", waited_s
+                    self._consumer_endpoint.schema.name, f"{asked} did not come from {names}", waited_s
                 )
 
 

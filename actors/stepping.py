@@ -84,9 +84,10 @@ class StepServer:
         """
         self.simulator, self.num_envs = simulator, num_envs
         self._limit_s = limit_s
-        self._partner_inbox = PartnerInbox(action_schema(info, log_probs=log_probs), [agent])
+        actions = action_schema(info, log_probs=log_probs)
+        self._partner_inbox = PartnerInbox(actions, [agent])
         self._ring = ProducerRing(step_schema(info), rows=num_envs, slots=_SLOTS, producer=place)
-        field, *_ = self._partner_inbox.consumer_endpoint.schema.fields
+        field, *_ = actions.fields
         self._actions = torch.zeros((num_envs, *field.shape), dtype=field.dtype)
         self.log_probs = torch.zeros(num_envs) if log_probs else None
         """Of the actions of the current step, (N,)."""
@@ -95,7 +96,7 @@ class StepServer:
     @property
     def endpoint(self) -> str:
         """Endpoint that the agent sends actions to."""
-        return self._partner_inbox.consumer_endpoint.endpoint
+        return self._partner_inbox.endpoint
 
     def attach(self, endpoint: str) -> None:
         """Connect to the agent. Both ends attach before either is used.
@@ -149,7 +150,7 @@ class StepServer:
     def close(self) -> None:
         """Disconnect from the agent. Safe to call twice."""
         self._ring.close(_CLOSE_S)
-        self._partner_inbox.consumer_endpoint.close()
+        self._partner_inbox.close()
 
 
 class RemoteSimulators:
@@ -203,7 +204,7 @@ class RemoteSimulators:
     @property
     def endpoint(self) -> str:
         """Endpoint that simulators send their steps to."""
-        return self._partner_inbox.consumer_endpoint.endpoint
+        return self._partner_inbox.endpoint
 
     def attach(self, endpoints: Sequence[str]) -> None:
         """Connect to the simulators, in their order. Both ends attach before either is used.
@@ -279,7 +280,7 @@ class RemoteSimulators:
             self._early.popitem()[1].release()
         for ring in self._rings:
             ring.close(_CLOSE_S)
-        self._partner_inbox.consumer_endpoint.close()
+        self._partner_inbox.close()
 
     def _one_batch_per_simulator(self, asked: str, limit_s: float) -> Iterator[Batch]:
         """One batch of every simulator, in order of arrival; each is released when the next is requested."""
