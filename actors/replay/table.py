@@ -46,9 +46,9 @@ class ShardedTable(ABC):
         """Make a call of ``CALLS`` at these shards; the results by shard. Those that are lost are left out."""
 
     @property
-    @abstractmethod
     def present(self) -> Sequence[int]:
-        """Shards that are not lost, in order."""
+        """Shards that are not lost, in order: all, where none can be."""
+        return range(self.num_shards)
 
     @abstractmethod
     def tree(self, spec: TreeSpec) -> int:
@@ -188,11 +188,6 @@ class LocalShards(ShardedTable):
             )
         self._stores, self.capacity, self.num_shards = stores, stores[0].capacity, count
 
-    @property
-    def present(self) -> Sequence[int]:
-        """All."""
-        return range(self.num_shards)
-
     def tree(self, spec: TreeSpec) -> int:
         """As of ``ReplayStore.tree``."""
         return self._stores[0].tree(spec)
@@ -217,17 +212,14 @@ class LocalShards(ShardedTable):
 
 
 class ExchangedShards(ShardedTable):
-    """The table as one of its ranks sees it: every rank has one shard, and all ask the same, at the same time."""
+    """The table as one of its ranks sees it: every rank has one shard, and all ask the same, at the same time. A lost rank
+    ends the exchange.
+    """
 
     def __init__(self, store: ReplayStore, exchange: Exchange) -> None:
         """Answer for ``store``; ``exchange`` is an all-gather in the order of shards."""
         self._store, self._exchange = store, exchange
         self.capacity, self.num_shards = store.capacity, store.num_shards
-
-    @property
-    def present(self) -> Sequence[int]:
-        """All: a lost rank ends the exchange."""
-        return range(self.num_shards)
 
     def tree(self, spec: TreeSpec) -> int:
         """As of ``ReplayStore.tree``."""
