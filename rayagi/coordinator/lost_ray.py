@@ -60,12 +60,16 @@ class LocalRayLostError(RayLostError):
         )
 
 
-class HeadLostError(RayLostError):
-    """The head of a cluster, where Ray's server runs, is gone."""
+class _SilentAddressError(RayLostError):
+    """A process of Ray answers no more at its address."""
 
     def __init__(self, address: str, waited_s: float) -> None:
         super().__init__(address, waited_s)
         self.address, self.waited_s = address, waited_s
+
+
+class HeadLostError(_SilentAddressError):
+    """The head of a cluster, where Ray's server runs, is gone."""
 
     def __str__(self) -> str:
         return (
@@ -74,12 +78,8 @@ class HeadLostError(RayLostError):
         )
 
 
-class RayletSilentError(RayLostError):
+class RayletSilentError(_SilentAddressError):
     """The raylet of this machine's node of a cluster does not answer."""
-
-    def __init__(self, address: str, waited_s: float) -> None:
-        super().__init__(address, waited_s)
-        self.address, self.waited_s = address, waited_s
 
     def __str__(self) -> str:
         return (
