@@ -17,7 +17,7 @@ from torch import Tensor
 
 from collectives.errors import CommunicatorError, RendezvousError, counted
 from collectives.queue import OperationQueue, QueuedOperation
-from collectives.transports.base import Transport
+from collectives.transports.base import Transport, as_bytes
 
 Direction = tuple[int, int]
 """Ranks of sender and receiver."""
@@ -120,7 +120,7 @@ class PointToPointChannels:
         transport = self._transport(direction)
         transport.broadcast(_header(message), 0)
         if message.numel():
-            transport.broadcast(_bytes(message), 0)
+            transport.broadcast(as_bytes(message), 0)
 
     def _receive(self, direction: Direction) -> Tensor:
         transport = self._transport(direction)
@@ -129,7 +129,7 @@ class PointToPointChannels:
         dtype, dims, *sizes = header.tolist()
         message = torch.empty(sizes[:dims], dtype=MESSAGE_DTYPES[dtype])
         if message.numel():
-            transport.broadcast(_bytes(message), 0)
+            transport.broadcast(as_bytes(message), 0)
         return message
 
     def _transport(self, direction: Direction) -> Transport:
@@ -172,7 +172,3 @@ def _host_copy(tensor: Tensor) -> Tensor:
 def _header(message: Tensor) -> Tensor:
     sizes = [*message.shape, *[0] * (MOST_DIMS - message.dim())]
     return torch.tensor([MESSAGE_DTYPES.index(message.dtype), message.dim(), *sizes])
-
-
-def _bytes(message: Tensor) -> Tensor:
-    return message.view(-1).view(torch.uint8)

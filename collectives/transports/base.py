@@ -130,6 +130,11 @@ def shares(numel: int, world_size: int) -> tuple[tuple[int, int], ...]:
     return tuple(pairwise(bounds))
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The same memory as flat bytes, for what does not know every dtype."""
+    return tensor.view(-1).view(torch.uint8)
+
+
 class ReusedMemory:
     """Memory of a device that operations use again; it at least doubles when it must grow."""
 

@@ -31,6 +31,7 @@ from collectives.transports.base import (
     ReduceOp,
     ReusedMemory,
     TransportGroup,
+    as_bytes,
     combine,
     listening_address,
     shares,
@@ -182,7 +183,9 @@ class GlooTransport(GroupTransport):
             self._run(
                 "all_reduce",
                 lambda group: [
-                    group.broadcast(_bytes(piece), rank) for rank, piece in enumerate(pieces) if piece.numel()
+                    group.broadcast(as_bytes(piece), rank)
+                    for rank, piece in enumerate(pieces)
+                    if piece.numel()
                 ],
             )
 
@@ -209,7 +212,7 @@ class GlooTransport(GroupTransport):
         own = tensor.detach().to("cpu", copy=True).contiguous()
         gathered = torch.empty((self.world_size, *own.shape), dtype=own.dtype)
         if own.numel():
-            self._run("all_gather", lambda group: [group._allgather_base(_bytes(gathered), _bytes(own))])
+            self._run("all_gather", lambda group: [group._allgather_base(as_bytes(gathered), as_bytes(own))])
         return gathered.to(tensor.device)
 
     def broadcast(self, tensor: Tensor, source: int = 0, layout: int = 0) -> None:
@@ -217,7 +220,7 @@ class GlooTransport(GroupTransport):
         self._check_same_call("broadcast", tensor, source, layout)
         if tensor.numel():
             with self._staged(tensor) as flat:
-                self._run("broadcast", lambda group: [group.broadcast(_bytes(flat), source)])
+                self._run("broadcast", lambda group: [group.broadcast(as_bytes(flat), source)])
 
     def buffer(self, numel: int, dtype: torch.dtype) -> Tensor:
         """Plain memory: operations copy tensors anyway."""
@@ -248,8 +251,8 @@ class GlooTransport(GroupTransport):
             operation,
             lambda group: [
                 group.alltoall_base(
-                    _bytes(into),
-                    _bytes(out),
+                    as_bytes(into),
+                    as_bytes(out),
                     [width * size for size in into_sizes],
                     [width * size for size in out_sizes],
                 )
@@ -287,8 +290,3 @@ class GlooTransport(GroupTransport):
                 raise RuntimeError(self._broken) from None
             return False
         return True
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """The same memory as flat bytes: Gloo need not know the dtype."""
-    return tensor.view(-1).view(torch.uint8)

@@ -31,6 +31,7 @@ from collectives.transports.base import (
     ReduceOp,
     ReusedMemory,
     TransportGroup,
+    as_bytes,
     combine,
     family_of,
     listening_address,
@@ -253,7 +254,7 @@ def _drop(views: list[memoryview], count: int) -> None:
 
 def _view(tensor: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host."""
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
+    return memoryview(as_bytes(tensor.detach()).numpy().data)
 
 
 class TcpTransport:
