@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from collectives.environment import temporary_environment
 from collectives.errors import CommunicatorError
 from collectives.limits import call_with_timeout
 from collectives.rendezvous import Member, other_members
@@ -115,20 +115,6 @@ def _group(store: dist.Store, rank: int, world_size: int, timeout_s: float) -> A
     nccl: Any = dist.ProcessGroupNCCL
     options = nccl.Options()
     options._timeout = timedelta(seconds=timeout_s)
-    with _environment(_OWN_ERROR_HANDLING):
+    # Only for this group: others of this process keep theirs.
+    with temporary_environment(_OWN_ERROR_HANDLING):
         return nccl(store, rank, world_size, options)
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables temporarily: other process groups of this process keep theirs."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from collectives.environment import temporary_environment
 from rayagi.profiler import session
 from rayagi.profiler.layout import HOOKS, Category
 from rayagi.profiler.program import split_command
@@ -62,16 +63,8 @@ def injected(
 def recording(profile: Path, packages: Mapping[str, Category], schedule: Schedule) -> Iterator[None]:
     """Python processes that this one starts within the block are recorded into a profile, GPUs too. Not thread-safe."""
     changed = injected(os.environ, profile.absolute(), packages, schedule, session.DEFAULT_LIMIT_MB, gpu=True)
-    before = {name: os.environ.get(name) for name in (VARIABLE, "PYTHONPATH")}
-    os.environ.update({name: changed[name] for name in before})
-    try:
+    with temporary_environment({name: changed[name] for name in (VARIABLE, "PYTHONPATH")}):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def is_helper(command: Sequence[str]) -> bool:
