@@ -179,8 +179,6 @@ H100_PCIE = _eight_slices("H100-80GB PCIe", (10, 20, 20, 40, 40, 80), (None, 14,
 H200 = _eight_slices("H200-141GB", (18, 35, 35, 71, 71, 141), (16, None, 32, None, None, 132))
 B200 = _eight_slices("B200", (23, 45, 45, 90, 90, 180), (None,) * 6)
 
-GEOMETRIES = (A30, A100_40, A100_80, H100_SXM, H100_PCIE, H200, B200)
-
 _MODELS = (
     (r"\bA30\b", 20, A30),
     (r"\bA100\b", 70, A100_80),
@@ -191,3 +189,5 @@ _MODELS = (
     (r"\bB200\b", 160, B200),
 )
 """(pattern of the name, minimum memory in GiB, geometry); the first match counts. Other memory sizes are not supported."""
+
+GEOMETRIES = tuple(geometry for _, _, geometry in _MODELS)
