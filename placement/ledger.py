@@ -220,7 +220,7 @@ class Ledger:
 
 def default_directory() -> Path:
     """Where this user's ledgers are."""
-    return cache_folder("carvings")
+    return cache_folder("ledgers")
 
 
 def all_ledgers(directory: Path | None = None) -> tuple[list[Ledger], list[LedgerError]]:

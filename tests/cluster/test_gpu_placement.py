@@ -93,7 +93,7 @@ def cluster(tmp_path_factory):
     here = Path(__file__).resolve()
     path = os.pathsep.join([str(here.parent), str(here.parents[2])])
     with pytest.MonkeyPatch.context() as patch:
-        # Of the carvers too, which inherit them from Ray.
+        # Of the partitioners too, which inherit them from Ray.
         patch.setenv("PATH", path_with_fakes())
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -396,7 +396,7 @@ from test_gpu_placement import Report, alone, with_gpus
 
 module.cluster_machine = lambda *given: with_gpus(cluster_machine(*given))
 with module.Session(alone(), ray_address=sys.argv[1], factory=Report()):
-    print("carved", flush=True)
+    print("partitioned", flush=True)
     signal.pause()
 """
 
@@ -409,7 +409,7 @@ def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machin
     with subprocess.Popen(
         [sys.executable, "-c", DRIVER, address], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as driver:
-        assert driver.stdout.readline() == "carved\n"
+        assert driver.stdout.readline() == "partitioned\n"
         (ledger,), _ = all_ledgers()
         daemons = {step.gpu_uuid: MpsDaemon(Path(step.undo["folder"])) for step in ledger.steps()}
         driver.send_signal(ending)
@@ -418,7 +418,7 @@ def test_a_driver_that_is_stopped_undoes_and_one_that_is_killed_is_mended(machin
         finally:
             driver.kill()  # leaving this block waits for it without a limit
     if ending == signal.SIGKILL:
-        until(stale_ledgers)  # Ray ends the carver with its driver, and gives it no time
+        until(stale_ledgers)  # Ray ends the partitioner with its driver, and gives it no time
         assert main(["cleanup"]) == 0
     nothing_is_left(daemons)
     until(lambda: ray.available_resources().get("GPU") == NUM_GPUS)

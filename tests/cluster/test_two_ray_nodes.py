@@ -223,7 +223,7 @@ class Tenant:
         return visible_gpus()
 
 
-def test_each_node_has_a_carver_of_its_own(machine):
+def test_each_node_has_a_partitioner_of_its_own(machine):
     made_up = with_made_up_gpus(machine)
     plan = make_plan(made_up, backend="mps", gmis_per_gpu=2, num_envs=1, threads_per_gmi=1)
     workers = [

@@ -31,7 +31,7 @@ def gpu(uuid="GPU-1", *, capability=(9, 0), sms=132, index=0) -> Gpu:
 
 
 class Surroundings:
-    """A place for pipe directories and ledgers, and everything that carving may leave in it."""
+    """A place for pipe directories and ledgers, and everything that partitioning may leave in it."""
 
     def __init__(self, root: Path) -> None:
         self.folders, self.ledgers = root / "pipes", root / "ledgers"

@@ -43,7 +43,7 @@ signal.pause()
 def place(monkeypatch):
     with surroundings(monkeypatch) as found:
         monkeypatch.setenv("XDG_CACHE_HOME", str(found.folders.parent / "cache"))
-        found.ledgers = found.folders.parent / "cache" / "rayagi" / "carvings"
+        found.ledgers = found.folders.parent / "cache" / "rayagi" / "ledgers"
         yield found
 
 

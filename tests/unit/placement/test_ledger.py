@@ -158,10 +158,10 @@ def test_one_process_at_a_time_has_the_lock(tmp_path, monkeypatch):
 
 def test_the_cache_s_place_is_the_desktop_standard_s(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_directory() == tmp_path / "rayagi" / "carvings"
+    assert default_directory() == tmp_path / "rayagi" / "ledgers"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/someone")
-    assert str(default_directory()) == "/home/someone/.cache/rayagi/carvings"
+    assert str(default_directory()) == "/home/someone/.cache/rayagi/ledgers"
 
 
 def test_the_file_names_the_process_and_how_to_undo(tmp_path):
@@ -211,6 +211,6 @@ def test_a_folder_that_cannot_be_made_is_said_with_what_to_do(tmp_path):
     (tmp_path / "file").touch()
     with (
         pytest.raises(PartitionError, match=r"Not a directory.*Set XDG_CACHE_HOME to a writable folder"),
-        exclusive_lock(tmp_path / "file" / "carvings"),
+        exclusive_lock(tmp_path / "file" / "ledgers"),
     ):
         raise AssertionError("nothing was locked")
