@@ -172,11 +172,11 @@ class CollectorProgram:
             "agent": self.agent.state_dict(),
             "running_returns": self._running.clone(),
             "rollouts": self.rollouts,
-            "books": self._books(),
+            "sample_counts": self._sample_counts(),
         }
         return {"shared": self._parameters.state_dict(), "local": local}
 
-    def _books(self) -> dict[str, Any]:
+    def _sample_counts(self) -> dict[str, Any]:
         """Sample accounting: rows that this process sent, and those that no learner has released yet."""
         self._dispenser.progress()
         unreleased = set[int]().union(*(ring.unreleased() for ring in self._dispenser.rings))

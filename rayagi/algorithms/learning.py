@@ -181,10 +181,10 @@ class LearnerProgram:
         """Shared: model, optimiser, statistics, iteration. Local: histogram of policy lags, and sample accounting."""
         return {
             "shared": self.learner.shared_state(),
-            "local": {"lags": dict(self.lags), "books": self._books()},
+            "local": {"lags": dict(self.lags), "sample_counts": self._sample_counts()},
         }
 
-    def _books(self) -> dict[str, Any]:
+    def _sample_counts(self) -> dict[str, Any]:
         """Sample accounting: rows trained on and dropped; and by sender, rows received and released.
 
         Where an update takes part of a rollout, the part counts once the whole rollout is released. Until then it is

@@ -141,7 +141,9 @@ class DecoupledSession(Session):
         with self._closing_on_error("outstanding requests before the count"):
             self._wait_while(self._is_any_busy)
         states = self._states()
-        return self._recovery.sample_counts([states[index]["local"]["books"] for index in self._collectors])
+        return self._recovery.sample_counts(
+            [states[index]["local"]["sample_counts"] for index in self._collectors]
+        )
 
     def _step(self, deadline: float, count: int) -> None:
         """Call idle GMIs, check the slices, and handle completed calls."""

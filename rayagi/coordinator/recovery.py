@@ -85,7 +85,7 @@ class Recovery:
             self._snapshot = dict(state.get("shared", self._snapshot))
             self._reported[index] = state["local"]
         else:
-            if index in self._locals and self._origin(index) != state["local"]["books"]["origin"]:
+            if index in self._locals and self._origin(index) != state["local"]["sample_counts"]["origin"]:
                 self._reported_steps[index] = 0  # another process, or one that has loaded a state
             self._locals[index] = state["local"]
 
@@ -110,7 +110,7 @@ class Recovery:
         return found
 
     def _origin(self, index: int) -> int:
-        origin: int = self._locals[index]["books"]["origin"]
+        origin: int = self._locals[index]["sample_counts"]["origin"]
         return origin
 
     def restart_lost(self, lost: Exception, index: int) -> None:
@@ -243,7 +243,7 @@ class Recovery:
         living = [index for index in self.collectors if not self._pending_calls.is_busy(index, "restart")]
         states = self._states(living)
         self._accounting.record_lost_learners(
-            [state["local"]["books"] for state in states], self._learner_counts()
+            [state["local"]["sample_counts"] for state in states], self._learner_counts()
         )
         if self._steps_of_lost or len(states) < len(self.collectors):
             self.is_lower_bound = True
@@ -276,7 +276,7 @@ class Recovery:
         return found
 
     def _learner_counts(self) -> list[WorkerSampleCounts]:
-        return [report["books"] for report in self._reported.values()]
+        return [report["sample_counts"] for report in self._reported.values()]
 
     def sample_counts(self, collectors: Sequence[WorkerSampleCounts]) -> SampleCounts:
         """Sample counts; consistent while all GMIs are idle."""

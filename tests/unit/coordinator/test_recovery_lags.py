@@ -9,7 +9,7 @@ from actors.protocols import IterationResult
 from rayagi.coordinator import recovery as module
 from rayagi.coordinator.recovery import Recovery
 
-BOOKS = {"taken": 0, "dropped": 0, "received": {}}
+COUNTS = {"taken": 0, "dropped": 0, "received": {}}
 HOSTING = {"simulator": (0,), "trainer": (1, 2)}
 WORKERS = [SimpleNamespace(index=index, node_id="a") for index in range(3)]
 
@@ -36,11 +36,11 @@ def restarting(monkeypatch):
 def test_restarted_learners_count_each_lag_once(restarting):
     recovery, built, _, _ = restarting
     for index, lags in ((1, {0: 4, 1: 1}), (2, {1: 2})):
-        local = {"lags": lags, "books": BOOKS}
+        local = {"lags": lags, "sample_counts": COUNTS}
         recovery.record_state(index, {"shared": {"iteration": 3}, "local": local})
     recovery.restart_lost(RuntimeError("lost"), 1)
     for index, state in built.items():
-        recovery.record_state(index, {"local": {**state["local"], "books": BOOKS}})
+        recovery.record_state(index, {"local": {**state["local"], "sample_counts": COUNTS}})
     assert recovery.lags() == {0: 4, 1: 3}
 
 
@@ -49,10 +49,10 @@ def test_schedules_go_on_where_the_newest_parameters_are(restarting, newest, ste
     """A snapshot after 4 updates of 25 steps each; collectors have parameters after as many updates, more, or fewer."""
     recovery, built, collectors, _ = restarting
     shared = {"iteration": 4, "env_steps": 100, "learner": {"model": "old"}}
-    recovery.record_state(1, {"shared": shared, "local": {"lags": {}, "books": BOOKS}})
-    books = {"origin": "a", "sent": 0, "unreleased": 0}
+    recovery.record_state(1, {"shared": shared, "local": {"lags": {}, "sample_counts": COUNTS}})
+    counts = {"origin": "a", "sent": 0, "unreleased": 0}
     collectors.append(
-        {"shared": {"iteration": newest, "learner": {"model": "new"}}, "local": {"books": books}}
+        {"shared": {"iteration": newest, "learner": {"model": "new"}}, "local": {"sample_counts": counts}}
     )
     recovery.restart_lost(RuntimeError("lost"), 1)
     assert built[1]["shared"]["env_steps"] == built[2]["shared"]["env_steps"] == steps
@@ -70,11 +70,11 @@ def test_steps_that_a_lost_collector_sent_and_did_not_report_count_once(restarti
 
     def received(rows_of_first, rows_of_second):
         for index, rows in ((1, rows_of_first), (2, rows_of_second)):
-            books = {**BOOKS, "received": {77: (rows, 0), 78: (4, 0)}}
-            recovery.record_state(index, {"local": {"lags": {}, "books": books}})
+            counts = {**COUNTS, "received": {77: (rows, 0), 78: (4, 0)}}
+            recovery.record_state(index, {"local": {"lags": {}, "sample_counts": counts}})
 
     def collector(origin):
-        recovery.record_state(0, {"local": {"books": {"origin": origin, "sent": 0, "unreleased": 0}}})
+        recovery.record_state(0, {"local": {"sample_counts": {"origin": origin, "sent": 0, "unreleased": 0}}})
 
     collector(77)
     recovery.record_progress(0, [IterationResult(0, {"env_steps": 40.0})])  # 4 rows of 10 steps
@@ -94,18 +94,20 @@ def test_steps_that_a_lost_collector_sent_and_did_not_report_count_once(restarti
 def received(recovery, *rows_of_learners):
     """Reports of learners: rows that came from origin 77."""
     for index, rows in enumerate(rows_of_learners, 1):
-        books = {**BOOKS, "received": {77: (rows, 0)}}
-        recovery.record_state(index, {"shared": {"iteration": 3}, "local": {"lags": {}, "books": books}})
+        counts = {**COUNTS, "received": {77: (rows, 0)}}
+        recovery.record_state(
+            index, {"shared": {"iteration": 3}, "local": {"lags": {}, "sample_counts": counts}}
+        )
 
 
 def collecting(recovery, origin, steps):
-    recovery.record_state(0, {"local": {"books": {"origin": origin, "sent": 0, "unreleased": 0}}})
+    recovery.record_state(0, {"local": {"sample_counts": {"origin": origin, "sent": 0, "unreleased": 0}}})
     recovery.record_progress(0, [IterationResult(0, {"env_steps": float(steps)})])
 
 
 def state_of(origin, sent, unreleased):
-    books = {"origin": origin, "sent": sent, "unreleased": unreleased}
-    return {"shared": {"iteration": 3, "learner": {}}, "local": {"books": books}}
+    counts = {"origin": origin, "sent": sent, "unreleased": unreleased}
+    return {"shared": {"iteration": 3, "learner": {}}, "local": {"sample_counts": counts}}
 
 
 def test_steps_count_once_if_learners_are_lost_before_the_collector(restarting):
