@@ -45,7 +45,7 @@ class GmiIdentity:
     slice: Slice
     roles: tuple[str, ...]
     task: str
-    kinds: tuple[tuple[str, ...], ...] = ()
+    worker_types: tuple[tuple[str, ...], ...] = ()
     """Roles of every GMI, if they differ; empty: all have the same."""
     group: tuple[int, ...] | None = None
     """GMIs that its communicator connects, by rank; None: all. Learners only, if other GMIs may be replaced."""
@@ -62,7 +62,7 @@ class GmiIdentity:
 
     def hosting(self, role: str) -> tuple[int, ...]:
         """Indices of the GMIs that host a role."""
-        return gmis_hosting(role, self.kinds or (self.roles,) * self.num_gmis)
+        return gmis_hosting(role, self.worker_types or (self.roles,) * self.num_gmis)
 
     def __str__(self) -> str:
         return f"GMI {self.index}/{self.num_gmis} {self.slice.label()} {'+'.join(self.roles)} {self.task}"

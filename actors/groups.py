@@ -254,7 +254,7 @@ def start(
             slice=gmi_slice,
             roles=plan.roles_of(index),
             task=task,
-            kinds=plan.kinds,
+            worker_types=plan.worker_types,
             group=plan.group,
         )
         for index, gmi_slice in enumerate(plan.slices)

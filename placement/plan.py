@@ -40,7 +40,7 @@ class PlacementPlan:
     template: str
     backend: BackendName
     slices: tuple[Slice, ...]
-    kinds: tuple[Roles, ...]
+    worker_types: tuple[Roles, ...]
     """Roles of each GMI."""
     num_envs: int
     """Environments of one GMI with a simulator; the mean if GMIs are unequal."""
@@ -63,11 +63,11 @@ class PlacementPlan:
 
     def roles_of(self, index: int) -> Roles:
         """Roles of one GMI."""
-        return self.kinds[index]
+        return self.worker_types[index]
 
     def hosting(self, role: str) -> tuple[int, ...]:
         """Indices of the GMIs that host a role."""
-        return gmis_hosting(role, self.kinds)
+        return gmis_hosting(role, self.worker_types)
 
     @property
     def group(self) -> tuple[int, ...] | None:
@@ -219,15 +219,15 @@ def make_plan(
     request = _Request(num_gmis, gmis_per_gpu, threads_per_gmi, tuple(sizes or ()))
     choice = _choose(machine, backend, layout, request)
     divide = _in_sizes if request.sizes else _on_gpus if choice.backend.divides_gpus else _on_cores
-    slices, kinds, how = divide(choice, layout, request)
-    _refuse_many_senders(kinds)
+    slices, worker_types, how = divide(choice, layout, request)
+    _refuse_many_senders(worker_types)
     plan = PlacementPlan(
         template=template,
         backend=choice.backend.name,
         slices=tuple(replace(each, environment=choice.backend.environment(each)) for each in slices),
-        kinds=tuple(kinds),
+        worker_types=tuple(worker_types),
         num_envs=num_envs,
-        envs=envs_per_gmi(kinds, num_envs, request.sizes),
+        envs=envs_per_gmi(worker_types, num_envs, request.sizes),
         reason=f"{choice.reason}; {how}",
         machine=machine,
         sizes=request.sizes,
@@ -331,22 +331,22 @@ def _on_cores(choice: _Choice, layout: RoleLayout, request: _Request) -> _Divisi
             f"Set num_gmis to {sum(most)} or less" if fits else "Set threads_per_gmi lower",
         )
     slices, how = equal_core_slices(machine, hosts, None, threads, called=name)
-    shared, kinds, sharing = colocate_on_cores(
+    shared, worker_types, sharing = colocate_on_cores(
         slices, layout.worker_types, layout.counts_for_simulators(len(slices)), overlapped=layout.overlapped
     )
-    return shared, kinds, f"{how}; {sharing}"
+    return shared, worker_types, f"{how}; {sharing}"
 
 
-def _refuse_many_senders(kinds: Sequence[Roles]) -> None:
-    collectors = sum("agent" in roles and "trainer" not in roles for roles in kinds)
-    if any("trainer" in roles for roles in kinds) and collectors > MOST_SENDERS:
+def _refuse_many_senders(worker_types: Sequence[Roles]) -> None:
+    collectors = sum("agent" in roles and "trainer" not in roles for roles in worker_types)
+    if any("trainer" in roles for roles in worker_types) and collectors > MOST_SENDERS:
         raise PlanError(
             f"{counted(collectors, 'GMI')} that collect experience for trainers in others",
             f"a trainer takes rollouts of at most {MOST_SENDERS}",
             "Use fewer GMIs with more environments each, or the template dp_only",
         )
-    simulators = sum("simulator" in roles and "agent" not in roles for roles in kinds)
-    agents = sum("agent" in roles and "simulator" not in roles for roles in kinds)
+    simulators = sum("simulator" in roles and "agent" not in roles for roles in worker_types)
+    agents = sum("agent" in roles and "simulator" not in roles for roles in worker_types)
     if agents and simulators > MOST_SENDERS * agents:
         raise PlanError(
             f"{counted(simulators, 'simulator')} with {counted(agents, 'agent')}",
@@ -377,7 +377,7 @@ def _leave_out(plan: PlacementPlan, left_out: Sequence[int]) -> PlacementPlan:
     return replace(
         plan,
         slices=without(plan.slices, left_out),
-        kinds=without(plan.kinds, left_out),
+        worker_types=without(plan.worker_types, left_out),
         envs=without(plan.envs, left_out),
         sizes=without(plan.sizes, left_out),
         left_out=tuple(plan.slices[index] for index in sorted(left_out)),

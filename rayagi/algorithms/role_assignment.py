@@ -19,7 +19,7 @@ from rayagi.config.spec import GmiSpec
 class RoleAssignment:
     """Roles and environment count of each GMI of a run."""
 
-    kinds: tuple[Roles, ...]
+    worker_types: tuple[Roles, ...]
     """Roles of each GMI."""
     envs: tuple[int, ...]
     """Environments of each GMI; 0 without a simulator."""
@@ -27,17 +27,17 @@ class RoleAssignment:
     @classmethod
     def for_gmi(cls, identity: GmiIdentity, gmi: GmiSpec) -> Self:
         """The role assignment of the run of this GMI."""
-        return cls(identity.kinds, envs_per_gmi(identity.kinds, gmi.envs, gmi.sizes))
+        return cls(identity.worker_types, envs_per_gmi(identity.worker_types, gmi.envs, gmi.sizes))
 
     @property
     def simulators(self) -> tuple[int, ...]:
         """GMIs with a simulator."""
-        return gmis_hosting("simulator", self.kinds)
+        return gmis_hosting("simulator", self.worker_types)
 
     @property
     def agents(self) -> tuple[int, ...]:
         """GMIs with an agent."""
-        return gmis_hosting("agent", self.kinds)
+        return gmis_hosting("agent", self.worker_types)
 
     def simulators_of(self, agent: int) -> tuple[int, ...]:
         """GMIs whose simulators the agent of GMI ``agent`` acts for: a contiguous, evenly sized range."""
@@ -62,7 +62,7 @@ class RoleAssignment:
 
     def names(self, gmis: Sequence[int]) -> dict[int, str]:
         """Names of GMIs for error messages, by index."""
-        return {gmi: f"GMI {gmi} ({'+'.join(self.kinds[gmi])})" for gmi in gmis}
+        return {gmi: f"GMI {gmi} ({'+'.join(self.worker_types[gmi])})" for gmi in gmis}
 
 
 def connect_step_server(

@@ -147,14 +147,14 @@ def layout_of(plan: PlacementPlan) -> ModelledPlan:
     """The layout of a placement plan."""
     workers = [
         Worker(roles=roles, cores=gmi_slice.num_threads, num_envs=num_envs, gpu_share=gmi_slice.gpu_fraction)
-        for roles, gmi_slice, num_envs in zip(plan.kinds, plan.slices, plan.envs, strict=True)
+        for roles, gmi_slice, num_envs in zip(plan.worker_types, plan.slices, plan.envs, strict=True)
     ]
     workers.sort(key=lambda worker: "simulator" not in worker.roles)  # stable
     return ModelledPlan(
         template=plan.template,
         workers=tuple(workers),
         cores=plan.machine.num_cores,
-        serving=not any("trainer" in roles for roles in plan.kinds),
+        serving=not any("trainer" in roles for roles in plan.worker_types),
     )
 
 

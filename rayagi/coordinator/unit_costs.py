@@ -344,8 +344,8 @@ class _StepExchange:
         others = context.communicator.world_size - 1
         if not others:
             return
-        kinds = (("agent",), *[("simulator",)] * others)
-        assignment = RoleAssignment(kinds, (0, *[num_envs] * others))
+        worker_types = (("agent",), *[("simulator",)] * others)
+        assignment = RoleAssignment(worker_types, (0, *[num_envs] * others))
         limit_s = spec.gmi.collective_timeout_s
         context = replace(context, directory=ScopedDirectory(context.directory, f"{num_envs}/"))
         if self._index == 0:

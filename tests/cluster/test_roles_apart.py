@@ -57,7 +57,7 @@ def test_dp_mp_makes_the_updates_of_dp_only_to_rounding():
     dp_only = dp_only_program()
     expected = [dp_only.iterate().metrics for _ in range(2)]
     with Session(replace(SPEC, gmi=replace(SPEC.gmi, template="dp_mp", num_gmis=4))) as session:
-        assert session.plan.kinds == (("simulator",), ("simulator",), ("agent",), ("trainer",))
+        assert session.plan.worker_types == (("simulator",), ("simulator",), ("agent",), ("trainer",))
         for mine, theirs in zip(session.train(2), expected, strict=True):
             assert mine.metrics["env_steps"] == theirs["env_steps"] == 8 * 4
             assert mine.metrics["policy_loss"] == pytest.approx(theirs["policy_loss"], abs=1e-4)
@@ -109,7 +109,7 @@ def test_simulators_that_share_an_agent_serve():
         factory=serving_factory(job, "mp_dp"),
         make_plan=lambda machine: serving_plan_of(SPEC.gmi, "mp_dp", machine),
     ) as session:
-        assert session.plan.kinds == (("simulator",), ("simulator",), ("agent",))
+        assert session.plan.worker_types == (("simulator",), ("simulator",), ("agent",))
         for steps in (20, 5):
             assert merged_results(session.run("serve", steps)).env_steps == steps * 4
         session.run("finish", 10.0)
@@ -119,7 +119,7 @@ def test_e_at_trains_evaluates_and_resumes_as_dp_only_does_and_a_killed_simulato
     dp_only = dp_only_program()
     expected = [dp_only.iterate().metrics["policy_loss"] for _ in range(3)]
     with Session(SPEC) as session:
-        assert session.plan.kinds == (("simulator",), ("simulator",), ("agent", "trainer"))
+        assert session.plan.worker_types == (("simulator",), ("simulator",), ("agent", "trainer"))
         found = session.train(2)
         saved = session.state_dict()
         assert found[0].metrics["env_steps"] == 8 * 4

@@ -45,14 +45,14 @@ def spec_for(algorithm):
 
 def identities(spec, num_collectors, num_learners):
     layout = make_role_layout(spec.gmi.template, num_learners=num_learners)
-    kinds = tuple(layout.assign_roles(num_collectors + num_learners))
-    learners = tuple(index for index, roles in enumerate(kinds) if "trainer" in roles)
+    worker_types = tuple(layout.assign_roles(num_collectors + num_learners))
+    learners = tuple(index for index, roles in enumerate(worker_types) if "trainer" in roles)
     return [
         GmiIdentity(
-            index=index, num_gmis=len(kinds), slice=Slice(node="here", backend="cpu", cores=(0,)), roles=roles,
-            task="Point", kinds=kinds, group=learners if layout.overlapped else None,
+            index=index, num_gmis=len(worker_types), slice=Slice(node="here", backend="cpu", cores=(0,)), roles=roles,
+            task="Point", worker_types=worker_types, group=learners if layout.overlapped else None,
         )
-        for index, roles in enumerate(kinds)
+        for index, roles in enumerate(worker_types)
     ]  # fmt: skip
 
 

@@ -16,9 +16,11 @@ from rayagi.config.spec import GmiSpec, RunSpec
 
 
 def flow_of(template, collectors, learners, num_envs=4, **appo):
-    kinds = tuple(make_role_layout(template, num_learners=learners).assign_roles(collectors + learners))
+    layout = make_role_layout(template, num_learners=learners)
+    worker_types = tuple(layout.assign_roles(collectors + learners))
     identity = GmiIdentity(
-        index=0, num_gmis=len(kinds), slice=Slice(node="n", backend="cpu"), roles=kinds[0], task="t", kinds=kinds
+        index=0, num_gmis=len(worker_types), slice=Slice(node="n", backend="cpu"), roles=worker_types[0],
+        task="t", worker_types=worker_types,
     )  # fmt: skip
     spec = RunSpec(
         algorithm="ppo" if template == "ea_t" else "appo",

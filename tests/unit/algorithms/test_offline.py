@@ -446,7 +446,7 @@ def test_the_plan_has_no_environments():
     plan = plan_of(
         replace(preset("Ant-v5", "bc"), gmi=GmiSpec(template="offline", num_gmis=1)), local_machine()
     )
-    assert plan.kinds == (("replay", "agent", "trainer"),)
+    assert plan.worker_types == (("replay", "agent", "trainer"),)
     assert plan.envs == (0,)
     assert "environments" not in plan.table()
 

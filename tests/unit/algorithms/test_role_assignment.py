@@ -47,9 +47,11 @@ def test_an_agent_beside_its_simulator_acts_for_it():
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
 def test_every_environment_has_one_agent_and_agents_have_runs_of_them(envs, data):
     num_agents = data.draw(st.integers(1, len(envs)))
-    kinds = data.draw(st.permutations([E] * len(envs) + [AT] * num_agents))
+    worker_types = data.draw(st.permutations([E] * len(envs) + [AT] * num_agents))
     counts = iter(envs)
-    assignment = RoleAssignment(tuple(kinds), tuple(next(counts) if roles == E else 0 for roles in kinds))
+    assignment = RoleAssignment(
+        tuple(worker_types), tuple(next(counts) if roles == E else 0 for roles in worker_types)
+    )
     assert [gmi for agent in assignment.agents for gmi in assignment.simulators_of(agent)] == list(
         assignment.simulators
     )

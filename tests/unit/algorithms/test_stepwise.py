@@ -30,13 +30,14 @@ SPEC = RunSpec(
 )
 
 
-def run_gmis(kinds, work, spec=SPEC, make_env=make_point):
+def run_gmis(worker_types, work, spec=SPEC, make_env=make_point):
     """Run ``work(program, index)`` in a thread per GMI. Returns what each returned or raised, by GMI."""
-    group, directory = ThreadGroup.on_one_device(len(kinds), timeout_s=30.0), RendezvousActor(len(kinds))
+    number = len(worker_types)
+    group, directory = ThreadGroup.on_one_device(number, timeout_s=30.0), RendezvousActor(number)
 
     def member(index):
         identity = GmiIdentity(
-            index=index, num_gmis=len(kinds), task="Point", roles=kinds[index], kinds=kinds,
+            index=index, num_gmis=number, task="Point", roles=worker_types[index], worker_types=worker_types,
             slice=Slice(node="here", backend="cpu", cores=(0,)),
         )  # fmt: skip
         context = GmiContext(identity, group.communicator(index), torch.device("cpu"), directory)
@@ -46,7 +47,7 @@ def run_gmis(kinds, work, spec=SPEC, make_env=make_point):
         finally:
             program.close()
 
-    return in_threads([partial(member, index) for index in range(len(kinds))])
+    return in_threads([partial(member, index) for index in range(number)])
 
 
 def three_iterations(program, index=0):
@@ -93,8 +94,8 @@ def test_one_agent_for_all_simulators_makes_the_updates_of_dp_only_to_the_last_b
 def test_several_agents_make_the_updates_of_dp_only_to_rounding(num_simulators):
     spec = replace(SPEC, gmi=replace(SPEC.gmi, num_envs=3))
     expected, _ = three_iterations(dp_only(3 * num_simulators))
-    kinds = (E,) * num_simulators + (AT, AT)
-    *_, (found, _), (other, _) = unfailed(run_gmis(kinds, three_iterations, spec))
+    worker_types = (E,) * num_simulators + (AT, AT)
+    *_, (found, _), (other, _) = unfailed(run_gmis(worker_types, three_iterations, spec))
     for name, value in expected["learner"]["model"].items():
         assert torch.allclose(found["learner"]["model"][name], value, atol=2e-4), name
         assert torch.equal(found["learner"]["model"][name], other["learner"]["model"][name]), name
@@ -103,11 +104,11 @@ def test_several_agents_make_the_updates_of_dp_only_to_rounding(num_simulators):
     )
 
 
-@pytest.mark.parametrize("kinds", [(E, E, A, T), (E, E, A, A, T), (E, E, E, A, A, T, T)], ids=str)
-def test_three_kinds_apart_make_the_updates_of_dp_only_to_rounding(kinds):
-    num_simulators, num_trainers = kinds.count(E), kinds.count(T)
+@pytest.mark.parametrize("worker_types", [(E, E, A, T), (E, E, A, A, T), (E, E, E, A, A, T, T)], ids=str)
+def test_three_worker_types_apart_make_the_updates_of_dp_only_to_rounding(worker_types):
+    num_simulators, num_trainers = worker_types.count(E), worker_types.count(T)
     expected, expected_results = three_iterations(dp_only(4 * num_simulators))
-    everyone = unfailed(run_gmis(kinds, three_iterations))
+    everyone = unfailed(run_gmis(worker_types, three_iterations))
     (found, learned), (last, _) = everyone[-num_trainers], everyone[-1]
     for name, value in expected["learner"]["model"].items():
         assert torch.allclose(found["learner"]["model"][name], value, atol=2e-4), name
@@ -121,8 +122,8 @@ def test_three_kinds_apart_make_the_updates_of_dp_only_to_rounding(kinds):
         assert mine.metrics["policy_loss"] == pytest.approx(theirs.metrics["policy_loss"], abs=1e-4)
 
 
-@pytest.mark.parametrize("kinds", [(E, E, AT), (E, E, A, T)], ids=str)
-def test_a_resumed_run_continues_to_the_last_bit(kinds):
+@pytest.mark.parametrize("worker_types", [(E, E, AT), (E, E, A, T)], ids=str)
+def test_a_resumed_run_continues_to_the_last_bit(worker_types):
     straight = {}
 
     def until_saved(program, index):
@@ -131,28 +132,28 @@ def test_a_resumed_run_continues_to_the_last_bit(kinds):
         straight[index] = program.iterate()
         return saved
 
-    saved = unfailed(run_gmis(kinds, until_saved))
+    saved = unfailed(run_gmis(worker_types, until_saved))
 
     def resumed(program, index):
         # As a session does: every GMI gets what all hold alike, and its own.
         program.load_state_dict({"shared": saved[-1]["shared"], "local": saved[index]["local"]})
         return program.iterate()
 
-    for index, result in enumerate(unfailed(run_gmis(kinds, resumed))):
+    for index, result in enumerate(unfailed(run_gmis(worker_types, resumed))):
         assert result.iteration == straight[index].iteration == 1
         assert result.episode_returns == straight[index].episode_returns
-        if "trainer" in kinds[index]:
+        if "trainer" in worker_types[index]:
             assert_same_learning(result, straight[index])
 
 
-@pytest.mark.parametrize("kinds", [(E, AT), (E, A, T)], ids=str)
-def test_an_iteration_and_its_parts_take_no_longer_than_the_call(kinds):
+@pytest.mark.parametrize("worker_types", [(E, AT), (E, A, T)], ids=str)
+def test_an_iteration_and_its_parts_take_no_longer_than_the_call(worker_types):
     def measured(program, index):
         begun = time.perf_counter()
         result = program.iterate()
         return time.perf_counter() - begun, result
 
-    for took_s, result in unfailed(run_gmis(kinds, measured)):
+    for took_s, result in unfailed(run_gmis(worker_types, measured)):
         assert 0.0 < result.metrics["iteration_s"] <= took_s
         for name in ("simulate_s", "act_s", "exchange_s", "wait_s", "update_s", "sync_s"):
             assert 0.0 <= result.metrics.get(name, 0.0) <= result.metrics["iteration_s"], name

@@ -165,7 +165,7 @@ def test_a_node_that_is_lost_takes_one_of_three_restarts_though_the_successor_is
 def test_learners_of_a_lost_node_count_one_loss_in_all(world):
     """The learners of node b: the loss of one restarts both there, and the other's successor is lost, too."""
     plan = world.recovery().plan
-    recovery = world.recovery(kinds=(*[plan.kinds[0]] * 3, ("trainer",), ("trainer",)))
+    recovery = world.recovery(worker_types=(*[plan.worker_types[0]] * 3, ("trainer",), ("trainer",)))
     first, second = recovery.learners
     recovery._states = lambda indices: []
     recovery._snapshot = {"iteration": 0}

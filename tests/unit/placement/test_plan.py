@@ -159,7 +159,7 @@ def test_a_plan_becomes_json():
     plan = make_plan(machine("a100x1"), num_envs=16, gmis_per_gpu=2)
     content = json.loads(json.dumps(plan.to_dict()))
     assert content["bundles"] == [{"CPU": 6.0, "GPU": 0.5}] * 2
-    assert content["kinds"] == [["simulator", "agent", "trainer"]] * 2
+    assert content["worker_types"] == [["simulator", "agent", "trainer"]] * 2
     assert content["slices"][1]["cores"] == [6, 7, 8, 9, 10, 11]
 
 
@@ -204,7 +204,7 @@ def test_gmis_are_left_out_by_index_and_the_plan_says_so():
     whole = make_plan(machine("cpu16"), num_envs=32, num_gmis=4)
     plan = make_plan(machine("cpu16"), num_envs=32, num_gmis=4, left_out=[3, 1])
     assert plan.slices == (whole.slices[0], whole.slices[2])
-    assert (plan.num_gmis, plan.envs, plan.kinds) == (2, (32, 32), whole.kinds[:2])
+    assert (plan.num_gmis, plan.envs, plan.worker_types) == (2, (32, 32), whole.worker_types[:2])
     assert plan.left_out == (whole.slices[1], whole.slices[3])
     assert plan.reason.endswith("; of its 4 GMIs without 1 (cpu[4-7]), 3 (cpu[12-15])")
 

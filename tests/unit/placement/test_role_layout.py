@@ -77,17 +77,17 @@ def test_every_plan_has_every_kind_on_cores_that_exist(machine, work, request):
         return
     check_cores(plan)
     template, serving = work
-    kinds = (SERVING_WORKER_TYPES if serving else TRAINING_WORKER_TYPES)[template]
-    numbers = Counter(plan.kinds)
-    assert set(numbers) == set(kinds)
+    worker_types = (SERVING_WORKER_TYPES if serving else TRAINING_WORKER_TYPES)[template]
+    numbers = Counter(plan.worker_types)
+    assert set(numbers) == set(worker_types)
     assert request["num_gmis"] in (None, plan.num_gmis)
-    if LEARNER in kinds or ("agent", "trainer") in kinds:
-        assert numbers[kinds[-1]] == (request["num_learners"] or 1)
+    if LEARNER in worker_types or ("agent", "trainer") in worker_types:
+        assert numbers[worker_types[-1]] == (request["num_learners"] or 1)
     if template == "dp_mp" and serving:
         assert numbers[SIMULATOR] == numbers[AGENT]
-    elif AGENT in kinds:
+    elif AGENT in worker_types:
         assert numbers[AGENT] == (request["num_agents"] or 1)
-    expected = [request["num_envs"] * ("simulator" in roles) for roles in plan.kinds]
+    expected = [request["num_envs"] * ("simulator" in roles) for roles in plan.worker_types]
     assert list(plan.envs) == expected
 
 
@@ -134,7 +134,7 @@ def test_every_simulator_is_served_once_and_nobody_serves_none(number, more):
 
 def test_ea_t_puts_a_learner_on_all_the_cores_that_its_collectors_leave_while_they_wait():
     plan = make_plan(CPU2, template="ea_t", num_envs=32)
-    assert plan.kinds == (COLLECTOR, COLLECTOR, LEARNER)
+    assert plan.worker_types == (COLLECTOR, COLLECTOR, LEARNER)
     assert [gmi_slice.cores for gmi_slice in plan.slices] == [(0,), (1,), (0, 1)]
     assert [gmi_slice.num_threads for gmi_slice in plan.slices] == [1, 1, 2]
     assert plan.bundles() == [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1.0}]
@@ -144,7 +144,7 @@ def test_ea_t_puts_a_learner_on_all_the_cores_that_its_collectors_leave_while_th
 
 def test_decoupled_has_a_collector_on_every_core_and_a_learner_that_floats():
     plan = make_plan(CPU16, template="decoupled", num_envs=32)
-    assert Counter(plan.kinds) == {COLLECTOR: 8, LEARNER: 1}
+    assert Counter(plan.worker_types) == {COLLECTOR: 8, LEARNER: 1}
     assert plan.slices[8].cores == tuple(range(16))
     assert plan.slices[8].num_threads == plan.slices[0].num_threads == 2
     assert plan.slices[8].environment["OMP_NUM_THREADS"] == "2"
@@ -153,7 +153,7 @@ def test_decoupled_has_a_collector_on_every_core_and_a_learner_that_floats():
 
 def test_enough_cores_for_all_gmis_are_divided_without_overlap():
     plan = make_plan(CPU16, template="decoupled", num_envs=32, num_gmis=4, num_learners=2)
-    assert plan.kinds == (COLLECTOR, COLLECTOR, LEARNER, LEARNER)
+    assert plan.worker_types == (COLLECTOR, COLLECTOR, LEARNER, LEARNER)
     assert [gmi_slice.cores for gmi_slice in plan.slices] == [
         tuple(range(4 * i, 4 * i + 4)) for i in range(4)
     ]
@@ -162,9 +162,9 @@ def test_enough_cores_for_all_gmis_are_divided_without_overlap():
 
 def test_dp_mp_serves_in_pairs_and_mp_dp_with_one_agent_for_several_simulators():
     pairs = make_plan(CPU16, template="dp_mp", serving=True, num_envs=8, num_gmis=4)
-    assert pairs.kinds == (SIMULATOR, AGENT) * 2
+    assert pairs.worker_types == (SIMULATOR, AGENT) * 2
     shared = make_plan(CPU2, template="mp_dp", serving=True, num_envs=8)
-    assert shared.kinds == (SIMULATOR, SIMULATOR, AGENT)
+    assert shared.worker_types == (SIMULATOR, SIMULATOR, AGENT)
     assert shared.envs == (8, 8, 0)
 
 
@@ -176,7 +176,7 @@ def test_a_learner_of_two_nodes_lies_on_that_of_its_first_collector():
         Machine(nodes=nodes, origin="test"), template="ea_t", num_envs=1, num_gmis=6, num_learners=2
     )
     assert [gmi_slice.node for gmi_slice in plan.slices] == ["a"] * 3 + ["b"] * 3
-    assert plan.kinds == (COLLECTOR, COLLECTOR, LEARNER) * 2
+    assert plan.worker_types == (COLLECTOR, COLLECTOR, LEARNER) * 2
     swapped = assign_allocated_nodes(plan, ["id-b"] * 3 + ["id-a"] * 3)
     assert [gmi_slice.cores for gmi_slice in swapped.slices] == [(0,), (1,), (0, 1)] * 2
     scattered = assign_allocated_nodes(plan, ["id-a", "id-b", "id-a", "id-b", "id-a", "id-b"])
@@ -185,7 +185,7 @@ def test_a_learner_of_two_nodes_lies_on_that_of_its_first_collector():
 
 def test_one_gpu_is_partitioned_for_both_worker_types_by_default():
     plan = make_plan(load_machine(MACHINES / "a100x1.json"), template="decoupled", num_envs=64)
-    assert plan.kinds == (COLLECTOR, LEARNER)
+    assert plan.worker_types == (COLLECTOR, LEARNER)
     assert [gmi_slice.gpu_fraction for gmi_slice in plan.slices] == [0.5, 0.5]
 
 

@@ -72,13 +72,13 @@ def sinks(monkeypatch):
     return made
 
 
-def serve(kinds, template, requests, job):
+def serve(worker_types, template, requests, job):
     """Every GMI's results of such requests, or its exception."""
-    directory = RendezvousActor(len(kinds))
+    directory = RendezvousActor(len(worker_types))
 
     def member(index):
         identity = GmiIdentity(
-            index=index, num_gmis=len(kinds), task=TASK, roles=kinds[index], kinds=kinds,
+            index=index, num_gmis=len(worker_types), task=TASK, roles=worker_types[index], worker_types=worker_types,
             slice=Slice(node="here", backend="cpu", cores=(0,)),
         )  # fmt: skip
         program = serving_factory(job, template)(
@@ -91,7 +91,7 @@ def serve(kinds, template, requests, job):
         finally:
             program.close()
 
-    return in_threads([partial(member, index) for index in range(len(kinds))])
+    return in_threads([partial(member, index) for index in range(len(worker_types))])
 
 
 def side_by_side(sinks, gmis):
@@ -102,14 +102,17 @@ def side_by_side(sinks, gmis):
 
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize(
-    ("template", "kinds", "simulators"), [("mp_dp", (E, E, A), (0, 1)), ("dp_mp", (E, A, E, A), (0, 2))]
+    ("template", "worker_types", "simulators"),
+    [("mp_dp", (E, E, A), (0, 1)), ("dp_mp", (E, A, E, A), (0, 2))],
 )
-def test_task_dedicated_templates_serve_the_same_as_dp_only(sinks, template, kinds, simulators, greedy):
+def test_task_dedicated_templates_serve_the_same_as_dp_only(
+    sinks, template, worker_types, simulators, greedy
+):
     requests = (20, 1, 30)
     alone = serve((EA, EA), "dp_only", requests, job(greedy))
     expected = side_by_side(sinks, (0, 1))
     sinks.clear()
-    answers = serve(kinds, template, requests, job(greedy))
+    answers = serve(worker_types, template, requests, job(greedy))
     assert sorted(sinks["envs"]) == [(index, 2, 2 * place, 4) for place, index in enumerate(simulators)]
     found = side_by_side(sinks, simulators)
     assert len(found) == len(expected) == 51
@@ -122,7 +125,7 @@ def test_task_dedicated_templates_serve_the_same_as_dp_only(sinks, template, kin
     assert whole.env_steps == reference.env_steps == 51 * 4
     assert len(whole.episode_returns) == len(reference.episode_returns) > 0
     assert whole.simulate.count == whole.step.count == 51 * 2
-    assert whole.act.count == 51 * (len(kinds) - 2)
+    assert whole.act.count == 51 * (len(worker_types) - 2)
     assert all(sinks[index].closed for index in simulators)
 
 
