@@ -100,17 +100,19 @@ class Rollout:
         host = device if all_there else torch.device("cpu")
         shape = (num_steps, num_envs)
         action = info.action
-        dtype, seen = torch.int64 if action.is_discrete else torch.float32, obs_type(info)
+        dtype, obs_dtype = torch.int64 if action.is_discrete else torch.float32, obs_type(info)
         return cls(
-            raw_obs=torch.zeros((*shape, info.obs_dim), dtype=seen, device=host),
-            obs=torch.zeros((*shape, info.obs_dim), dtype=seen, device=device),
+            raw_obs=torch.zeros((*shape, info.obs_dim), dtype=obs_dtype, device=host),
+            obs=torch.zeros((*shape, info.obs_dim), dtype=obs_dtype, device=device),
             outputs=torch.zeros((*shape, action.output_dim), device=device),
             actions=torch.zeros((*shape, *action.shape), dtype=dtype, device=device),
             rewards=torch.zeros(shape, device=host),
             terminated=torch.zeros(shape, dtype=torch.bool, device=host),
             truncated=torch.zeros(shape, dtype=torch.bool, device=host),
-            last_obs=torch.zeros((num_envs, info.obs_dim), dtype=seen, device=host),
-            final_obs=torch.zeros((*shape, info.obs_dim), dtype=seen, device=device) if all_there else None,
+            last_obs=torch.zeros((num_envs, info.obs_dim), dtype=obs_dtype, device=host),
+            final_obs=torch.zeros((*shape, info.obs_dim), dtype=obs_dtype, device=device)
+            if all_there
+            else None,
             states=None
             if state_shape is None
             else torch.zeros((state_shape[0], num_envs, state_shape[1]), device=device),
