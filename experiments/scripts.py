@@ -58,6 +58,11 @@ def write_results(path: Path, results: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
+def bullets(entries: Mapping[str, Any]) -> str:
+    """A Markdown list with a line for each entry."""
+    return "\n".join(f"- {name}: {value}" for name, value in entries.items())
+
+
 def spread(values: Sequence[float], form: str = ".2f") -> str:
     """Median, lowest and highest; empty if there are no values."""
     if not values:

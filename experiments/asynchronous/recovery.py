@@ -19,7 +19,7 @@ from typing import Any
 
 import ray
 
-from experiments.scripts import command_line, origin, spread, write_results
+from experiments.scripts import bullets, command_line, origin, spread, write_results
 from rayagi.config.convert import with_settings
 from rayagi.config.presets import preset
 from rayagi.config.rules import checked
@@ -35,8 +35,8 @@ WARM_UP = 8
 class Watched:
     """A session whose updates, losses and successors are noted by the driver's clock."""
 
-    def __init__(self, session: DecoupledSession, told: list[tuple[float, str]]) -> None:
-        self.session, self.told = session, told
+    def __init__(self, session: DecoupledSession, messages: list[tuple[float, str]]) -> None:
+        self.session, self.messages = session, messages
         self.updates: list[float] = []
         """When each came."""
 
@@ -47,7 +47,7 @@ class Watched:
             self.updates.append(time.perf_counter())
 
     def train_until(self, done: Callable[[], bool]) -> None:
-        """Until something was told.
+        """Until the session has said something.
 
         Raises:
             TimeoutError: it was not.
@@ -56,26 +56,26 @@ class Watched:
         while not done():
             self.train(1)
             if time.perf_counter() - begin > LIMIT_S:
-                raise TimeoutError(f"nothing of it within {LIMIT_S:.0f} s; told: {self.told}")
+                raise TimeoutError(f"nothing of it within {LIMIT_S:.0f} s; messages: {self.messages}")
 
     def kill(self, pid: int, successors: int) -> dict[str, float]:
         """End a process, and go on until its successors work.
 
         Returns:
-            seconds until the loss was told (0: it never is), the longest pause between updates, the longest
+            seconds until the message on the loss (0: there is none), the longest pause between updates, the longest
             before the loss, and how long it took until all successors had begun to work.
         """
         self.train(WARM_UP)
         usual_s = max(pauses(self.updates[-WARM_UP:]))
-        self.told.clear()
+        self.messages.clear()
         begin, before = time.perf_counter(), len(self.updates)
         os.kill(pid, signal.SIGKILL)
-        self.train_until(lambda: sum("goes on" in text for _, text in self.told) >= successors)
-        came = [moment for moment, text in self.told if "goes on" in text]
+        self.train_until(lambda: sum("goes on" in text for _, text in self.messages) >= successors)
+        came = [moment for moment, text in self.messages if "goes on" in text]
         self.train(WARM_UP)
         updates = self.updates[before - 1 :]
         return {
-            "told_s": self.told[0][0] - begin if self.told else 0.0,
+            "told_s": self.messages[0][0] - begin if self.messages else 0.0,
             "pause_s": max(pauses(updates)),
             "usual_pause_s": usual_s,
             "whole_s": max(came, default=begin) - begin,
@@ -108,10 +108,10 @@ def measure(task: str, repeats: int, settings: Sequence[str]) -> dict[str, Any]:
     """Every kill, so many times, in one session."""
     spec = checked(with_settings(preset(task, "appo"), ["gmi.template=decoupled", *settings]))
     lines: list[dict[str, Any]] = []
-    told: list[tuple[float, str]] = []
-    with session_of(spec, log=lambda text: told.append((time.perf_counter(), text))) as session:
+    messages: list[tuple[float, str]] = []
+    with session_of(spec, log=lambda text: messages.append((time.perf_counter(), text))) as session:
         assert isinstance(session, DecoupledSession)
-        watched = Watched(session, told)
+        watched = Watched(session, messages)
         watched.train(WARM_UP)
         for repeat in range(repeats):
             for who in ("collector", "learner", "collective actor"):
@@ -152,11 +152,10 @@ def main() -> None:
     found = {"origin": origin(), **measure(given.task, given.repeats, given.set)}
     place = given.out / f"recovery_{given.task}"
     write_results(place.with_suffix(".json"), found)
-    told = "\n".join(f"- {key}: {value}" for key, value in found["origin"].items())
     rows = ", ".join(f"{name} {count}" for name, count in found["experience"]["rows"].items())
     parts = [
         f"# {given.task}: recovery, in seconds",
-        told,
+        bullets(found["origin"]),
         table(found["lines"]),
         f"Rows of experience: {rows}.",
     ]

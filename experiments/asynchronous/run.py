@@ -19,7 +19,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.learning.run import read_curve
-from experiments.scripts import command_line, origin, run_program, spread, write_results
+from experiments.scripts import bullets, command_line, origin, run_program, spread, write_results
 from experiments.throughput.run import Case, run_case
 from rayagi.run.experience_record import facts, histogram, load
 
@@ -137,8 +137,7 @@ def write(report: dict[str, Any], out: Path) -> None:
     """All results as they stand."""
     task = report["task"]
     write_results(out / f"{task}.json", report)
-    told = "\n".join(f"- {key}: {value}" for key, value in report["origin"].items())
-    parts = [f"# {task}: asynchronous and synchronous", told, table(report["lines"])]
+    parts = [f"# {task}: asynchronous and synchronous", bullets(report["origin"]), table(report["lines"])]
     if report.get("curve"):
         last = report["curve"][-1]
         best = max(row["evaluation_return_mean"] for row in report["curve"])
@@ -146,7 +145,7 @@ def write(report: dict[str, Any], out: Path) -> None:
             f"Asynchronous run, seed {report['seed']}: evaluation {last['evaluation_return_mean']:.0f} after "
             f"{last['train_s'] / 60:.1f} minutes and {last['env_steps_total'] / 1e6:.2f} M steps, best {best:.0f}.\n"
         )
-        parts.append("\n".join(f"- {key}: {value}" for key, value in facts(report["experience"])))
+        parts.append(bullets(dict(facts(report["experience"]))))
         parts.append(f"Policy lag in updates, share of rows:\n\n```\n{histogram(report['experience'])}\n```")
         draw(report, out / f"{task}.png")
     (out / f"{task}.md").write_text("\n\n".join(parts) + "\n")

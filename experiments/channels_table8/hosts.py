@@ -118,10 +118,10 @@ def main() -> None:
                 for way, run in ways.items():
                     rates[way].append(TRANSFERS * size.bytes / run() / 1e6)
             for way, found in rates.items():
-                told = {"size": name, "bytes": size.bytes, "way": way, "load": os.getloadavg()[0]}
+                case = {"size": name, "bytes": size.bytes, "way": way, "load": os.getloadavg()[0]}
                 spread = {"median": statistics.median(found), "lowest": min(found), "highest": max(found)}
                 print(
-                    json.dumps({**told, **{f"{key}_mb_per_s": round(value) for key, value in spread.items()}})
+                    json.dumps({**case, **{f"{key}_mb_per_s": round(value) for key, value in spread.items()}})
                 )
     finally:
         for server in servers:

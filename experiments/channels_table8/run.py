@@ -18,7 +18,7 @@ from typing import Any
 from experiments.channels_table8.members import measure_compute, run_agent, run_trainer
 from experiments.channels_table8.shapes import TASKS, Size
 from experiments.channels_table8.ways import WAYS, grouped
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import bullets, command_line, origin, write_results
 
 HERE = Path(__file__).parent
 LIMIT_S = 120.0
@@ -154,10 +154,11 @@ def main() -> None:
     header = origin()
     name = given.onto.stem if given.onto else datetime.now(UTC).strftime("table8_%Y-%m-%d_%H%M")
     write_results(given.out / f"{name}.json", {"origin": header, "rows": rows})
-    told = "\n".join(f"- {key}: {value}" for key, value in header.items())
     plans = "\n\n".join(f"{name}:\n\n```\n{grouped(Size(task, *SMALL))}\n```" for name, task in TASKS.items())
     table = summarise(rows)
-    (given.out / f"{name}.md").write_text(f"# Table 8 on this machine\n\n{told}\n\n{table}\n\n{plans}\n")
+    (given.out / f"{name}.md").write_text(
+        f"# Table 8 on this machine\n\n{bullets(header)}\n\n{table}\n\n{plans}\n"
+    )
     print(table)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.fusion.run import header
 from experiments.fusion.settings import Settings
-from experiments.scripts import command_line, spread, write_results
+from experiments.scripts import bullets, command_line, spread, write_results
 from experiments.throughput.run import wait_until_quiet
 from experiments.throughput.watch import run_watched
 from rayagi.run.versions import usable_cores
@@ -179,8 +179,8 @@ def main() -> None:
                 print(json.dumps(row), flush=True)
         content = {"origin": header(), "settings": str(Settings()), "rows": rows}
         write_results(HERE / "results" / "pipeline.json", content)
-    told = "\n".join(f"- {key}: {value}" for key, value in header().items())
-    (HERE / "results" / "pipeline.md").write_text(f"# Rollout and update\n\n{told}\n\n{table(rows)}\n")
+    text = f"# Rollout and update\n\n{bullets(header())}\n\n{table(rows)}\n"
+    (HERE / "results" / "pipeline.md").write_text(text)
     print(table(rows))
 
 

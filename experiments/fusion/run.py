@@ -31,7 +31,7 @@ from experiments.fusion import (
 )
 from experiments.fusion.figure import Case, Size, measure
 from experiments.fusion.records import Records
-from experiments.scripts import command_line, origin
+from experiments.scripts import bullets, command_line, origin
 from experiments.throughput.watch import EITHER, WaitPolicy
 from rayagi.run.versions import usable_cores
 
@@ -91,8 +91,7 @@ def header() -> dict[str, object]:
 
 def report(records: Records) -> str:
     """What the figures show, as Markdown."""
-    parts = ["# Findings"]
-    parts += ["\n".join(f"- {name}: {value}" for name, value in records.origins[-1].items())]
+    parts = ["# Findings", bullets(records.origins[-1])]
     others = [one["other_cores"] for name in FIGURES for _, values in records.of(name) for one in values]
     if others:
         parts.append(

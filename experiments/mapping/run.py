@@ -18,7 +18,7 @@ from experiments.mapping.cases import KINDS, Case, cases, spec_of
 from experiments.mapping.measure import measured
 from experiments.mapping.plots import draw
 from experiments.mapping.summary import Line, table, validation_of
-from experiments.scripts import command_line, origin, task_id, write_results
+from experiments.scripts import bullets, command_line, origin, task_id, write_results
 from experiments.throughput.run import QUIET_SHARE, busy_share
 from placement.inventory import local_machine
 from rayagi.coordinator.cluster import connected
@@ -75,9 +75,8 @@ def write(stem: Path, header: dict[str, object], costs: dict[str, UnitCosts], li
         "rows": [asdict(line) for line in lines],
     }
     write_results(stem.with_suffix(".json"), content)
-    about = "\n".join(f"- {key}: {value}" for key, value in header.items())
     text = validation_of(lines, header).text()
-    stem.with_suffix(".md").write_text(f"# Templates\n\n{about}\n\n{text}\n\n{table(lines)}\n")
+    stem.with_suffix(".md").write_text(f"# Templates\n\n{bullets(header)}\n\n{text}\n\n{table(lines)}\n")
     draw(lines, stem.with_suffix(".png"))
 
 

@@ -62,12 +62,12 @@ def main() -> None:
     algo = config.build_algo()
     over = False
     while not over:
-        told = algo.train()["env_runners"]
-        mean = told.get("episode_return_mean", math.nan)
+        sampled = algo.train()["env_runners"]
+        mean = sampled.get("episode_return_mean", math.nan)
         if not math.isnan(mean):
             meter.returns.clear()
             meter.returns.append(mean)
-        over = meter.over(int(told["num_env_steps_sampled_lifetime"]))
+        over = meter.over(int(sampled["num_env_steps_sampled_lifetime"]))
     meter.report(
         ray.__version__, f"{given.threads} remote env runners; Gymnasium's environments, not EnvPool's"
     )

@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.scripts import command_line, origin, run_program, task_id
+from experiments.scripts import bullets, command_line, origin, run_program, task_id
 from experiments.throughput.run import wait_until_quiet
 from placement.inventory import local_machine
 from placement.search import TrialMeasurement, core_counts
@@ -272,8 +272,8 @@ def grid_seconds(journal: Journal, task: str) -> float:
 def write(journal: Journal, tasks: list[str], path: Path) -> str:
     """The verdicts so far, with their origin, as a page."""
     header = journal.find(kind="origin") or {}
-    told = "\n".join(f"- {key}: {value}" for key, value in header.items() if key != "kind")
-    text = f"# The search against the full grid\n\n{told}\n\n{summarise(journal, tasks)}\n"
+    shown = bullets({key: value for key, value in header.items() if key != "kind"})
+    text = f"# The search against the full grid\n\n{shown}\n\n{summarise(journal, tasks)}\n"
     path.write_text(text)
     return text
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from experiments.cores import all_seconds, not_idle_seconds
 from experiments.peers import DISCRETE, TASKS
-from experiments.scripts import command_line, origin, spread, write_results
+from experiments.scripts import bullets, command_line, origin, spread, write_results
 from experiments.throughput.watch import EITHER, WaitPolicy, run_watched
 
 HERE = Path(__file__).parent
@@ -312,9 +312,8 @@ def report(rows: list[dict[str, object]]) -> str:
 def write(folder: Path, name: str, header: dict[str, object], rows: list[dict[str, object]]) -> None:
     """The result files, of what there is so far."""
     write_results(folder / f"{name}.json", {"origin": header, "rows": rows})
-    origins = "\n".join(f"- {key}: {value}" for key, value in header.items())
     title = ", ".join(dict.fromkeys(str(row["task"]) for row in rows))
-    (folder / f"{name}.md").write_text(f"# {title}, peers' settings\n\n{origins}\n\n{report(rows)}\n")
+    (folder / f"{name}.md").write_text(f"# {title}, peers' settings\n\n{bullets(header)}\n\n{report(rows)}\n")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Self
 
 from experiments.cores import stolen_seconds
-from experiments.scripts import command_line, origin, write_results
+from experiments.scripts import bullets, command_line, origin, write_results
 from experiments.throughput.limits import Alone
 from experiments.throughput.run import CORES, HERE, wait_until_quiet
 from experiments.throughput.settings import ROLLOUT_LENGTH, TOTAL_ENVS, run_spec
@@ -188,9 +188,9 @@ def main() -> None:
         turns += take_turns(layout, given.rounds, given.seconds)
         rows = [asdict(turn) | {"share": turn.share} for turn in turns]
         write_results(given.out / f"{name}.json", {"origin": header, "turns": rows})
-        told = "\n".join(f"- {key}: {value}" for key, value in header.items())
         (given.out / f"{name}.md").write_text(
-            f"# Ant-v5, peers' settings: the limit by turns of {given.seconds:g} s\n\n{told}\n\n{summarise(turns)}\n"
+            f"# Ant-v5, peers' settings: the limit by turns of {given.seconds:g} s\n\n"
+            f"{bullets(header)}\n\n{summarise(turns)}\n"
         )
     print(summarise(turns))
 
