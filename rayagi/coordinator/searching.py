@@ -96,7 +96,6 @@ class SearchResult:
     untried: dict[int, tuple[int, ...]]
     """GMIs per device -> numbers of environments that the budget left untried."""
     on_gpus: bool
-    num_devices: int
     memory_bytes: int
     """Memory of one device, which its GMIs share."""
     duration_s: float
@@ -240,7 +239,6 @@ def search(
         complete=complete,
         untried=rest,
         on_gpus=on_gpus,
-        num_devices=num_devices,
         memory_bytes=device_memory_bytes(spec, usable),
         duration_s=time.monotonic() - began,
         noise=noise,

@@ -55,7 +55,7 @@ def result():
     return SearchResult(
         task="Ant-v5", settings=SearchSettings(), best=best, trials=(first, best, no_room, crashed), complete=False,
         untried={3: (8, 16, 32), 1: (16, 64), 4: (8, 16, 32)},
-        on_gpus=False, num_devices=1, memory_bytes=900 * MIB, duration_s=61.0,
+        on_gpus=False, memory_bytes=900 * MIB, duration_s=61.0,
     )  # fmt: skip
 
 
