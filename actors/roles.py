@@ -153,13 +153,13 @@ class LocalSimulator:
         self.count_step(result.rewards, result.final_ids, result.reward_terms)
         return result
 
-    def count_step(self, rewards: Tensor, ended: Tensor, reward_terms: Tensor | None = None) -> None:
+    def count_step(self, rewards: Tensor, ended: Tensor, reward_terms: Tensor | None) -> None:
         """Add a step to the episode statistics.
 
         Args:
             rewards: of the step                                     (N,)
             ended: environments whose episodes ended                 (K,) int64
-            reward_terms: of the step, by ``EnvInfo.reward_terms``   (N, terms)
+            reward_terms: of the step, by ``EnvInfo.reward_terms``   (N, terms), or None
         """
         self._returns += rewards
         if reward_terms is not None:

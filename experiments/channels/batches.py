@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from collectives.experience.schema import ExperienceSchema
-
 STEPS = 32
 
 
@@ -44,11 +42,6 @@ def make(task: Task) -> dict[str, Tensor]:
 def small() -> dict[str, Tensor]:
     """A batch of 20 bytes of experience and the time at which it was sent."""
     return {"obs": torch.zeros(1, 5), STAMP: torch.zeros(1, dtype=torch.int64)}
-
-
-def schema_of(name: str, rows: dict[str, Tensor]) -> ExperienceSchema:
-    """The channel that carries such batches."""
-    return ExperienceSchema.from_tensors(name, rows)
 
 
 def nbytes(rows: dict[str, Tensor]) -> int:

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from collectives.experience.consumer_endpoint import ConsumerEndpoint
 from collectives.experience.producer_ring import ProducerRing
-from experiments.channels.batches import TASKS, age_s, make, nbytes, read, schema_of, small, stamp
+from collectives.experience.schema import ExperienceSchema
+from experiments.channels.batches import TASKS, age_s, make, nbytes, read, small, stamp
 from experiments.cores import process_cpu_s
 
 PRODUCERS = 2
@@ -64,7 +65,9 @@ def processes(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
 def channel_producer(number: int, endpoint: str, rows: Rows, in_place: bool, pause_s: float) -> None:
     """Sends until it is ended."""
     torch.set_num_threads(1)
-    ring = ProducerRing(schema_of("experiment", rows), rows=len(rows["obs"]), slots=SLOTS, producer=number)
+    ring = ProducerRing(
+        ExperienceSchema.from_tensors("experiment", rows), rows=len(rows["obs"]), slots=SLOTS, producer=number
+    )
     ring.attach(endpoint)
     while True:
         if pause_s:
@@ -82,7 +85,7 @@ def channel_producer(number: int, endpoint: str, rows: Rows, in_place: bool, pau
 @contextmanager
 def channel(rows: Rows, in_place: bool, pause_s: float) -> Iterator[Take]:
     """Batches in shared memory, copied there or written there; the reader has them in place."""
-    consumer_endpoint = ConsumerEndpoint(schema_of("experiment", rows))
+    consumer_endpoint = ConsumerEndpoint(ExperienceSchema.from_tensors("experiment", rows))
 
     def take(use: Callable[[Rows], None]) -> None:
         with consumer_endpoint.take(LIMIT_S) as batch:

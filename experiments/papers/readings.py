@@ -61,11 +61,11 @@ def save(made: Figure, path: Path) -> None:
 # --- figures 2, 13, 14: the full grid of the search -------------------------------------------------------------------
 
 
-def _grid(rows: Rows, gmis: int = 1) -> dict[str, dict[int, TrialMeasurement]]:
-    """Task -> environments -> medians over repeats."""
+def _grid(rows: Rows) -> dict[str, dict[int, TrialMeasurement]]:
+    """Task -> environments -> medians over repeats, of one GMI."""
     found: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        if row.get("kind") == "grid" and row["gmis"] == gmis and row.get("steps_per_s"):
+        if row.get("kind") == "grid" and row["gmis"] == 1 and row.get("steps_per_s"):
             found[row["task"], row["num_envs"]].append(row)
     table: dict[str, dict[int, TrialMeasurement]] = defaultdict(dict)
     for (task, envs), same in sorted(found.items()):

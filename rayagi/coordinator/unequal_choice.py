@@ -36,7 +36,7 @@ def chosen_sizes(
     machine: Machine,
     *,
     log: Callable[[str], None],
-    measuring: Measuring = "unfinished",
+    measuring: Measuring,
 ) -> tuple[float, ...] | None:
     """The sizes to use; None: equal GMIs. Logs the reason.
 

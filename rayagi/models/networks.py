@@ -250,7 +250,7 @@ class JointActorCritic(Model):
 
 
 def algorithm_model(
-    algorithm: str, info: EnvInfo, network: NetworkSpec, settings: LearningSpec, seed: int = 0
+    algorithm: str, info: EnvInfo, network: NetworkSpec, settings: LearningSpec, seed: int
 ) -> Model:
     """The initial model of an algorithm: the same weights in every process.
 
