@@ -358,7 +358,7 @@ def _shut_down() -> None:
 
 def _children_of_own(node: Any) -> list[int]:
     """Descriptors of what a local Ray's processes have started: its agents outlive an interrupted shutdown by a minute."""
-    found = []
+    found: list[int] = []
     for process in _own_processes(node):
         for listed in Path(f"/proc/{process.pid}/task").glob("*/children"):
             with suppress(OSError):  # they have ended, or the kernel has no such files
