@@ -31,6 +31,7 @@ from rayagi.replay.trajectories import (
     chosen_columns,
     closed,
     closed_lengths,
+    further_columns,
     is_obs,
     listed,
     make_schema,
@@ -257,10 +258,7 @@ def _arrays(path: Path, file: Any, h5py: Any) -> dict[str, Any]:
     file.visititems(add)
     infos = [name for name in entries if name.startswith("infos/") and name not in OUR_NAMES]
     found = by_our_names(path, {name: entry for name, entry in entries.items() if name not in infos})
-    for name in infos:
-        short = name.removeprefix("infos/")
-        found[name if short in found else short] = entries[name]
-    return found
+    return found | further_columns(found, {name.removeprefix("infos/"): entries[name] for name in infos})
 
 
 def open_tensors(path: Path, columns: Sequence[str]) -> Source:

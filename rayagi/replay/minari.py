@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from rayagi.replay.arrow import as_array
 from rayagi.replay.flat import import_h5py
-from rayagi.replay.trajectories import Source, Trajectory, episode_source, is_obs
+from rayagi.replay.trajectories import Source, Trajectory, episode_source, further_columns, is_obs
 from rayagi.serving.errors import DatasetError
 
 _OURS = {
@@ -134,9 +134,12 @@ def _open_hdf5(path: Path, folder: Path) -> _Opened:
                     else {f"{ours}.{k}": v for k, v in entry.items()}
                 )
                 found |= {part: values[()] for part, values in parts.items()}
-            infos = episode.get("infos", {})
-            found |= {key: values[()] for key, values in infos.items() if isinstance(values, h5py.Dataset)}
-            yield _steps(found)
+            infos = {
+                key: values[()]
+                for key, values in episode.get("infos", {}).items()
+                if isinstance(values, h5py.Dataset)
+            }
+            yield _steps(found | further_columns(found, infos))
 
     return lengths, read
 
@@ -159,9 +162,10 @@ def _open_arrow(
                 found |= {part: as_array(values, shapes.get(part)) for part, values in parts.items()}
             if "infos" in table.column_names:
                 infos = _parts(table["infos"].combine_chunks(), "")
-                found |= {
-                    name: as_array(values) for name, values in infos.items() if _is_numeric(values.type)
-                }
+                found |= further_columns(
+                    found,
+                    {name: as_array(values) for name, values in infos.items() if _is_numeric(values.type)},
+                )
             yield _steps(found)
 
     return lengths, read

@@ -29,6 +29,7 @@ from rayagi.replay.trajectories import (
     closed_all,
     closed_lengths,
     episode_source,
+    further_columns,
     make_schema,
 )
 from rayagi.serving.errors import DatasetError
@@ -76,11 +77,16 @@ def _trajectory(state: Mapping[str, Any]) -> Trajectory:
         "terminated": last & bool(state["is_terminated"]),
         "truncated": last & bool(state["is_truncated"]),
     }
-    for name, buffer in (state["extra_model_outputs"] or {}).items():
-        values = _numbers(buffer)
-        if values.dtype.kind in "biuf" and len(values) == len(action):
-            found[_OURS.get(name, name)] = values
-    return found
+    outputs = {
+        _OURS.get(name, name): _numbers(buffer)
+        for name, buffer in (state["extra_model_outputs"] or {}).items()
+    }
+    further = {
+        name: values
+        for name, values in outputs.items()
+        if values.dtype.kind in "biuf" and len(values) == len(action)
+    }
+    return found | further_columns(found, further)
 
 
 def _values(buffer: Mapping[str, Any]) -> NDArray[Any]:
@@ -125,13 +131,19 @@ def open_batches(path: Path, columns: Sequence[str]) -> Source:
         raise DatasetError(str(path), "is empty: it has no steps")
     names = {ours: theirs for ours, theirs in RLLIB_NAMES.items() if theirs in first and ours not in FLAGS}
     values = {name: _array(first[name]) for name in first if name not in (*_INDEX, *RLLIB_NAMES.values())}
-    others = [
-        name for name, found in values.items() if found is not None and len(found) == len(first["eps_id"])
-    ]
+    others = further_columns(
+        (*names, *FLAGS),
+        {
+            name: name
+            for name, found in values.items()
+            if found is not None and len(found) == len(first["eps_id"])
+        },
+    )
+    read_from = names | others
     known = dict.fromkeys([*names, *FLAGS, *others])
     known.pop("next_obs", None)
     ours, left_out = chosen_columns(path, known, columns, RLLIB_NAMES)
-    read_names = {name: names.get(name, name) for name in (*ours, "next_obs") if name in (*names, *others)}
+    read_names = {name: read_from[name] for name in (*ours, "next_obs") if name in read_from}
     lengths, is_known = list[int](), list[bool]()
     for steps in _episodes(path, {}):
         lengths.append(len(steps["terminated"]))

@@ -24,6 +24,7 @@ from rayagi.replay.trajectories import (
     Trajectory,
     TrajectoryBatch,
     chosen_columns,
+    further_columns,
     is_obs,
     listed,
     make_schema,
@@ -103,16 +104,21 @@ def _masked(path: Path, demonstrations: Sequence[Any], masks: Mapping[str, Any],
 
 def _entries(demo: Any, h5py: Any) -> dict[str, str]:
     """Names of a demonstration's arrays of numbers, by our names."""
-    found: dict[str, str] = {}
+    found, others = dict[str, str](), dict[str, str]()
 
     def add(name: str, entry: Any) -> None:
         is_array = isinstance(entry, h5py.Dataset) and entry.shape and entry.dtype.kind in "biuf"
-        if is_array and not name.startswith("next_obs/"):
-            ours = f"obs.{name.removeprefix('obs/')}" if name.startswith("obs/") else _OURS.get(name, name)
-            found[ours] = name
+        if not is_array or name.startswith("next_obs/"):
+            return
+        if name.startswith("obs/"):
+            found[f"obs.{name.removeprefix('obs/')}"] = name
+        elif name in _OURS:
+            found[_OURS[name]] = name
+        else:
+            others[name] = name
 
     demo.visititems(add)
-    return found
+    return found | further_columns(found, others)
 
 
 def _num_steps(demo: Any) -> int:

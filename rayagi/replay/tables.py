@@ -28,6 +28,7 @@ from rayagi.replay.trajectories import (
     chosen_columns,
     closed_all,
     closed_lengths,
+    further_columns,
     listed,
     make_schema,
 )
@@ -105,7 +106,7 @@ def open_lerobot(path: Path, columns: Sequence[str]) -> Source:
     if frames != (announced := info.get("total_frames", frames)):
         reason = f"has {counted(frames, 'frame')} where info.json says {announced:,}: is a file missing?"
         raise DatasetError(str(path), reason)
-    return _row_source(path, "lerobot", files, "episode_index", names | others, columns, shapes, images)
+    return _row_source(path, "lerobot", files, "episode_index", names, others, columns, shapes, images)
 
 
 def open_steps(path: Path, columns: Sequence[str]) -> Source:
@@ -125,7 +126,7 @@ def open_steps(path: Path, columns: Sequence[str]) -> Source:
         )
         raise DatasetError(str(path), reason)
     shapes = {field.name: shape_in(field) for field in fields}
-    return _row_source(path, "rllib steps", files, "eps_id", names | others, columns, shapes, ())
+    return _row_source(path, "rllib steps", files, "eps_id", names, others, columns, shapes, ())
 
 
 def _row_source(
@@ -133,7 +134,8 @@ def _row_source(
     kind: str,
     files: Sequence[Path],
     key: str,
-    names: Mapping[str, str],
+    own: Mapping[str, str],
+    further: Mapping[str, str],
     wanted: Sequence[str],
     shapes: Mapping[str, tuple[int, ...] | None],
     left_out: tuple[str, ...],
@@ -142,7 +144,8 @@ def _row_source(
 
     Args:
         key: column with the trajectory's number
-        names: the files' name of each column
+        own: the files' name of each of the format's own columns
+        further: and of further ones
         wanted: columns beyond the usual ones
         shapes: of one step by the files' names; None: as the lists are nested
 
@@ -152,6 +155,7 @@ def _row_source(
     if not files:
         raise DatasetError(str(path), "is empty: it has no Parquet files")
     rows = pyarrow.dataset.dataset(files, format="parquet")
+    names = {**own, **further_columns(own, further)}
     known = dict.fromkeys([*names, *FLAGS])
     known.pop("next_obs", None)
     ours, others = chosen_columns(path, known, wanted, LEROBOT_NAMES if kind == "lerobot" else RLLIB_NAMES)

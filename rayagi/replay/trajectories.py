@@ -8,8 +8,8 @@
 | terminated, truncated | L | bool; a trajectory cut by the end of a recording has neither on its last step |
 | log_prob, policy_version | L | where a format has them |
 
-Further columns have L steps, and are read only if they are named. If parts of the observation are named, the others are not
-read.
+Further columns have L steps, and are read only if they are named; one of a taken name is ``infos/NAME``. If parts of the
+observation are named, the others are not read.
 
 Readers and writers pass ``TrajectoryBatch``es on: a dataset may have a million trajectories of one step.
 """
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,8 @@ from rayagi.serving.errors import DatasetError, ExportError
 
 Trajectory = dict[str, NDArray[Any]]
 """By column, (L + extra, *shape)."""
+Value = TypeVar("Value")
+"""Of a column: an array, or its name in a file."""
 Progress = Callable[[int, int], object]
 """Called with the steps that are done and all steps."""
 BATCH_BYTES = 2**20
@@ -237,6 +239,19 @@ def reading(path: Path, kind: str) -> Iterator[None]:
 def is_obs(name: str) -> bool:
     """Whether a column is the observation or a part of it."""
     return name == "obs" or name.startswith("obs.")
+
+
+def further_columns(taken: Iterable[str], others: Mapping[str, Value]) -> dict[str, Value]:
+    """Further columns of a dataset by names that its format's own columns, ``taken``, do not have.
+
+    One of a taken name, or of a part of the observation that is taken, is named ``infos/NAME``.
+    """
+    taken = set(taken)
+    has_obs = any(map(is_obs, taken))
+    return {
+        f"infos/{name}" if name in taken or (has_obs and is_obs(name)) else name: value
+        for name, value in others.items()
+    }
 
 
 def listed(names: Iterable[str]) -> str:
