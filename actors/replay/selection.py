@@ -37,6 +37,8 @@ _TARGETS, _STARTS = range(2)
 """Streams of random numbers; the third is of keys."""
 _ROUNDS = 100
 """After which a draw gives up on rows that others have removed or used up meanwhile."""
+_GOLDEN_RATIO = 0x9E3779B97F4A7C15
+"""Its inverse, (sqrt(5) - 1) / 2, times 2^64."""
 
 
 class _Found(NamedTuple):
@@ -443,6 +445,8 @@ class MixturePart:
 def select_mixture(shares: Sequence[MixturePart], k: int, *, seed: int, draw: int) -> list[Selection]:
     """Select k rows from several tables in fixed shares: one selection for each, of ``mixture_counts`` rows.
 
+    Each part has random numbers of its own, so that equal tables do not give the same rows.
+
     Raises:
         ReplayError: shares are negative or all zero; or as of ``select``.
     """
@@ -455,9 +459,17 @@ def select_mixture(shares: Sequence[MixturePart], k: int, *, seed: int, draw: in
         np.empty(0, np.int64),
     )
     return [
-        select(share.store, share.selector, count, seed=seed, draw=draw) if count else empty
-        for share, count in zip(shares, counts, strict=True)
+        select(share.store, share.selector, count, seed=_seed_of_part(seed, part), draw=draw)
+        if count
+        else empty
+        for part, (share, count) in enumerate(zip(shares, counts, strict=True))
     ]
+
+
+def _seed_of_part(seed: int, part: int) -> int:
+    """Seed of one part of a mixture, a function of the mixture's seed and of the part's number alone."""
+    sequence = np.random.SeedSequence(seed % 2**64, spawn_key=(part,))
+    return int(sequence.generate_state(1, np.uint64)[0])
 
 
 def mixture_counts(shares: Sequence[float], k: int, draw: int) -> list[int]:
@@ -474,7 +486,8 @@ def mixture_counts(shares: Sequence[float], k: int, draw: int) -> list[int]:
     left = k - int(counts.sum())
     bounds = np.cumsum(np.clip(exact - counts, 0, None))
     for position in range(left):
-        # The golden ratio's multiples fill [0, 1) evenly, whatever the batch.
-        place = (draw * left + position + 0.5) * (np.sqrt(5) - 1) / 2 % 1 * bounds[-1]
+        # The golden ratio's multiples (i + 1/2) phi fill [0, 1) evenly, whatever the batch i; in whole numbers, exact for all.
+        multiple = (2 * (draw * left + position) + 1) * _GOLDEN_RATIO % 2**65
+        place = (multiple >> 12) / 2**53 * bounds[-1]
         counts[min(int(np.searchsorted(bounds, place, "right")), len(parts) - 1)] += 1
     return [int(count) for count in counts]

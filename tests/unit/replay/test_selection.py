@@ -282,6 +282,28 @@ def test_a_row_of_weight_0_is_not_selected_beside_the_smallest_weight(num_shards
     assert choose(shards, selector, 64, seed=0, draw=0).keys.indices.tolist() == 64 * [2]
 
 
+def test_the_parts_of_a_mixture_are_independent():
+    """Two parts of one table: with the same random numbers they would be the same rows."""
+    equal = draws = 0
+    for draw in range(50):
+        parts = [MixturePart(table(1)[0], Uniform(), 0.5)] * 2
+        first, second = select_mixture(parts, 64, seed=7, draw=draw)
+        equal += int((first.keys.indices == second.keys.indices).sum())
+        draws += len(first)
+        sharded = [MixturePart(table(3), Uniform(), 0.5)] * 2
+        for own, other in zip((first, second), select_mixture(sharded, 64, seed=7, draw=draw), strict=True):
+            assert own.keys.indices.tolist() == other.keys.indices.tolist()
+    # Binomial(draws, 1 / ROWS): within four standard deviations of its mean.
+    mean = draws / ROWS
+    assert abs(equal - mean) < 4 * np.sqrt(mean)
+
+
+def test_the_rest_of_a_mixture_is_shared_at_any_draw():
+    """2^60 + i is no double for odd i."""
+    counts = np.array([mixture_counts([1, 2], 1, 2**60 + draw) for draw in range(300)])
+    np.testing.assert_allclose(counts.mean(0), [1 / 3, 2 / 3], atol=0.01)
+
+
 def test_mixtures_keep_their_shares():
     assert mixture_counts([0.5, 0.5], 256, 3) == [128, 128]
     for shares in ([0.03, 0.97], [1, 1, 1], [0.2, 0.5, 0.0, 0.3]):
