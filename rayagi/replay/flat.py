@@ -14,6 +14,7 @@ what is done without ``next_observations``.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ from rayagi.replay.trajectories import (
 )
 from rayagi.serving.errors import DatasetError
 
+LOGGER = logging.getLogger(__name__)
 D4RL_NAMES = {
     "obs": "observations",
     "action": "actions",
@@ -54,6 +56,8 @@ TRAJECTORY = "trajectory_number"
 _SCALARS = ("reward", *FLAGS, TRAJECTORY)
 _LIKE_TERMINATED = ("done", "dones", "terminal", "termination", "terminations", "terminateds", "is_terminal")
 """Others' names of ``terminated``, or of that and ``truncated`` in one."""
+_MOST_JUMPS = 0.9
+"""Of the steps that nothing else ends: with more of them, it is said that observations do not follow each other."""
 _ROWS = 4096
 """That are compared at a time."""
 _BLOCK_BYTES = 8 * 2**20
@@ -90,7 +94,7 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     _check_rows(path, arrays, nexts)
     _check_ends(path, arrays, nexts)
     flags = {name: _flags(path, name, arrays) for name in FLAGS}
-    ends = _ends(arrays, nexts, flags)
+    ends = _ends(path, arrays, nexts, flags)
     begins = np.append(0, ends[:-1])
     is_known = flags["terminated"][ends - 1] | bool(nexts)
     lengths = closed_lengths(ends - begins, is_known)
@@ -162,6 +166,9 @@ def _check_rows(path: Path, arrays: Mapping[str, Any], nexts: Mapping[str, str])
             raise DatasetError(
                 str(path), f"is damaged: {other} has shape {found} where {name} has {expected}"
             )
+        if not np.can_cast(arrays[other].dtype, arrays[name].dtype, "same_kind"):
+            reason = f"{other} is of {arrays[other].dtype} where {name} is of {arrays[name].dtype}"
+            raise DatasetError(str(path), reason)
     for name in _SCALARS:
         if name in arrays and arrays[name].shape not in ((count,), (count, 1)):
             raise DatasetError(
@@ -205,25 +212,44 @@ def _flags(path: Path, name: str, arrays: Mapping[str, Any]) -> NDArray[np.bool_
 
 
 def _ends(
-    arrays: Mapping[str, Any], nexts: Mapping[str, str], flags: Mapping[str, NDArray[np.bool_]]
+    path: Path, arrays: Mapping[str, Any], nexts: Mapping[str, str], flags: Mapping[str, NDArray[np.bool_]]
 ) -> NDArray[np.int64]:
-    """Row after each trajectory's last."""
+    """Row after each trajectory's last. Logs if ``nexts`` say that of nearly every step."""
     is_last = flags["terminated"] | flags["truncated"]
     is_last[-1] = True
     if TRAJECTORY in arrays:
         is_last[:-1] |= np.diff(np.asarray(arrays[TRAJECTORY][:]).reshape(-1)) != 0
-    count = len(is_last)
+    is_open = ~is_last
     for name, other_name in nexts.items():
-        obs, after = (_Ahead(arrays[each], arrays[name].shape[1:]) for each in (name, other_name))
-        for begin in range(0, count - 1, _ROWS):
-            end = min(begin + _ROWS, count - 1)
-            this, other = after(begin, end), obs(begin + 1, end + 1)
-            differs = (this != other) & ~((this != this) & (other != other))  # NaN is NaN
-            jumps = differs.reshape(end - begin, -1).any(1)
-            is_last[begin:end] |= jumps
-            if "truncated" not in arrays:
-                flags["truncated"][begin:end] |= jumps & ~flags["terminated"][begin:end]
+        jumps = _jumps(arrays[name], arrays[other_name])
+        is_last[:-1] |= jumps
+        if "truncated" not in arrays:
+            flags["truncated"][:-1] |= jumps & ~flags["terminated"][:-1]
+    found, steps = int((is_open & is_last).sum()), int(is_open.sum())
+    if found > _MOST_JUMPS * steps:
+        LOGGER.warning(
+            "%s: behind %s of %s steps that nothing else ends, next_obs is not the next row's obs: each ends a trajectory",
+            path,
+            f"{found:,}",
+            f"{steps:,}",
+        )
     return np.flatnonzero(is_last) + 1
+
+
+def _jumps(obs: Any, next_obs: Any) -> NDArray[np.bool_]:
+    """Whether each row's next observation is not the next row's observation, (N - 1,). Floats: as the narrower type."""
+    count, kind = obs.shape[0], obs.dtype
+    if {obs.dtype.kind, next_obs.dtype.kind} == {"f"}:
+        kind = min(obs.dtype, next_obs.dtype, key=lambda dtype: dtype.itemsize)
+    found = np.zeros(count - 1, bool)
+    before, after = (_Ahead(each, obs.shape[1:]) for each in (next_obs, obs))
+    for begin in range(0, count - 1, _ROWS):
+        end = min(begin + _ROWS, count - 1)
+        with np.errstate(over="ignore"):
+            this, other = before(begin, end).astype(kind), after(begin + 1, end + 1).astype(kind)
+        differs = (this != other) & ~((this != this) & (other != other))  # NaN is NaN
+        found[begin:end] = differs.reshape(end - begin, -1).any(1)
+    return found
 
 
 def open_d4rl(path: Path, columns: Sequence[str]) -> Source:

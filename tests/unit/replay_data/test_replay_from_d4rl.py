@@ -63,6 +63,31 @@ def test_next_observations_close_every_trajectory(tmp_path):
         assert_equal(content(store), wanted)
 
 
+@pytest.mark.parametrize(
+    ("obs", "after"), [("float32", "float64"), ("float64", "float32"), ("float32", "float16")]
+)
+def test_next_observations_of_another_width_are_the_same_numbers(tmp_path, caplog, obs, after):
+    """A third is another number in each type."""
+    numbers = np.arange(7)[:, None] / 3
+    found = columns([0, 0, 1, 0, 0, 0], [0] * 6)
+    found |= {"observations": numbers[:-1].astype(obs), "next_observations": numbers[1:].astype(after)}
+    source = open_source(write(tmp_path / "a.hdf5", found))
+    assert source.lengths.tolist() == [3, 3]
+    assert not caplog.messages
+    first, second = source.read()
+    assert first["obs"].dtype == second["obs"].dtype == obs
+    assert second["obs"][-1] == numbers[6].astype(after).astype(obs)
+
+
+def test_next_observations_that_are_never_the_next_row_s(tmp_path, caplog):
+    found = columns([0] * 10, [0] * 10)
+    path = write(tmp_path / "a.hdf5", found | {"next_observations": found["observations"] + 9})
+    assert open_source(path).lengths.tolist() == [1] * 10
+    assert caplog.messages == [
+        f"{path}: behind 9 of 9 steps that nothing else ends, next_obs is not the next row's obs: each ends a trajectory"
+    ]
+
+
 def test_pieces_have_the_observation_after_their_last_step(tmp_path):
     path = write(tmp_path / "a.hdf5", columns([0, 0, 0, 0, 0, 0, 1]))
     with load(path, max_length=3) as store:
@@ -113,6 +138,10 @@ def test_further_columns_are_read_if_they_are_named(tmp_path):
         ({"rewards": np.zeros((3, 2), np.float32)}, r"reward has shape \[3, 2\] where \[3\] is expected"),
         ({"actions": np.array([b"a", b"b", b"c"])}, "column 'action' has type"),
         ({"actions": None}, "has no column 'action'"),
+        (
+            {"next_observations": np.zeros((3, 2), complex)},
+            "next_obs is of complex128 where obs is of float32",
+        ),
         ({"next_observations": np.zeros((3, 5))}, r"next_obs has shape \[3, 5\] where obs has \[3, 2\]"),
     ],
 )
