@@ -486,7 +486,7 @@ def mixture_counts(shares: Sequence[float], k: int, draw: int) -> list[int]:
     left = k - int(counts.sum())
     bounds = np.cumsum(np.clip(exact - counts, 0, None))
     for position in range(left):
-        # The golden ratio's multiples (i + 1/2) phi fill [0, 1) evenly, whatever the batch. Whole numbers are exact at any draw.
+        # The golden ratio's multiples (i + 1/2) phi fill [0, 1) evenly, whatever the batch. Whole numbers stay exact.
         multiple = (2 * (draw * left + position) + 1) * _GOLDEN_RATIO % 2**65
         place = (multiple >> 12) / 2**53 * bounds[-1]
         counts[min(int(np.searchsorted(bounds, place, "right")), len(parts) - 1)] += 1
