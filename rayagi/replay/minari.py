@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.dataset
 from numpy.typing import NDArray
 
+from placement.errors import counted
 from rayagi.replay.arrow import as_array
 from rayagi.replay.flat import import_h5py
 from rayagi.replay.trajectories import Source, Trajectory, episode_source, further_columns, is_obs
@@ -69,7 +70,8 @@ def open_minari(path: Path, columns: Sequence[str]) -> Source:
     """A Minari dataset. Observations of several parts are the columns obs.PART.
 
     Raises:
-        DatasetError: it has images or nested spaces, h5py is not installed, a column is missing, or there is no step.
+        DatasetError: it has images or nested spaces, h5py is not installed, a column or an episode is missing, or there is
+            no step.
     """
     folder = minari_folder(path)
     assert folder is not None  # as ``loading.kind_of`` has found
@@ -78,9 +80,21 @@ def open_minari(path: Path, columns: Sequence[str]) -> Source:
     if about["data_format"] == "hdf5":
         lengths, read = _open_hdf5(path, folder)
     else:
-        lengths, read = _open_arrow(folder, about["data_format"], int(about["total_episodes"]), shapes)
+        lengths, read = _open_arrow(path, folder, about, shapes)
+    _check_totals(path, about, lengths)
     known = {name: values for name, values in next(read(), {}).items() if values.dtype.kind in "biuf"}
     return episode_source(path, "minari", known, columns, lengths, read)
+
+
+def _check_totals(path: Path, about: Mapping[str, Any], lengths: Sequence[int]) -> None:
+    """Refuse a dataset that has not the episodes and steps that its metadata say."""
+    for found, key, unit in (
+        (len(lengths), "total_episodes", "episode"),
+        (sum(lengths), "total_steps", "step"),
+    ):
+        if found != (announced := int(about.get(key, found))):
+            reason = f"is damaged: it has {counted(found, unit)} where metadata.json says {announced:,}"
+            raise DatasetError(str(path), reason)
 
 
 def _shapes(path: Path, about: Mapping[str, Any]) -> dict[str, tuple[int, ...] | None]:
@@ -124,7 +138,7 @@ def _open_hdf5(path: Path, folder: Path) -> _Opened:
     lengths = [len(file[name]["rewards"]) for name in names]
 
     def read() -> Iterator[Trajectory]:
-        for name in names:
+        for name, steps in zip(names, lengths, strict=True):
             episode, found = file[name], dict[str, NDArray[Any]]()
             for theirs, ours in _OURS.items():
                 entry = episode[theirs]
@@ -139,21 +153,22 @@ def _open_hdf5(path: Path, folder: Path) -> _Opened:
                 for key, values in episode.get("infos", {}).items()
                 if isinstance(values, h5py.Dataset)
             }
-            yield _steps(found | further_columns(found, infos))
+            _check_rows(path, name, found, steps, steps)
+            yield _steps(found | further_columns(found, infos), steps)
 
     return lengths, read
 
 
 def _open_arrow(
-    folder: Path, data_format: str, episodes: int, shapes: Mapping[str, tuple[int, ...] | None]
+    path: Path, folder: Path, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...] | None]
 ) -> _Opened:
-    folders = [folder / str(number) for number in range(episodes)]
+    folders = [folder / str(number) for number in range(int(about["total_episodes"]))]
     lengths = [json.loads((each / "metadata.json").read_text())["total_steps"] for each in folders]
 
     def read() -> Iterator[Trajectory]:
-        for each in folders:
+        for each, steps in zip(folders, lengths, strict=True):
             table = pyarrow.dataset.dataset(
-                each, format=data_format, ignore_prefixes=["_", ".", "metadata.json"]
+                each, format=about["data_format"], ignore_prefixes=["_", ".", "metadata.json"]
             ).to_table()
             found = dict[str, NDArray[Any]]()
             for theirs, ours in _OURS.items():
@@ -166,7 +181,9 @@ def _open_arrow(
                     found,
                     {name: as_array(values) for name, values in infos.items() if _is_numeric(values.type)},
                 )
-            yield _steps(found)
+            # Arrow pads the columns of actions to the observations' rows.
+            _check_rows(path, f"episode {each.name}", found, steps, steps + 1)
+            yield _steps(found, steps)
 
     return lengths, read
 
@@ -181,12 +198,21 @@ def _is_numeric(kind: pa.DataType) -> bool:
     return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
 
 
-def _steps(found: Trajectory) -> Trajectory:
-    """All columns with their own steps: Arrow pads those of actions to the observations' rows.
+def _check_rows(path: Path, episode: str, found: Trajectory, steps: int, rows: int) -> None:
+    """Refuse an episode that has not steps + 1 observations, and ``rows`` rows of actions, rewards and flags."""
+    for name in (name for name in found if is_obs(name) or name in _OURS.values()):
+        if len(found[name]) != (expected := steps + 1 if is_obs(name) else rows):
+            has = counted(len(found[name]), "row")
+            raise DatasetError(
+                str(path), f"is damaged: {name} of {episode} has {has} where {expected:,} are expected"
+            )
+
+
+def _steps(found: Trajectory, steps: int) -> Trajectory:
+    """All columns with their own steps: infos, and Arrow's columns of actions, have the observations' rows.
 
     ``log_prob`` and ``policy_version`` have an axis of size 1 in rayagi's exports, as Minari needs it.
     """
-    steps = len(next(values for name, values in found.items() if is_obs(name))) - 1
     shortened = {name: values if is_obs(name) else values[:steps] for name, values in found.items()}
     for name in ("log_prob", "policy_version"):
         if name in shortened:

@@ -95,7 +95,7 @@ def open_saved(path: Path, columns: Sequence[str]) -> Source:
         ReplayCheckpointError, ReplayError: as of ``restore``.
     """
     store = restore(path, columns, memory_bytes=limits.memory_bytes() // 2, folder=tempfile.gettempdir())
-    source = replace(store_source(store, path), kind="replay")
+    source = replace(store_source(store, path), is_live=False)
     if not len(source.lengths):
         raise DatasetError(str(path), "is empty: it has no rows")
     return source
@@ -116,7 +116,14 @@ def store_source(store: ReplayStore, path: Path) -> Source:
     def begin() -> Iterator[TrajectoryBatch]:
         return (batch for _, batch in copied_rows(store, rows))
 
-    return Source(path=path, kind="replay", schema=store.schema, lengths=rows["length"].copy(), begin=begin)
+    return Source(
+        path=path,
+        kind="replay",
+        schema=store.schema,
+        lengths=rows["length"].copy(),
+        begin=begin,
+        is_live=True,
+    )
 
 
 def copied_rows(

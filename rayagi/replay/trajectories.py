@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from actors.replay import Column, ReplaySchema
 from actors.replay.errors import ReplayError
+from placement.errors import counted
 from rayagi.serving.errors import DatasetError, ExportError
 
 Trajectory = dict[str, NDArray[Any]]
@@ -130,6 +131,7 @@ class Source:
         lengths: steps of each trajectory, (n,)
         begin: begins a pass over all trajectories; ``batches`` and ``read`` are those to use
         left_out: columns of the dataset that are not read
+        is_live: others may overwrite trajectories meanwhile, which are then left out
     """
 
     path: Path
@@ -138,6 +140,7 @@ class Source:
     lengths: NDArray[np.int64]
     begin: Callable[[], Iterator[TrajectoryBatch]]
     left_out: tuple[str, ...] = ()
+    is_live: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -148,7 +151,7 @@ class Source:
         """All trajectories in the order of ``lengths``. Needs memory for a few megabytes of them, or one.
 
         Raises:
-            DatasetError: a file is damaged, or a trajectory does not fit the schema.
+            DatasetError: a file is damaged, a trajectory does not fit the schema, or they are not those of ``lengths``.
         """
         number = 0
         with reading(self.path, self.kind):
@@ -156,20 +159,18 @@ class Source:
                 self._check(number, batch)
                 number += len(batch.lengths)
                 yield batch
+            if number != len(self.lengths) and not self.is_live:
+                announced = counted(len(self.lengths), "trajectory", "trajectories")
+                raise DatasetError(str(self.path), f"is damaged: {number:,} of its {announced} can be read")
 
     def read(self) -> Iterator[Trajectory]:
         """The same, one by one."""
         return one_by_one(self.batches())
 
     def _check(self, number: int, batch: TrajectoryBatch) -> None:
-        """Refuse a batch that is not of this schema; ``number``: of its first trajectory."""
-        most, count = self.schema.max_length, len(batch.lengths)
-        for wrong in np.flatnonzero((batch.lengths < 1) | (batch.lengths > most))[:1].tolist():
-            steps, announced = int(batch.lengths[wrong]), f"{most:,} are the most that its index has"
-            raise DatasetError(
-                str(self.path),
-                f"is damaged: trajectory {number + wrong} has {steps:,} steps where {announced}",
-            )
+        """Refuse a batch that is not of this schema, or not of ``lengths``; ``number``: of its first trajectory."""
+        self._check_lengths(number, batch.lengths)
+        count = len(batch.lengths)
         for column in self.schema.columns:
             values = batch.columns[column.name]
             shape = (batch.num_steps + count * column.extra, *column.shape)
@@ -184,6 +185,20 @@ class Source:
                     f"{which} {column.name} of {values.dtype}{list(values.shape)} where "
                     f"{column.dtype}{list(shape)} is expected",
                 )
+
+    def _check_lengths(self, number: int, lengths: NDArray[np.int64]) -> None:
+        if self.is_live:
+            is_wrong = (lengths < 1) | (lengths > self.schema.max_length)
+        else:
+            expected = self.lengths[number : number + len(lengths)]
+            if len(expected) < len(lengths):
+                reason = f"is damaged: it has more trajectories than the {len(self.lengths):,} of its index"
+                raise DatasetError(str(self.path), reason)
+            is_wrong = lengths != expected
+        for wrong in np.flatnonzero(is_wrong)[:1].tolist():
+            steps, announced = counted(int(lengths[wrong]), "step"), int(self.lengths[number + wrong])
+            reason = f"is damaged: trajectory {number + wrong} has {steps} where its index says {announced:,}"
+            raise DatasetError(str(self.path), reason)
 
 
 def one_by_one(batches: Iterable[TrajectoryBatch]) -> Iterator[Trajectory]:
