@@ -9,7 +9,7 @@ from pathlib import Path
 from rayagi.replay.episode_files import write_minari, write_rllib
 from rayagi.replay.flat_files import write_d4rl, write_tensors
 from rayagi.replay.table_files import write_lerobot, write_served
-from rayagi.replay.trajectories import FLAGS, Progress, Source, TrajectoryBatch, is_obs
+from rayagi.replay.trajectories import FLAGS, Progress, Source, TrajectoryBatch, is_obs, split_at_flags
 from rayagi.serving.errors import ExportError
 
 _WRITERS: dict[str, Callable[[Source, Path, Iterator[TrajectoryBatch]], None]] = {
@@ -31,7 +31,7 @@ _WITHOUT_FLAGS = ("lerobot", "d4rl", "torch")
 
 
 def export(source: Source, out: Path | str, to: str, progress: Progress | None = None) -> int:
-    """Write a source's trajectories. Returns how many.
+    """Write a source's trajectories, split behind steps that terminate or are truncated. Returns how many.
 
     Args:
         source: of ``open_source`` or ``saved.store_source``
@@ -54,7 +54,7 @@ def export(source: Source, out: Path | str, to: str, progress: Progress | None =
 
     def counted() -> Iterator[TrajectoryBatch]:
         nonlocal count, steps
-        for batch in source.batches():
+        for batch in map(split_at_flags, source.batches()):
             yield batch
             count, steps = count + len(batch.lengths), steps + batch.num_steps
             if progress is not None:

@@ -471,6 +471,27 @@ def cut(
         yield rows, lengths[part]
 
 
+def split_at_flags(batch: TrajectoryBatch) -> TrajectoryBatch:
+    """Trajectories that end where they terminate or are truncated: each goes on as another one behind such a step.
+
+    The observation after that step is the first one of the next piece too.
+    """
+    ends = np.zeros(batch.num_steps, bool)
+    for name in FLAGS:
+        if name in batch.columns:
+            ends |= batch.columns[name]
+    ends[batch.lasts] = True
+    lasts = np.flatnonzero(ends)
+    if len(lasts) == len(batch.lengths):
+        return batch
+    lengths = np.diff(lasts, prepend=-1)
+    begins = lasts + 1 - lengths
+    # Row of a piece's first observation: each trajectory before it has one row more than steps.
+    obs_rows = _ranges(begins + batch.owners[begins], lengths + 1)
+    columns = {name: values[obs_rows] if is_obs(name) else values for name, values in batch.columns.items()}
+    return TrajectoryBatch(columns, lengths)
+
+
 def _ranges(begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """``sizes[0]`` numbers from ``begins[0]`` on, then ``sizes[1]`` from ``begins[1]`` on, and so forth."""
     ends = np.cumsum(sizes)

@@ -71,6 +71,23 @@ def test_export_then_import_is_equal(tmp_path, kind, action):
     assert left == sorted([out.name, second.name])
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_trajectory_is_split_behind_steps_that_end_it(tmp_path, kind):
+    """As a demonstration that goes on after its task is solved: readers of steps would split it, those of episodes not."""
+    needs(kind)
+    short, whole, last = trajectories(lengths=(2, 6, 1), ends="tuu")
+    whole["terminated"][1] = whole["truncated"][2] = True
+    out = tmp_path / f"out{SUFFIX.get(kind, '-v0')}"
+    assert export(store_source(store_of([short, whole, last]), tmp_path), out, kind) == 5
+    pieces = [
+        {name: values[begin : end + is_obs(name)] for name, values in whole.items()}
+        for begin, end in ((0, 2), (2, 3), (3, 6))
+    ]
+    with load(out) as again:
+        found = [{name: each[name] for name in short} for each in content(again)]
+    assert_equal(found, [short, *pieces, last])
+
+
 def test_many_episodes_keep_their_order(tmp_path):
     short = trajectories(ends="tut")[1]
     rows = [{**short, "reward": np.full_like(short["reward"], number)} for number in range(300)]
