@@ -86,7 +86,7 @@ def write_minari(
 
 
 def write_rllib(source: Source, out: Path, batches: Iterator[TrajectoryBatch]) -> None:
-    """Write episodes as ``rayagi export --to rllib`` does. Arguments as of ``write_minari``.
+    """Write episodes as ``rayagi export --to rllib`` does, with rewards of float32. Arguments as of ``write_minari``.
 
     Raises:
         ExportError: the folder exists, there are no rewards, observations have several parts, or there are further columns.
@@ -108,7 +108,7 @@ def _episode(number: int, steps: Trajectory) -> Episode:
         env=0,
         obs=steps["obs"],
         actions=steps["action"],
-        rewards=steps["reward"],
+        rewards=steps["reward"].astype(np.float32),
         terminated=bool(steps["terminated"][-1]),
         truncated=bool(steps["truncated"][-1]),
         policy_versions=steps.get("policy_version", np.zeros(count, np.int64)),

@@ -398,6 +398,43 @@ def test_numbers_of_other_types_in_rayagi_s_own_format(tmp_path):
     ] == [()]
 
 
+@pytest.mark.parametrize(
+    "reward",
+    [
+        np.array([2**64 - 1, 3], np.uint64),
+        np.array([-(2**63), 3], np.int64),
+        np.array([200, 3], np.uint8),
+        np.array([True, False]),
+        np.array([0.1, 3]),
+    ],
+    ids=lambda reward: reward.dtype.name,
+)
+@pytest.mark.parametrize("kind", ["rllib", "rayagi"])
+def test_rewards_of_other_types_become_float32(tmp_path, kind, reward):
+    wanted = trajectories(lengths=(2,), ends="t")[0] | {"reward": reward}
+    export(store_source(store_of([wanted]), tmp_path), tmp_path / "out", kind)
+    (found,) = open_source(tmp_path / "out").read()
+    assert found["reward"].dtype == np.float32
+    np.testing.assert_array_equal(found["reward"], reward.astype(np.float32))
+
+
+def test_types_and_shapes_in_lerobot(tmp_path):
+    """One number is a scalar there, whatever its shape was; of float observations and actions a vector."""
+    (wanted,) = trajectories(lengths=(2,), ends="t", obs_shape=())
+    columns = {"x": np.float64, "y": np.int64, "z": bool}
+    wanted |= {"action": wanted["action"][:, 0]}
+    wanted |= {name: np.ones((2, 1), dtype) for name, dtype in columns.items()}
+    export(store_source(store_of([wanted]), tmp_path), tmp_path / "out", "lerobot")
+    (found,) = open_source(tmp_path / "out", columns=list(columns)).read()
+    shapes = {name: (values.dtype, values.shape) for name, values in found.items() if name not in FLAGS}
+    assert shapes == {
+        "obs": (np.float32, (3, 1)),
+        "action": (np.float32, (2, 1)),
+        "reward": (np.float32, (2,)),
+        **{name: (np.dtype(dtype), (2,)) for name, dtype in columns.items()},
+    }
+
+
 @pytest.mark.parametrize("kind", ["lerobot", "d4rl", "torch"])
 def test_transitions_without_flags(tmp_path, kind):
     """As DQN's and SAC's replays have them."""
