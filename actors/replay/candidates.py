@@ -19,7 +19,7 @@ class Order(NamedTuple):
     """What the keys of rows are.
 
     Attributes:
-        kind: oldest, newest: by timestamp; highest: by priority; random: -log(u) / priority**exponent
+        kind: oldest, newest: by timestamp; highest: by priority; random: log(-log(u) / priority**exponent)
         exponent: of random keys
     """
 
@@ -99,8 +99,9 @@ def _keys(rows: NDArray[Any], local: Integers, base: int, order: Order, numbers:
     if order.kind == "random":
         u = numbers.uniforms(_KEYS, base, len(rows))[local]
         with np.errstate(divide="ignore"):
-            # 1 - u is in (0, 1]: a weight of 0 gets inf
-            return -np.log1p(-u) / _powers(rows[local], order.exponent)
+            # log(-log(1 - u) / p**exponent): the logarithm has the order of the keys, and none overflows for the least p.
+            # u = 0 gets -inf.
+            return np.log(-np.log1p(-u)) - order.exponent * np.log(rows["priority"][local])
     column: NDArray[Any] = rows["priority" if order.kind == "highest" else "timestamp"][local]
     return column if order.kind == "oldest" else -column
 

@@ -1510,15 +1510,23 @@ typedef struct {
     uint8_t *accepted;     /* as of mark() */
 } Drawn;
 
+/* Targets u * total of uniform numbers u, below the total. A subnormal total is a whole number of DBL_TRUE_MIN = 2^-1074, and
+   so are the sums in it: the target is the product's whole part, since rounding to the nearest would favour the last rows. */
+static void to_targets(int64_t n, double total, double *u) {
+    const double most = nextafter(total, 0.0), units = ldexp(total, 1074);
+    for (int64_t i = 0; i < n; i++) {
+        const double target = total < DBL_MIN ? ldexp(floor(u[i] * units), -1074) : u[i] * total;
+        u[i] = target < most ? target : most;
+    }
+}
+
 /* One draw of targets u, from sums that are not changed meanwhile or checked for it afterwards. Returns whether there is a
    positive, finite sum. */
 static int draw_rows(const Store *s, const Tree *t, int64_t n, const Drawn *d) {
     double *u = d->rest;
     const double total = *d->total = total_of(t);
     if (!(total > 0.0 && total < INFINITY)) return 0;
-    /* Below the total: of a subnormal one the product is rounded up to it. */
-    const double most = nextafter(total, 0.0);
-    for (int64_t i = 0; i < n; i++) u[i] = u[i] * total < most ? u[i] * total : most;
+    to_targets(n, total, u);
     if (t->kind == ROWS && s->base == 0 && s->header->count == s->header->high)
         /* Every index is committed: the tree would return the target's whole part. */
         for (int64_t i = 0; i < n; i++) d->indices[i] = within(t, 0, (int64_t)u[i]), u[i] -= (double)d->indices[i];

@@ -276,7 +276,7 @@ class TopK(_ByOrder):
 class WithoutReplacement:
     """Rows one after the other with P(i) as of ``Prioritized``, each at most once; exponent 0: uniform.
 
-    Row i has the key -log(u_i) / p_i**exponent, and the least keys win: exactly successive draws without replacement
+    Row i has the key log(-log(u_i) / p_i**exponent), and the least keys win: exactly successive draws without replacement
     (Efraimidis and Spirakis 2006). ``probabilities`` are those of a first draw.
     """
 

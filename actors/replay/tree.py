@@ -58,8 +58,15 @@ def total(children: Floats) -> float:
 
 
 def targets_of(u: Floats, everything: float) -> Floats:
-    """Uniform numbers times the sum of all leaves, below it: of a subnormal one the product is rounded up to it."""
-    return np.minimum(u * everything, np.nextafter(everything, 0.0))
+    """Uniform numbers times the sum of all leaves, below it.
+
+    A subnormal sum is a whole number of 2^-1074, and so are those in it: the target is the product's whole part, since
+    rounding to the nearest would favour the last rows.
+    """
+    targets = u * everything
+    if everything < np.finfo(np.float64).tiny:
+        targets = np.ldexp(np.floor(u * np.ldexp(everything, 1074)), -1074)
+    return np.minimum(targets, np.nextafter(everything, 0.0))
 
 
 def descend(groups: Groups, top: int, targets: Floats) -> tuple[Integers, Integers, Floats]:

@@ -282,6 +282,32 @@ def test_a_row_of_weight_0_is_not_selected_beside_the_smallest_weight(num_shards
     assert choose(shards, selector, 64, seed=0, draw=0).keys.indices.tolist() == 64 * [2]
 
 
+def assert_shares(counts, expected):
+    """Draws with these probabilities: within five standard deviations of their means."""
+    total = counts.sum()
+    assert (np.abs(counts - total * expected) <= 5 * np.sqrt(total * expected * (1 - expected))).all()
+
+
+@pytest.mark.parametrize("unit", [5e-324, 1e-310, 1e-308, 1.0])
+@pytest.mark.parametrize("choose", [select, select_centralised])
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_the_least_weights_are_drawn_in_their_shares(num_shards, choose, unit):
+    """Products with a subnormal sum would be rounded to whole numbers of 5e-324; keys -log(u) / w would be infinite."""
+    priorities = np.array([1, 2, 3, 0, 4, 0]) * unit
+    shares = np.array([1, 2, 3, 0, 4, 0]) / 10
+    prioritized, without = Prioritized(1.0), WithoutReplacement(1.0)
+    shards = shards_of(6, num_shards, (prioritized, without), priorities=priorities)
+    chosen = choose(shards, prioritized, 4000, seed=0, draw=0)
+    assert_shares(np.bincount(chosen.keys.indices, minlength=6), shares)
+    pairs = np.zeros((6, 6))
+    for draw in range(1000):
+        pairs[tuple(choose(shards, without, 2, seed=0, draw=draw).keys.indices)] += 1
+    # P(i, j) = w_i w_j / (1 - w_i) of shares w.
+    expected = shares[:, None] * shares / (1 - shares[:, None])
+    np.fill_diagonal(expected, 0)
+    assert_shares(pairs, expected)
+
+
 def test_the_parts_of_a_mixture_are_independent():
     """Two parts of one table: with the same random numbers they would be the same rows."""
     equal = draws = 0
