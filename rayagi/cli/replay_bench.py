@@ -15,7 +15,7 @@ import numpy as np
 from actors.replay import Column, Gatherer, ReplaySchema, ReplayStore, Subscription, SubSequences, select
 from placement.errors import counted
 from rayagi.cli.failures import UsageError
-from rayagi.cli.replay_progress import loaded
+from rayagi.cli.replay_progress import check_batch, loaded
 
 _ROWS = 100_000
 """Of the table that is measured without a dataset, in trajectories of 100 steps."""
@@ -76,6 +76,7 @@ def _measured(store: ReplayStore, selector: SubSequences, arguments: argparse.Na
         raise UsageError(
             f"--length {arguments.length}: the longest trajectory has {counted(longest, 'step')}"
         )
+    check_batch(store, arguments, 4)
     windows = [
         Subscription(column=column.name, length=arguments.length + column.extra)
         for column in store.schema.columns

@@ -13,8 +13,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from actors.replay import ReplayStore
+from placement.inventory import limits
+from rayagi.cli.failures import UsageError
 from rayagi.cli.output import throttled
 from rayagi.replay.loading import load
+from rayagi.run.quantities import bytes_text
 
 _EVERY_S = 5.0
 """Between two lines if the output is not a terminal. Short work prints none."""
@@ -40,6 +43,29 @@ def shown_progress(text: str) -> Iterator[Callable[[int, int], object]]:
             bar.update(task, completed=done, total=total)
 
         yield throttled(show_bar, _REFRESH_S, at_once=False)
+
+
+def check_batch(store: ReplayStore, arguments: argparse.Namespace, copies: int, row_bytes: int = 0) -> None:
+    """Refuse a --batch for which there is no memory, before the kernel ends the process for it.
+
+    Args:
+        store: whose columns are copied, all of them
+        arguments: of the command, with ``batch`` and ``length``
+        copies: of the batch's values
+        row_bytes: of a row beside its values
+
+    Raises:
+        UsageError: there is not so much memory.
+    """
+    for column in store.schema.columns:
+        steps = arguments.length + column.extra
+        row_bytes += copies * steps * (column.step_bytes + 1)  # with its mask
+    if (needed := arguments.batch * row_bytes) > (free := limits.available_bytes()):
+        reason = (
+            f"--batch {arguments.batch}: no memory for so many rows of --length {arguments.length}: they need "
+            f"{bytes_text(needed)} where {bytes_text(free)} are free"
+        )
+        raise UsageError(reason)
 
 
 def loaded(

@@ -25,9 +25,11 @@ from actors.replay import (
 from placement.errors import counted
 from placement.text import aligned
 from rayagi.cli.failures import UsageError
-from rayagi.cli.replay_progress import loaded
+from rayagi.cli.replay_progress import check_batch, loaded
 from rayagi.replay.summary import column_statistics
 
+_ROW_BYTES = 2048
+"""Of a row's Python objects, about."""
 _MADE: dict[str, Callable[[int], Any]] = {
     "uniform": lambda length: Uniform(),
     "sequences": SubSequences,
@@ -48,11 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     selector = _MADE[arguments.select](arguments.length)
     with loaded(arguments, (selector,)) as store:
-        try:
-            found = _sampled(store, selector, arguments)
-        except MemoryError as error:
-            reason = f"--batch {arguments.batch}: no memory for so many rows of --length {arguments.length}"
-            raise UsageError(reason) from error
+        found = _sampled(store, selector, arguments)
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(_described(found, arguments.rows)))
     return 0
 
@@ -67,6 +65,7 @@ def _sampled(store: ReplayStore, selector: Any, arguments: argparse.Namespace) -
         raise UsageError(
             f"--length {arguments.length}: the longest trajectory has {counted(longest, 'step')}"
         )
+    check_batch(store, arguments, 2, _ROW_BYTES)
     chosen = select(store, selector, arguments.batch, seed=arguments.seed, draw=0)
     windows = [
         Subscription(column=column.name, length=arguments.length + column.extra)

@@ -102,6 +102,7 @@ def unpacked(text: str) -> NDArray[Any]:
     """An array that ``ray.rllib.utils.compression.pack`` wrote: pickle, LZ4, base64."""
     content = lz4.frame.decompress(base64.b64decode(text, validate=True))
     found = _ArraysOnly(io.BytesIO(content)).load()
-    if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
+    # A pickle may make an array of any size, without values.
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf" or found.nbytes > len(content):
         raise TypeError("a compressed column has no arrays of numbers")
     return found

@@ -29,6 +29,7 @@ from rayagi.replay.trajectories import (
     FLAGS,
     Source,
     TrajectoryBatch,
+    check_fits,
     chosen_columns,
     closed,
     closed_lengths,
@@ -58,8 +59,10 @@ _LIKE_TERMINATED = ("done", "dones", "terminal", "termination", "terminations", 
 """Others' names of ``terminated``, or of that and ``truncated`` in one."""
 _MOST_JUMPS = 0.9
 """Of the steps that nothing else ends: with more of them, it is said that observations do not follow each other."""
+_INDEX_BYTES = 32
+"""Of a row, about: flags, and what is worked out from them."""
 _ROWS = 4096
-"""That are compared at a time."""
+"""That are compared at a time, at most."""
 _BLOCK_BYTES = 8 * 2**20
 """Of one column that are read at a time."""
 
@@ -93,14 +96,16 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     names, left_out = chosen_columns(path, known, wanted, D4RL_NAMES)
     _check_rows(path, arrays, nexts)
     _check_ends(path, arrays, nexts)
+    kinds = {name: _kind(name, arrays) for name in names}
+    row_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in kinds.values())
+    check_fits(path, arrays["action"].shape[0] * _INDEX_BYTES, "of flags and ends")
+    check_fits(path, row_bytes, "a step")
     flags = {name: _flags(path, name, arrays) for name in FLAGS}
     ends = _ends(path, arrays, nexts, flags)
     begins = np.append(0, ends[:-1])
     is_known = flags["terminated"][ends - 1] | bool(nexts)
     lengths = closed_lengths(ends - begins, is_known)
-    kinds = {name: _kind(name, arrays) for name in names}
     # Trajectories of about a mebibyte in all, at least one.
-    row_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in kinds.values())
     most_rows = max(1, BATCH_BYTES // max(1, row_bytes))
 
     def read() -> Iterator[TrajectoryBatch]:
@@ -132,7 +137,7 @@ class _Ahead:
 
     def __init__(self, array: Any, shape: tuple[int, ...]) -> None:
         self._array, self._shape, self._begin, self._rows = array, shape, 0, np.empty(0)
-        self._size = max(1, _BLOCK_BYTES // max(1, int(np.prod(shape)) * array.dtype.itemsize))
+        self._size = max(1, _BLOCK_BYTES // max(1, math.prod(shape) * array.dtype.itemsize))
 
     def __call__(self, begin: int, end: int) -> NDArray[Any]:
         if end > self._begin + len(self._rows):
@@ -243,8 +248,9 @@ def _jumps(obs: Any, next_obs: Any) -> NDArray[np.bool_]:
         kind = min(obs.dtype, next_obs.dtype, key=lambda dtype: dtype.itemsize)
     found = np.zeros(count - 1, bool)
     before, after = (_Ahead(each, obs.shape[1:]) for each in (next_obs, obs))
-    for begin in range(0, count - 1, _ROWS):
-        end = min(begin + _ROWS, count - 1)
+    rows = max(1, min(_ROWS, _BLOCK_BYTES // max(1, math.prod(obs.shape[1:]) * obs.dtype.itemsize)))
+    for begin in range(0, count - 1, rows):
+        end = min(begin + rows, count - 1)
         with np.errstate(over="ignore"):
             this, other = before(begin, end).astype(kind), after(begin + 1, end + 1).astype(kind)
         differs = (this != other) & ~((this != this) & (other != other))  # NaN is NaN

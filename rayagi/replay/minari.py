@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from placement.errors import counted
 from rayagi.replay.arrow import as_array
 from rayagi.replay.flat import import_h5py
-from rayagi.replay.trajectories import Source, Trajectory, episode_source, further_columns, is_obs
+from rayagi.replay.trajectories import Source, Trajectory, check_fits, episode_source, further_columns, is_obs
 from rayagi.serving.errors import DatasetError
 
 _OURS = {
@@ -140,6 +140,7 @@ def _open_hdf5(path: Path, folder: Path) -> _Opened:
     def read() -> Iterator[Trajectory]:
         for name, steps in zip(names, lengths, strict=True):
             episode, found = file[name], dict[str, NDArray[Any]]()
+            check_fits(path, _announced_bytes(episode), f"of {name}")
             for theirs, ours in _OURS.items():
                 entry = episode[theirs]
                 parts = (
@@ -157,6 +158,13 @@ def _open_hdf5(path: Path, folder: Path) -> _Opened:
             yield _steps(found | further_columns(found, infos), steps)
 
     return lengths, read
+
+
+def _announced_bytes(episode: Any) -> int:
+    """Of all arrays of a group."""
+    sizes = list[int]()
+    episode.visititems(lambda _, entry: sizes.append(getattr(entry, "nbytes", 0)))
+    return sum(sizes)
 
 
 def _open_arrow(

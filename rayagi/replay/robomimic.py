@@ -23,6 +23,7 @@ from rayagi.replay.trajectories import (
     Source,
     Trajectory,
     TrajectoryBatch,
+    check_fits,
     chosen_columns,
     further_columns,
     is_obs,
@@ -141,6 +142,7 @@ def _values(path: Path, demo: Any, name: str, entries: Mapping[str, str], steps:
     if name in FLAGS and name not in entries:
         return np.zeros(steps, bool)
     array = demo[entries[name]]
+    check_fits(path, array.nbytes, f"of {array.name}")
     if not is_obs(name):
         values = np.asarray(array[:steps])
         if name == "reward":

@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 from actors.replay import Column, ReplaySchema
 from actors.replay.errors import ReplayError
 from placement.errors import counted
+from placement.inventory import limits
+from rayagi.run.quantities import bytes_text
 from rayagi.serving.errors import DatasetError, ExportError
 
 Trajectory = dict[str, NDArray[Any]]
@@ -39,6 +41,8 @@ Value = TypeVar("Value")
 """Of a column: an array, or its name in a file."""
 Progress = Callable[[int, int], object]
 """Called with the steps that are done and all steps."""
+_LARGE_BYTES = 2**26
+"""From which on it is looked up how much memory there is."""
 BATCH_BYTES = 2**20
 """Of a batch, about; a longer trajectory is one alone."""
 FLAGS = ("terminated", "truncated")
@@ -240,15 +244,33 @@ def _joined(trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
 
 @contextmanager
 def reading(path: Path, kind: str) -> Iterator[None]:
-    """Convert what libraries raise for a bad file to a ``DatasetError``."""
+    """Convert what libraries raise for a bad file, or one that needs too much memory, to a ``DatasetError``."""
     try:
         yield
     except ReplayError:  # of a store or a saved replay: it says what is wrong
         raise
+    except MemoryError as error:
+        raise DatasetError(str(path), f"needs more memory to be read than there is: {error}") from error
     except _DAMAGE as error:
         first_line = (str(error).splitlines() or [""])[0]
         reason = f"cannot be read as {kind} ({type(error).__name__}: {first_line}): is it whole, and of this layout?"
         raise DatasetError(str(path), reason) from error
+
+
+def check_fits(path: Path, size: int, what: str) -> None:
+    """Refuse what a file announces if it is more than this process may have in memory, before it is read.
+
+    Args:
+        path: for the error
+        size: bytes
+        what: of which they are
+
+    Raises:
+        DatasetError: there is not so much memory.
+    """
+    if size > _LARGE_BYTES and size > (most := limits.memory_bytes()):
+        reason = f"announces {bytes_text(size)} {what}, where this process may use {bytes_text(most)}: is it damaged?"
+        raise DatasetError(str(path), reason)
 
 
 def is_obs(name: str) -> bool:

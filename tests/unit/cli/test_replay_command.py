@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from actors.replay import Column, ReplaySchema, ReplayStore
+from placement.inventory import limits
 from rayagi.cli import main
 from rayagi.replay import load
 from rayagi.replay.saved import save
@@ -111,7 +112,14 @@ def test_a_bench_compares_with_memcpy(dataset, capsys):
         (["sample", "d.pt", "--select", "fifo"], "there are 3"),
         (["sample", "d.pt", "--length", "9"], "--length 9: the longest trajectory has 4 steps"),
         (["bench", "d.pt", "--length", "9"], "--length 9: the longest trajectory has 4 steps"),
-        (["sample", "d.pt", "--batch", str(10**15)], f"--batch {10**15}: no memory for so many rows"),
+        (
+            ["sample", "d.pt", "--batch", str(10**15)],
+            f"--batch {10**15}: no memory for so many rows of --length 1",
+        ),
+        (
+            ["bench", "d.pt", "--batch", str(10**15)],
+            f"--batch {10**15}: no memory for so many rows of --length 1",
+        ),
         (["export", "d.pt", "x", "--to", "torch"], "torch is read from files .pt or .pth: name it x.pt"),
         (
             ["export", "d.pt", "x", "--to", "rllib", "--columns", "goal"],
@@ -125,6 +133,19 @@ def test_bad_input_is_one_sentence(dataset, capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["sample", "bench"])
+def test_a_batch_larger_than_free_memory_is_refused_before_it_is_allocated(
+    dataset, capsys, monkeypatch, command
+):
+    monkeypatch.setattr(limits, "available_bytes", lambda: 10 * 2**20)
+    monkeypatch.setattr(f"rayagi.cli.replay_{command}.select", None)
+    # A step: two observations, action, reward, two flags, and a mask of each.
+    values = 2 * 5 + 9 + 5 + 2 * 2
+    batch = 10 * 2**20 // (2048 + 2 * values if command == "sample" else 4 * values) + 1
+    assert main(["replay", command, "d.pt", "--batch", str(batch)]) == 2
+    assert "they need 10 MiB where 10 MiB are free" in capsys.readouterr().err
 
 
 def test_an_import_below_a_file(dataset, capsys):
