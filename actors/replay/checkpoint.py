@@ -48,6 +48,7 @@ from actors.replay.tree import Integers
 from collectives.closing import ClosesOnExit
 from collectives.files import sync_path
 from placement.errors import counted
+from placement.unfinished import unfinished_beside
 
 _QUEUE = np.dtype("<u4")
 _FINISHED, _UNFINISHED = re.compile(r"\d{6,}"), re.compile(r"\.(\d{6,}|removed)\..*")
@@ -473,7 +474,8 @@ def _appearing(folder: Path) -> Iterator[Path]:
     """A folder to be filled, which appears under its name if the block succeeds, and vanishes else."""
     if os.path.lexists(folder):
         raise ReplayCheckpointError(f"{folder} exists already: a checkpoint is written into a new folder")
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    beside = unfinished_beside(folder)
+    beside.mkdir(mode=0o700)
     try:
         yield beside
         sync_path(beside)

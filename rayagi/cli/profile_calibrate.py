@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import say
+from rayagi.cli.sigterm import ended_by_sigterm
 from rayagi.profiler import gpu_calls
 from rayagi.profiler.calibration_store import default_folder, save, stored
 from rayagi.profiler.calibration_text import costs_text
@@ -31,20 +28,6 @@ def runner(arguments: argparse.Namespace) -> ProgramRunner:
         raise UsageError(f"give the program after two dashes: rayagi {name} -- python train.py --steps 20000")
     packages = packages_with(arguments.simulator, arguments.native)
     return ProgramRunner(arguments.program, packages, arguments.limit_mb)
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """Within it SIGTERM is an exception, so that the program is ended too, and its traces are deleted."""
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,8 @@ from dataclasses import asdict
 
 from rayagi.cli.failures import UsageError
 from rayagi.cli.output import complain, say
-from rayagi.cli.profile_calibrate import ended_by_sigterm, runner
+from rayagi.cli.profile_calibrate import runner
+from rayagi.cli.sigterm import ended_by_sigterm
 from rayagi.profiler.calibration_store import Recorded, choose, default_folder
 from rayagi.profiler.calibration_text import calibration_line, validation_text
 from rayagi.profiler.layout import HOOKS

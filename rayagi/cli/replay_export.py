@@ -7,6 +7,7 @@ import argparse
 from placement.errors import counted
 from rayagi.cli.output import say
 from rayagi.cli.replay_progress import shown_progress
+from rayagi.cli.sigterm import ended_by_sigterm
 from rayagi.replay.exports import export
 from rayagi.replay.loading import open_source
 
@@ -20,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         DiskError: it cannot be written; nothing of it is left.
     """
     source = open_source(arguments.path, columns=arguments.columns, mask=arguments.mask)
-    with shown_progress(f"writing {arguments.out}") as progress:
+    with ended_by_sigterm(), shown_progress(f"writing {arguments.out}") as progress:
         count = export(source, arguments.out, arguments.to, progress)
     say(
         f"{arguments.out}: {counted(count, 'trajectory', 'trajectories')} "

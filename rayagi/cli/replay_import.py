@@ -8,6 +8,7 @@ from shlex import quote
 from placement.errors import counted
 from rayagi.cli.output import say
 from rayagi.cli.replay_progress import loaded
+from rayagi.cli.sigterm import ended_by_sigterm
 from rayagi.replay.saved import save
 from rayagi.run.quantities import bytes_text
 from rayagi.serving.errors import ExportError
@@ -23,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.out.exists():  # before minutes of reading
         raise ExportError(str(arguments.out), "exists already; choose another folder")
-    with loaded(arguments, max_length=arguments.max_length) as store:
+    with ended_by_sigterm(), loaded(arguments, max_length=arguments.max_length) as store:
         size = save(store, arguments.out)
         steps = int(store.status()["length"].sum())
         say(f"{arguments.out}: {counted(len(store), 'row')} of {counted(steps, 'step')}, {bytes_text(size)}")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import shutil
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,7 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from collectives.files import sync_path
-from placement.ledger import start_ticks
+from placement.unfinished import remove_unfinished, unfinished_beside
 from rayagi.run.errors import disk_errors
 from rayagi.serving.column_layout import EndedEpisode
 from rayagi.serving.errors import ExportError
@@ -128,33 +125,21 @@ def finished_file(out: Path) -> Iterator[Path]:
 @contextmanager
 def _renamed(out: Path, what: str) -> Iterator[Path]:
     _check_free(out, what)
-    prefix = f".{out.name}.{socket.gethostname()}."
-    folder = out.absolute().parent
-    for left in folder.glob(f"{glob.escape(prefix)}*.unfinished"):
-        pid = left.name.removeprefix(prefix).removesuffix(".unfinished")
-        if pid.isdecimal() and (int(pid) == os.getpid() or start_ticks(int(pid)) is None):
-            _remove(left)  # of a killed process of this host
-    unfinished = folder / f"{prefix}{os.getpid()}.unfinished"
+    unfinished = unfinished_beside(out)
     try:
         # The error says how much space is free, which it is before the unfinished one is removed.
         with disk_errors(out, "free space there, or choose another folder"):
-            folder.mkdir(parents=True, exist_ok=True)
+            unfinished.parent.mkdir(parents=True, exist_ok=True)
             yield unfinished
             _check_free(out, what)  # another process may have made it meanwhile
             unfinished.rename(out)
     finally:
-        _remove(unfinished)
+        remove_unfinished(unfinished)
 
 
 def _check_free(out: Path, what: str) -> None:
     if out.exists():
         raise ExportError(str(out), f"exists already; choose another {what}")
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):
-        path.unlink()
 
 
 class _OpenFile:

@@ -1,12 +1,15 @@
 """`rayagi replay`: info, import, export, sample and bench, on a dataset of torch tensors."""
 
 import json
+import signal
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
 from actors.replay import Column, ReplaySchema, ReplayStore
+from actors.replay.checkpoint_files import SegmentWriter
 from placement.inventory import limits
 from rayagi.cli import main
 from rayagi.replay import load
@@ -146,6 +149,23 @@ def test_a_batch_larger_than_free_memory_is_refused_before_it_is_allocated(
     batch = 10 * 2**20 // (2048 + 2 * values if command == "sample" else 4 * values) + 1
     assert main(["replay", command, "d.pt", "--batch", str(batch)]) == 2
     assert "they need 10 MiB where 10 MiB are free" in capsys.readouterr().err
+
+
+def test_sigterm_leaves_nothing_of_an_import(dataset, capsys, monkeypatch):
+    monkeypatch.setattr(SegmentWriter, "finish", lambda writer: signal.raise_signal(signal.SIGTERM))
+    assert main(["replay", "import", "d.pt", "out"]) == 130
+    assert [path.name for path in dataset.iterdir()] == ["d.pt"]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_sigterm_leaves_nothing_of_an_export(dataset, capsys, monkeypatch):
+    @contextmanager
+    def shown_progress(text):
+        yield lambda done, total: signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("rayagi.cli.replay_export.shown_progress", shown_progress)
+    assert main(["replay", "export", "d.pt", "--to", "lerobot", "out"]) == 130
+    assert [path.name for path in dataset.iterdir()] == ["d.pt"]
 
 
 def test_an_import_below_a_file(dataset, capsys):

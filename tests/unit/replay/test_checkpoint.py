@@ -6,6 +6,8 @@ import os
 import re
 import select as polling
 import shutil
+import socket
+import subprocess
 import time
 import tracemalloc
 from pathlib import Path
@@ -651,3 +653,20 @@ def test_a_process_that_is_killed_while_it_replaces_rows_leaves_none_without_its
         status = store.status()
         selectable = status["state"] == COMMITTED
         assert (status["length"][selectable] == 1).all()
+
+
+def test_what_a_killed_process_left_of_a_checkpoint_is_removed_by_the_next(tmp_path):
+    """Not what belongs to a living process or to another place."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = socket.gethostname()
+    gone = tmp_path / f".replay.{here}.{ended.pid}.unfinished"
+    kept = [
+        tmp_path / f".replay.{here}.{os.getppid()}.unfinished",
+        tmp_path / f".x.{here}.{ended.pid}.unfinished",
+    ]
+    for left in (gone, *kept):
+        left.mkdir()
+        (left / "status.bin").touch()
+    ReplayCheckpointer(made()).write(tmp_path / "replay")
+    assert {*tmp_path.iterdir()} == {tmp_path / "replay", *kept}
