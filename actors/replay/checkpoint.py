@@ -166,8 +166,11 @@ class ReplayCheckpointer(ClosesOnExit):
         written = writer.num_bytes
         return Saved(folder, rows, len(left_out), written, sum(map(self._num_bytes, segments)) - written)
 
-    def read(self, folder: str | os.PathLike[str]) -> Restored:
+    def read(self, folder: str | os.PathLike[str], *, as_table: bool = False) -> Restored:
         """Replace the content of the store by a checkpoint. No other process may use the store meanwhile.
+
+        ``as_table``: whichever shard was saved, its rows are those of this store, a table of one shard; and where the saved
+        store had a removal function, this one may have any removal.
 
         The rate limiter goes on as ``Limiter.resume`` says. Keys from before mean nothing afterwards. If a block turns
         out to be damaged, the store is empty.
@@ -178,7 +181,7 @@ class ReplayCheckpointer(ClosesOnExit):
         """
         folder = Path(folder)
         manifest = Manifest.read(folder)
-        self._check_fits(folder, manifest)
+        self._check_fits(folder, manifest, as_table)
         status = read_array(folder, "status.bin", STATUS, manifest.capacity, manifest.status)
         queue = read_array(folder, "queue.bin", _QUEUE, manifest.free, manifest.queue)
         frozen = self._frozen(folder, manifest, status, queue)
@@ -296,20 +299,20 @@ class ReplayCheckpointer(ClosesOnExit):
 
     # ---- restoring
 
-    def _check_fits(self, folder: Path, manifest: Manifest) -> None:
-        """Raise unless the store would go on exactly as the saved one."""
+    def _check_fits(self, folder: Path, manifest: Manifest, as_table: bool) -> None:
+        """Raise unless the store would go on exactly as the saved one, or as a table with its rows."""
         store, saved = self._store, ReplaySchema.from_json(manifest.schema)
         own = self._store.freeze().header
         if saved != store.schema:
             raise _foreign(folder, _brief(saved), _brief(store.schema))
+        place, removal = (manifest.shard, manifest.num_shards), manifest.removal
+        if as_table:
+            place = (0, 1)
+            removal = kernel.REMOVALS[own.removal] if removal == "user" else removal
         rules = (kernel.REMOVALS[own.removal], own.max_sampled)
         for name, theirs, ours in (
-            (
-                "shards",
-                (manifest.shard, manifest.num_shards),
-                (store.base // store.capacity, store.num_shards),
-            ),
-            ("removal and max_times_sampled", (manifest.removal, manifest.max_times_sampled), rules),
+            ("shards", place, (store.base // store.capacity, store.num_shards)),
+            ("removal and max_times_sampled", (removal, manifest.max_times_sampled), rules),
         ):
             if theirs != ours:
                 raise _foreign(folder, f"{name} {theirs}", f"{name} {ours}")

@@ -124,7 +124,7 @@ def load(
     """A replay store with a dataset's trajectories, one a row, in the dataset's order.
 
     Memory is that of the store and of a few trajectories. Timestamps count the rows, from 0. A saved replay is restored as
-    it was, unless it is to be cut or sharded.
+    it was, unless it is to be cut or sharded; one shard of a table becomes a table of its own.
 
     Args:
         path, columns, mask: as of ``open_source``

@@ -55,9 +55,11 @@ def restore(
 ) -> ReplayStore:
     """The store that was saved, with its rows, priorities and counters; ``columns`` are those that it must have.
 
+    One shard of a table becomes a table of its own; a store that had a removal function removes the oldest commit first.
+
     Raises:
         DatasetError: it lacks a column.
-        ReplayCheckpointError: it is missing or damaged, or had a removal function.
+        ReplayCheckpointError: it is missing or damaged.
         ReplayError: the store does not fit.
     """
     found = saved_folder(path)
@@ -72,15 +74,13 @@ def restore(
         schema,
         manifest.capacity,
         selectors=selectors,
-        removal=manifest.removal,
+        removal="fifo" if manifest.removal == "user" else manifest.removal,
         max_times_sampled=manifest.max_times_sampled,
         memory_bytes=memory_bytes,
         folder=folder,
-        shard=manifest.shard,
-        num_shards=manifest.num_shards,
     )
     try:
-        ReplayCheckpointer(store).read(found)
+        ReplayCheckpointer(store).read(found, as_table=True)
     except BaseException:
         store.close()
         raise

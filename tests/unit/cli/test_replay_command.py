@@ -183,6 +183,33 @@ def test_a_sample_of_a_store_without_actions(dataset, capsys):
     assert "1 trajectory, 2 steps; 1 cut" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "rules", [{"shard": 1, "num_shards": 2}, {"removal": lambda status: [0]}], ids=["shard", "removal"]
+)
+def test_a_saved_shard_or_store_with_a_removal_function(dataset, capsys, rules):
+    columns = (Column(name="obs", dtype="float32", extra=1), Column(name="action", dtype="float32"))
+    store = ReplayStore.create(ReplaySchema(columns, 2), 2, **rules)
+    keys = store.insert(
+        {"obs": np.array([[1, 2, 3], [4, 5, 6]], np.float32), "action": np.ones((2, 2), np.float32)}
+    )
+    store.update_priorities(keys, np.array([3.0, 4.0]))
+    save(store, dataset / "own")
+    for command in (
+        ["info"],
+        ["sample"],
+        ["bench", "--time", "0.01s"],
+        ["export", "out.pt", "--to", "torch"],
+    ):
+        assert main(["replay", command[0], "own", *command[1:]]) == 0
+        assert capsys.readouterr().err == ""
+    assert torch.load("out.pt")["obs"].tolist() == [1, 2, 4, 5]
+    with load("own") as again:
+        assert (again.base, again.num_shards) == (0, 1)
+        assert again.status()["priority"].tolist() == [3, 4]
+        again.insert({"obs": np.array([[7, 8, 9]], np.float32), "action": np.ones((1, 2), np.float32)})
+        assert len(again) == 2
+
+
 def test_a_damaged_saved_replay(dataset, capsys):
     assert main(["replay", "import", "d.pt", "saved"]) == 0
     file = next(path for path in (dataset / "saved").iterdir() if path.name.startswith("status"))
