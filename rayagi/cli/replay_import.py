@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from shlex import quote
 
 from placement.errors import counted
@@ -19,10 +20,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         DatasetError: the dataset cannot be read.
-        ReplayError: it does not fit into --memory, or the output cannot be written; nothing of it is left.
+        ReplayError: it does not fit into --memory.
         ExportError: the output exists.
+        DiskError: it cannot be written; nothing of it is left.
     """
-    if arguments.out.exists():  # before minutes of reading
+    if os.path.lexists(arguments.out):  # before minutes of reading
         raise ExportError(str(arguments.out), "exists already; choose another folder")
     with ended_by_sigterm(), loaded(arguments, max_length=arguments.max_length) as store:
         size = save(store, arguments.out)

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from actors.replay import Gatherer, Keys, ReplayStore, Selection, Subscription, kernel
 from actors.replay.checkpoint import ReplayCheckpointer
 from actors.replay.checkpoint_files import Manifest
+from actors.replay.errors import ReplayCheckpointError
 from actors.replay.schema import ReplaySchema
 from placement.inventory import limits
 from rayagi.replay.trajectories import Source, TrajectoryBatch, listed
-from rayagi.run.errors import disk_errors
+from rayagi.run.errors import DiskError, disk_errors
 from rayagi.serving.errors import DatasetError, ExportError
 
 
@@ -35,14 +36,19 @@ def save(store: ReplayStore, out: Path) -> int:
 
     Raises:
         ExportError: the folder exists.
-        DiskError: the folder above it cannot be made.
-        ReplayCheckpointError: it cannot be written; nothing of it is left.
+        DiskError: it cannot be written; nothing of it is left.
     """
-    if out.exists():
+    if os.path.lexists(out):
         raise ExportError(str(out), "exists already; choose another folder")
     with disk_errors(out, "choose another folder"):
         out.parent.mkdir(parents=True, exist_ok=True)
-    return ReplayCheckpointer(store).write(out.absolute()).written_bytes
+    try:
+        return ReplayCheckpointer(store).write(out.absolute()).written_bytes
+    except ReplayCheckpointError as error:
+        if isinstance(error.__cause__, OSError):
+            reason = error.__cause__.strerror or str(error.__cause__)
+            raise DiskError(str(out), reason, "free space there, or choose another folder") from error
+        raise
 
 
 def restore(

@@ -138,7 +138,7 @@ def _renamed(out: Path, what: str) -> Iterator[Path]:
 
 
 def _check_free(out: Path, what: str) -> None:
-    if out.exists():
+    if os.path.lexists(out):  # a link to nothing too
         raise ExportError(str(out), f"exists already; choose another {what}")
 
 

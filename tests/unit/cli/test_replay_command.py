@@ -1,6 +1,8 @@
 """`rayagi replay`: info, import, export, sample and bench, on a dataset of torch tensors."""
 
+import errno
 import json
+import os
 import signal
 from contextlib import contextmanager
 
@@ -149,6 +151,30 @@ def test_a_batch_larger_than_free_memory_is_refused_before_it_is_allocated(
     batch = 10 * 2**20 // (2048 + 2 * values if command == "sample" else 4 * values) + 1
     assert main(["replay", command, "d.pt", "--batch", str(batch)]) == 2
     assert "they need 10 MiB where 10 MiB are free" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_failure_and_leaves_nothing(dataset, capsys, monkeypatch):
+    def finish(writer):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SegmentWriter, "finish", finish)
+    assert main(["replay", "import", "d.pt", "out"]) == 1
+    message = (
+        "rayagi: cannot write out: No space left on device; free space there, or choose another folder\n"
+    )
+    assert capsys.readouterr().err == message
+    assert [path.name for path in dataset.iterdir()] == ["d.pt"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["import", "out"], ["export", "out", "--to", "lerobot"], ["export", "out.pt", "--to", "torch"]],
+)
+def test_a_link_to_nothing_is_no_free_place(dataset, capsys, command):
+    (dataset / command[1]).symlink_to("nowhere")
+    assert main(["replay", command[0], "d.pt", *command[1:]]) == 2
+    assert f"{command[1]}: exists already; choose another" in capsys.readouterr().err
+    assert sorted(path.name for path in dataset.iterdir()) == ["d.pt", command[1]]
 
 
 def test_sigterm_leaves_nothing_of_an_import(dataset, capsys, monkeypatch):
