@@ -132,6 +132,9 @@ def open_endpoint(found: str) -> int:
     except (OSError, ValueError) as error:
         if isinstance(error, ReplayError):
             raise
-        raise ReplayError(
-            f"the replay store at {found!r} cannot be opened ({error}): has its process ended?"
-        ) from error
+        why = (
+            "is its process of another user"
+            if isinstance(error, PermissionError)
+            else "has its process ended"
+        )
+        raise ReplayError(f"the replay store at {found!r} cannot be opened ({error}): {why}?") from error

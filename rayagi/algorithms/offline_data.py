@@ -163,7 +163,7 @@ def _refuse_nonfinite(source: Source, first: int, batch: TrajectoryBatch, name: 
     values = batch.columns[name]
     if not np.isfinite(values).all():
         bad = next(n for n, each in enumerate(batch.trajectories()) if not np.isfinite(each[name]).all())
-        reason = f"episode {first + bad} has {what} that is not finite: leave it out"
+        reason = f"episode {first + bad} has {what} that is not finite as {values.dtype}: leave it out"
         raise DatasetError(str(source.path), reason)
 
 
@@ -236,7 +236,9 @@ def _fitting(
                 f"has {found.extra} {column.name} beyond a row's last step, where {column.extra} is needed",
             )
         fits = found.shape == column.shape or {found.shape, column.shape} == {(), (1,)}
-        if not fits or not np.can_cast(found.dtype, column.dtype, "same_kind"):
+        is_choice = column.name == "action" and found.dtype.kind in "iu" and not found.shape
+        is_other = is_choice and not info.action.is_discrete
+        if is_other or not fits or not np.can_cast(found.dtype, column.dtype, "same_kind"):
             raise DatasetError(
                 path,
                 f"has {column.name} of {found.dtype}{list(found.shape)}, and {info.env_id} has "

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from rayagi.replay.trajectories import (
     is_obs,
     listed,
     make_schema,
+    native,
 )
 from rayagi.serving.errors import DatasetError
 
@@ -94,7 +96,8 @@ def flat_source(path: Path, kind: str, arrays: Mapping[str, Any], wanted: Sequen
     for name in (*nexts.values(), TRAJECTORY):
         known.pop(name, None)
     names, left_out = chosen_columns(path, known, wanted, D4RL_NAMES)
-    _check_rows(path, arrays, nexts)
+    used = {*names, *nexts.values(), *FLAGS, TRAJECTORY}
+    _check_rows(path, {name: array for name, array in arrays.items() if name in used}, nexts)
     _check_ends(path, arrays, nexts)
     kinds = {name: _kind(name, arrays) for name in names}
     row_bytes = sum(math.prod(shape) * np.dtype(dtype).itemsize for dtype, shape in kinds.values())
@@ -142,7 +145,8 @@ class _Ahead:
     def __call__(self, begin: int, end: int) -> NDArray[Any]:
         if end > self._begin + len(self._rows):
             rows = np.asarray(self._array[begin : max(end, begin + self._size)])
-            self._begin, self._rows = begin, rows.reshape(-1, *self._shape)
+            self._begin = begin
+            self._rows = rows.reshape(-1, *self._shape).astype(native(rows.dtype), copy=False)
         return self._rows[begin - self._begin : end - self._begin]
 
 
@@ -204,7 +208,7 @@ def _kind(name: str, arrays: Mapping[str, Any]) -> tuple[Any, tuple[int, ...]]:
         return bool, ()
     shape = arrays[name].shape[1:]
     is_scalar = name in _SCALARS or (name in ("log_prob", "policy_version") and shape == (1,))
-    return arrays[name].dtype, () if is_scalar else shape
+    return native(arrays[name].dtype), () if is_scalar else shape
 
 
 def _flags(path: Path, name: str, arrays: Mapping[str, Any]) -> NDArray[np.bool_]:
@@ -223,7 +227,10 @@ def _ends(
     is_last = flags["terminated"] | flags["truncated"]
     is_last[-1] = True
     if TRAJECTORY in arrays:
-        is_last[:-1] |= np.diff(np.asarray(arrays[TRAJECTORY][:]).reshape(-1)) != 0
+        numbers = np.asarray(arrays[TRAJECTORY][:]).reshape(-1)
+        if (numbers != numbers).any():  # NaN, which differs from itself
+            raise DatasetError(str(path), f"{TRAJECTORY} has NaN, which is the number of no trajectory")
+        is_last[:-1] |= numbers[1:] != numbers[:-1]
     is_open = ~is_last
     for name, other_name in nexts.items():
         jumps = _jumps(arrays[name], arrays[other_name])
@@ -288,6 +295,9 @@ def _arrays(path: Path, file: Any, h5py: Any) -> dict[str, Any]:
             entries[name] = entry
 
     file.visititems(add)
+    for name in {*D4RL_NAMES.values(), *D4RL_NAMES} - entries.keys():  # links, which it does not visit
+        if name in file:
+            add(name, file[name])
     infos = [name for name in entries if name.startswith("infos/") and name not in OUR_NAMES]
     found = by_our_names(path, {name: entry for name, entry in entries.items() if name not in infos})
     return found | further_columns(found, {name.removeprefix("infos/"): entries[name] for name in infos})
@@ -300,7 +310,10 @@ def open_tensors(path: Path, columns: Sequence[str]) -> Source:
         RuntimeError, pickle.UnpicklingError: it is no such file, or has more than tensors.
         DatasetError: it is no dict of tensors, or as of ``flat_source``.
     """
-    found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:  # torch's own text advises to run the file's code
+        raise pickle.UnpicklingError("it is no file of torch.save, or has more than tensors") from error
     if (
         not isinstance(found, Mapping)
         or not found

@@ -78,6 +78,8 @@ def kind_of(path: Path) -> str:
 def _kind_of(path: Path) -> str:
     if not path.exists():
         raise DatasetError(str(path), f"does not exist{minari_hint(path)}")
+    if not path.is_dir() and not path.is_file():  # a pipe would never end
+        raise DatasetError(str(path), "is no file or folder")
     kind = _kind_of_folder(path) if path.is_dir() else _SUFFIXES.get(path.suffix)
     if kind is None and (files := parquet_files(path)):
         with reading(path, "Parquet"):

@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from placement.errors import counted
 from rayagi.replay.arrow import as_array
 from rayagi.replay.flat import import_h5py
-from rayagi.replay.trajectories import Source, Trajectory, check_fits, episode_source, further_columns, is_obs
+from rayagi.replay.trajectories import (
+    Source,
+    Trajectory,
+    check_fits,
+    episode_source,
+    further_columns,
+    is_obs,
+    native,
+)
 from rayagi.serving.errors import DatasetError
 
 _OURS = {
@@ -221,6 +229,7 @@ def _steps(found: Trajectory, steps: int) -> Trajectory:
 
     ``log_prob`` and ``policy_version`` have an axis of size 1 in rayagi's exports, as Minari needs it.
     """
+    found = {name: values.astype(native(values.dtype), copy=False) for name, values in found.items()}
     shortened = {name: values if is_obs(name) else values[:steps] for name, values in found.items()}
     for name in ("log_prob", "policy_version"):
         if name in shortened:

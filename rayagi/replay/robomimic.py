@@ -29,6 +29,7 @@ from rayagi.replay.trajectories import (
     is_obs,
     listed,
     make_schema,
+    native,
     packed,
 )
 from rayagi.serving.errors import DatasetError
@@ -134,7 +135,7 @@ def _kind(demo: Any, name: str, entries: Mapping[str, str]) -> tuple[Any, tuple[
     if name in FLAGS:
         return bool, ()
     array = demo[entries[name]]
-    return array.dtype, () if name == "reward" else array.shape[1:]
+    return native(array.dtype), () if name == "reward" else array.shape[1:]
 
 
 def _values(path: Path, demo: Any, name: str, entries: Mapping[str, str], steps: int) -> NDArray[Any]:
@@ -144,15 +145,19 @@ def _values(path: Path, demo: Any, name: str, entries: Mapping[str, str], steps:
     array = demo[entries[name]]
     check_fits(path, array.nbytes, f"of {array.name}")
     if not is_obs(name):
-        values = np.asarray(array[:steps])
+        values = _rows(array, 0, steps)
         if name == "reward":
             return values.reshape(-1)
         return _flags(path, demo, values) if name in FLAGS else values
-    values = np.asarray(array[: steps + 1])
+    values = _rows(array, 0, steps + 1)
     if len(values) > steps:  # the last step is left out
         return values
-    after = demo[f"next_{entries[name]}"][steps - 1 : steps] if "next_obs" in demo else values[-1:]
+    after = _rows(demo[f"next_{entries[name]}"], steps - 1, steps) if "next_obs" in demo else values[-1:]
     return np.concatenate([values, after])
+
+
+def _rows(array: Any, begin: int, end: int) -> NDArray[Any]:
+    return np.asarray(array[begin:end]).astype(native(array.dtype), copy=False)
 
 
 def _flags(path: Path, demo: Any, values: NDArray[Any]) -> NDArray[np.bool_]:

@@ -79,7 +79,7 @@ def open_lerobot(path: Path, columns: Sequence[str]) -> Source:
     """A LeRobot v3 dataset. ``next.done`` counts as terminated. Images and videos are left out.
 
     Raises:
-        DatasetError: it is of another version, or as of ``_row_source``.
+        DatasetError: it is of another version, its frames do not follow each other, or as of ``_row_source``.
     """
     info = json.loads((path / "meta" / "info.json").read_text())
     version = str(info.get("codebase_version"))
@@ -106,7 +106,30 @@ def open_lerobot(path: Path, columns: Sequence[str]) -> Source:
     if frames != (announced := info.get("total_frames", frames)):
         reason = f"has {counted(frames, 'frame')} where info.json says {announced:,}: is a file missing?"
         raise DatasetError(str(path), reason)
+    _check_frames(path, files)
     return _row_source(path, "lerobot", files, "episode_index", names, others, columns, shapes, images)
+
+
+def _check_frames(path: Path, files: Sequence[Path]) -> None:
+    """Refuse frames that do not follow each other: those of an episode lie together, and count from 0."""
+    if not files:
+        return
+    rows = pyarrow.dataset.dataset(files, format="parquet")
+    if "frame_index" not in rows.schema.names:
+        return
+    last_episode, last_frame, first_row = -1, -1, 0
+    for batch in row_batches(rows, ["episode_index", "frame_index"]):
+        episodes, frames = (_values(batch, name, ()).reshape(-1) for name in ("episode_index", "frame_index"))
+        follows = np.append(last_episode, episodes[:-1]) == episodes
+        expected = np.where(follows, np.append(last_frame, frames[:-1]) + 1, 0)
+        for row in np.flatnonzero(frames != expected)[:1].tolist():
+            reason = (
+                f"row {first_row + row:,} is frame {frames[row]} of episode {episodes[row]} where frame {expected[row]} is "
+                "expected: the frames of an episode follow each other"
+            )
+            raise DatasetError(str(path), reason)
+        if len(frames):
+            last_episode, last_frame, first_row = episodes[-1], frames[-1], first_row + len(frames)
 
 
 def open_steps(path: Path, columns: Sequence[str]) -> Source:
@@ -224,6 +247,8 @@ def _runs(
             found[name] = _flag(batch, flags[name]) if name in flags else np.zeros(batch.num_rows, bool)
         empty = {name: values[:0] for name, values in found.items()}
         numbers = np.array(batch.column(key).to_pylist())
+        if batch.column(key).null_count or (numbers != numbers).any():  # NaN differs from itself
+            raise ValueError(f"{key} is null or NaN: it is the number of each row's trajectory")
         if is_open and numbers[0] != last_key:
             yield empty, True
         ends = np.append(numbers[1:] != numbers[:-1], False) | found["terminated"] | found["truncated"]

@@ -273,6 +273,11 @@ def check_fits(path: Path, size: int, what: str) -> None:
         raise DatasetError(str(path), reason)
 
 
+def native(dtype: Any) -> np.dtype[Any]:
+    """The type in this machine's byte order."""
+    return np.dtype(dtype).newbyteorder("=")
+
+
 def is_obs(name: str) -> bool:
     """Whether a column is the observation or a part of it."""
     return name == "obs" or name.startswith("obs.")

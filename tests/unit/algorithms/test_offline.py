@@ -339,6 +339,24 @@ def test_a_dataset_is_refused_before_anything_starts(tmp_path):
     refuse_unfit_dataset(path, spec_of(path), UNEVEN)
 
 
+def test_values_beyond_float32_are_said_to_be_so(tmp_path):
+    path = four_steps(tmp_path / "d.pt", [[0.5, 1.0]] * 4)
+    steps = torch.load(path)
+    torch.save(steps | {"obs": torch.full((4, 3), 1e300, dtype=torch.float64)}, path)
+    with pytest.raises(
+        DatasetError, match="episode 0 has an observation that is not finite as float32: leave it out"
+    ):
+        scan(source_of(path, UNEVEN), UNEVEN)
+
+
+def test_choices_are_no_actions_of_a_continuous_task(tmp_path):
+    one = replace(INFO, action=ActionSpec(kind="continuous", dim=1, low=(-1.0,), high=(1.0,)))
+    path = four_steps(tmp_path / "d.pt", [0, 1, 1, 0])
+    with pytest.raises(DatasetError, match=r"has action of int64\[\], and Point has float32\[1\]"):
+        source_of(path, one, imitation=True)
+    assert source_of(four_steps(tmp_path / "e.pt", [0.0, 1.0, 1.0, 0.0]), one).num_steps == 4
+
+
 def test_an_infinite_action_is_not_taken_for_a_limit(tmp_path):
     path = four_steps(tmp_path / "d.pt", [[0.5, 1.0], [-np.inf, 2.0], [1.0, 4.0], [-1.0, 3.0]])
     with pytest.raises(DatasetError, match="episode 0 has an action that is not finite"):

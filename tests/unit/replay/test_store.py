@@ -1,6 +1,7 @@
 """The store against a model in plain Python: allocator, status table, removal, trees; spilling; bad input."""
 
 import collections
+import errno
 import gc
 import os
 import pickle
@@ -249,6 +250,17 @@ def test_a_store_in_a_folder_is_mapped_and_leaves_nothing_there(tmp_path):
     store.insert(content([4]))
     assert ReplayStore.attach(store.endpoint).block("obs", 0)[3].tolist() == [403.0] * 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_of_another_user_is_said_to_be_so(monkeypatch):
+    def denied(path, flags):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with ReplayStore.create(SCHEMA, 5) as store:
+        endpoint = store.endpoint
+        monkeypatch.setattr(os, "open", denied)
+        with pytest.raises(ReplayError, match=r"\(.*Permission denied\): is its process of another user\?$"):
+            ReplayStore.attach(endpoint)
 
 
 def test_other_processes_attach_by_endpoint_or_pickle():
