@@ -36,6 +36,7 @@ from placement.plan import PlacementPlan
 from placement.types import Machine
 from rayagi.algorithms.definition import AlgorithmDefinition
 from rayagi.algorithms.registry import DEFINITIONS
+from rayagi.config.action_range import warn_of_action_range
 from rayagi.config.errors import ConfigError
 from rayagi.config.rllib_classes import CONFIGS
 from rayagi.config.rllib_config import GmiConfig
@@ -129,6 +130,7 @@ class GmiAlgorithm(Algorithm):
         self.unstable = UnstableShare(env.max_unstable_share)
         self.info = env.info()
         refuse_unfit_env(self.run_spec, self.info)
+        warn_of_action_range(self.run_spec, self.info, _logger.warning)
         if self.run_spec.data.path is not None:
             # Imported here: it loads readers of datasets.
             from rayagi.algorithms.offline_data import other_task, refuse_unfit_dataset

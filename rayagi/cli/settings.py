@@ -15,6 +15,8 @@ from placement.inventory import cluster_machine, local_machine
 from placement.partitioner import recover_this_host
 from placement.types import Machine
 from rayagi.cli.failures import UsageError
+from rayagi.cli.output import complain
+from rayagi.config.action_range import warn_of_action_range
 from rayagi.config.convert import with_settings
 from rayagi.config.files import load_config_file
 from rayagi.config.presets import preset
@@ -70,6 +72,8 @@ def spec_from(arguments: argparse.Namespace) -> RunSpec:
     info = spec.env.info()
     refuse_unfit_env(spec, info)
     spec = checked(spec)
+    if init is None:
+        warn_of_action_range(spec, info, complain)
     if spec.data.path is not None:
         # Imported here: it loads torch, which takes seconds.
         from rayagi.algorithms.offline_data import refuse_unfit_dataset
