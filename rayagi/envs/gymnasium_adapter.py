@@ -27,6 +27,7 @@ from rayagi.envs.errors import (
     failure_text,
 )
 from rayagi.envs.lifetime import ClosableEnv, while_open
+from rayagi.envs.process_state import all_process_state_kept, process_state_kept
 from rayagi.envs.providers import (
     EnvProvider,
     VecEnvArgs,
@@ -69,7 +70,8 @@ def make_one(env_id: str, kwargs: Mapping[str, Any], env_index: int = 0) -> Chec
     options.setdefault("disable_env_checker", True)
     before = torch_settings()
     try:
-        with chdir(os.getcwd()):  # where a run's paths begin, whatever its constructor changes to
+        # Where a run's paths begin, what it writes to, and how it ends, whatever the constructor changes.
+        with chdir(os.getcwd()), process_state_kept():
             env = gymnasium.make(env_id, **options)
     except (Exception, SystemExit) as error:
         reason = str(error) if isinstance(error, gymnasium.error.Error) else failure_text(error)
@@ -108,11 +110,12 @@ def _check_booleans(env_id: str, env: gymnasium.Env[Any, Any], kwargs: Mapping[s
 
 def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:
     """The environment's EnvInfo; makes one environment for it."""
-    env = make_one(env_id, kwargs)
-    try:
-        return _info(env_id, env)
-    finally:
-        env.close()
+    with all_process_state_kept():
+        env = make_one(env_id, kwargs)
+        try:
+            return _info(env_id, env)
+        finally:
+            env.close()
 
 
 def _info(env_id: str, env: CheckedEnv) -> EnvInfo:

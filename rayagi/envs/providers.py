@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from actors.protocols import EnvInfo, VecEnv
 from placement.errors import counted
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, failure_text
+from rayagi.envs.process_state import process_state_kept
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -237,7 +238,8 @@ def user_module(env_id: str) -> ModuleType | None:
         return None
     before = torch_settings()
     try:
-        module = import_module(name)
+        with process_state_kept():
+            module = import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise EnvironmentOptionError(env_id, _import_failure(name, error)) from error
