@@ -21,6 +21,7 @@ KNOWN: dict[str, int] = {
     "rayagi.run.errors.RunFolderError": BAD_INPUT,
     "rayagi.run.errors.RunVersionError": BAD_INPUT,
     "rayagi.run.errors.NoCheckpointError": BAD_INPUT,
+    "rayagi.run.errors.EnvironmentChangedError": BAD_INPUT,
     "rayagi.run.errors.LimitReachedError": BAD_INPUT,
     "rayagi.serving.errors.DatasetError": BAD_INPUT,
     "rayagi.serving.errors.ExportError": BAD_INPUT,

@@ -61,6 +61,7 @@ from rayagi.run.limits import should_stop
 from rayagi.run.measures import position_of
 from rayagi.run.prediction import save_prediction
 from rayagi.run.recorders import FileRecorder
+from rayagi.run.trained_env import env_to_dict, refuse_changed_env
 from rayagi.run.training_loop import CHECKPOINT_EVERY, Interval, LoopSettings, TrainingLoop, TrainingOutcome
 from rayagi.run.versions import collect_versions, rayagi_version
 
@@ -148,6 +149,7 @@ def _created(arguments: argparse.Namespace) -> _Opened:
         rayagi_version=rayagi_version(),
         name=arguments.name,
         init=init,
+        environment=env_to_dict(spec.env.info()),
     )
     return folder, spec, None, initial
 
@@ -161,6 +163,8 @@ def _initial(run: Path, spec: RunSpec, arguments: argparse.Namespace) -> StateDi
 def _reopened(arguments: argparse.Namespace) -> _Opened:
     folder = open_run(arguments.resume)
     spec = resumed_spec(folder.read_spec(trust_modules=arguments.trust_modules), arguments)
+    if folder.record.environment:
+        refuse_changed_env(str(folder.path), folder.record.environment, spec.env.info())
     for table in (folder.progress_csv, folder.evaluations_csv):
         read_rows(table)  # raises for one that was damaged, before Ray starts
     folder.lock()

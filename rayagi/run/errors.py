@@ -153,6 +153,20 @@ class UnstableSimulationsError(RunError):
         )
 
 
+class EnvironmentChangedError(RunError):
+    """The environment of a run has other sizes or actions than when the run began."""
+
+    def __init__(self, run: str, env_id: str, difference: str) -> None:
+        super().__init__(run, env_id, difference)
+        self.run, self.env_id, self.difference = run, env_id, difference
+
+    def __str__(self) -> str:
+        return (
+            f"{self.run}: {self.env_id} was changed since the run began ({self.difference}), and its policy and experience "
+            "mean nothing there; use the environment's code and version of then, or start a new run"
+        )
+
+
 class LimitReachedError(RunError):
     """A resumed run had already reached its limit."""
 

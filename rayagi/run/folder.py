@@ -16,6 +16,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -58,6 +59,8 @@ class RunRecord:
     """Counters of the last checkpoint: iteration, env_steps, train_s."""
     init: str = ""
     """Run whose networks it began with; empty: none."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Sizes and actions of its environment (rayagi.run.trained_env); empty: they were not kept."""
 
 
 class RunFolder:
@@ -167,9 +170,16 @@ class RunFolder:
 
 
 def create_run(
-    out: Path, task: str, *, seed: int, rayagi_version: str, name: str | None = None, init: str = ""
+    out: Path,
+    task: str,
+    *,
+    seed: int,
+    rayagi_version: str,
+    name: str | None = None,
+    init: str = "",
+    environment: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Create a run folder, ``<out>/<task>-<date>-<time>`` or ``<out>/<name>``, and lock it.
+    """Create a run folder, ``<out>/<task>-<date>-<time>`` or ``<out>/<name>``, and lock it. Arguments as of RunRecord.
 
     Raises:
         DiskError: the folder cannot be created.
@@ -195,6 +205,7 @@ def create_run(
         seed=seed,
         created=now.isoformat(timespec="seconds"),
         init=init,
+        environment=dict(environment or {}),
     )
     folder = RunFolder(path, record)
     try:

@@ -13,6 +13,7 @@ from rayagi.models.policy import NetworkPolicy, load_policy
 from rayagi.run.errors import CheckpointError, RunError
 from rayagi.run.folder import open_run
 from rayagi.run.measures import first_non_finite
+from rayagi.run.trained_env import refuse_changed_env
 
 
 class PolicyMismatchError(RunError):
@@ -57,6 +58,7 @@ def saved_policy(run: Path, which: str, *, trust_modules: bool = False) -> Saved
     Raises:
         RunFolderError, RunVersionError, ConfigError, EnvError: the folder, its settings or its task cannot be used here.
         NoCheckpointError: there is no intact checkpoint of that name.
+        EnvironmentChangedError: the task has other sizes or actions than when the run began.
         PolicyMismatchError: it belongs to another task, or to other networks.
         CheckpointError: a number of its policy is NaN or infinite, so that its actions would mean nothing.
     """
@@ -66,6 +68,7 @@ def saved_policy(run: Path, which: str, *, trust_modules: bool = False) -> Saved
     spec = folder.read_spec(trust_modules=trust_modules)
     checkpoint = folder.checkpoints.load(which, with_local=False)
     info = spec.env.info()
+    refuse_changed_env(str(run), folder.record.environment, info)
     shared = checkpoint.state["shared"]
     try:
         policy = load_policy(shared, spec, info)

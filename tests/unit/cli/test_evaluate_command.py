@@ -20,6 +20,7 @@ from rayagi.models.networks import ActorCritic
 from rayagi.models.policy import load_policy
 from rayagi.run.errors import DiskError
 from rayagi.run.folder import create_run, open_run
+from rayagi.run.trained_env import env_to_dict
 
 
 def saved_run(task):
@@ -49,6 +50,19 @@ def test_a_saved_policy_is_evaluated_alike_each_time(task, tmp_path, monkeypatch
     assert re.search(r"return [\d.,]+ \+- [\d.,]+ over 6 episodes", first)
     assert main(["evaluate", "runs/a", "--episodes", "6", "--seed", "3"]) == 0
     assert capsys.readouterr().out == first
+
+
+def test_a_policy_is_not_used_where_its_actions_mean_others(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    saved_run("InvertedPendulum-v5")
+    info = env_info("InvertedPendulum-v5")
+    folder = open_run(Path("runs/a"))
+    folder.update(environment=env_to_dict(info))
+    assert main(["evaluate", "runs/a", "--episodes", "1"]) == 0
+    folder.update(environment=env_to_dict(replace(info, action=replace(info.action, low=(-9.0,)))))
+    capsys.readouterr()
+    assert main(["evaluate", "runs/a", "--episodes", "1"]) == 2
+    assert "actions were 1 real in [-9, 3] and are 1 real in [-3, 3]" in capsys.readouterr().err
 
 
 class Counting(gymnasium.Env):

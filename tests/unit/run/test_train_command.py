@@ -18,9 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import gymnasium
 import pytest
 import torch
 from fake_training_session import FakeClock, FakeSession
+from gymnasium.envs.registration import EnvSpec
 
 import rayagi.cli.train as train
 from actors.errors import GmiLostError, NonFiniteError
@@ -200,6 +202,39 @@ def test_a_resumed_run_has_each_iteration_once_and_continues(fake, capsys):
     assert [row["env_steps_total"] for row in rows] == [64 * i for i in range(1, 41)]
     assert rows[-1]["episodes_total"] == 40
     assert "at iteration 20 in runs/a" in capsys.readouterr().out
+
+
+class Resized(gymnasium.Env):
+    """Its sizes change between runs."""
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (self.obs_dim,))
+        self.action_space = gymnasium.spaces.Box(-self.most, self.most, (2,))
+
+    obs_dim, most = 3, 1.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "value", "difference"),
+    [
+        ("obs_dim", 4, "an observation had 3 numbers and has 4"),
+        ("most", 5.0, "actions were 2 reals in [-1, 1] and are 2 reals in [-5, 5]"),
+    ],
+)
+def test_a_run_whose_environment_was_changed_is_not_resumed(
+    fake, capsys, monkeypatch, changed, value, difference
+):
+    monkeypatch.setitem(gymnasium.registry, "Resized-v0", EnvSpec("Resized-v0", entry_point=Resized))
+    assert rayagi("Resized-v0", "--iterations", "5", "--name", "a") == 0
+    before = Path("runs/a/run.json").read_text()
+    monkeypatch.setattr(Resized, changed, value)
+    monkeypatch.setattr(train, "session_of", None)  # refused before Ray starts
+    capsys.readouterr()
+    assert rayagi("--resume", "runs/a", "--iterations", "9") == 2
+    error = capsys.readouterr().err
+    assert difference in error
+    assert "rayagi train --resume" not in error
+    assert Path("runs/a/run.json").read_text() == before
 
 
 @pytest.mark.parametrize("set_back_s", [0.0, 86400.0])
