@@ -238,6 +238,8 @@ class EvaluationResult:
 
     episode_returns: list[float]
     episode_lengths: list[int]
+    num_cut: int = 0
+    """Those that were cut, since they did not end and the task has no time limit."""
 
     def mean_return(self) -> float:
         """Mean undiscounted return."""

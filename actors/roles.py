@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -322,15 +322,25 @@ def check_finite(rollout: Rollout, iteration: int) -> None:
                 raise NonFiniteError(quantity, iteration, f"rollout step {step}, environment {env}")
 
 
+Progress = Callable[[int, int], object]
+"""Called with the number of episodes that are done, and of steps of each environment."""
+
+
 def evaluate_in_new_envs(
-    make_env: EnvFactory, policy: Policy, num_episodes: int, *, seed: int, num_threads: int
+    make_env: EnvFactory,
+    policy: Policy,
+    num_episodes: int,
+    *,
+    seed: int,
+    num_threads: int,
+    progress: Progress = lambda episodes, steps: None,
 ) -> EvaluationResult:
     """``evaluate`` with an agent of its own in new environments, separate from those of training."""
     env = make_env(
         num_envs=min(num_episodes, _MOST_ENVS), first_env_index=0, seed=seed, num_threads=num_threads
     )
     try:
-        return evaluate(env, Agent(policy), num_episodes)
+        return evaluate(env, Agent(policy), num_episodes, progress=progress)
     finally:
         env.close()
 
@@ -345,29 +355,52 @@ class GreedyAgent(Protocol):
         """As of ``Agent``."""
 
 
-def evaluate(env: VecEnv, agent: GreedyAgent, num_episodes: int) -> EvaluationResult:
+def evaluate(
+    env: VecEnv,
+    agent: GreedyAgent,
+    num_episodes: int,
+    *,
+    progress: Progress = lambda episodes, steps: None,
+) -> EvaluationResult:
     """Whole episodes with the policy's mode.
 
     Each environment contributes a fixed number of its first episodes, so that short episodes are not over-represented.
-    Without a time limit, an episode is truncated after LONGEST_EPISODE_STEPS.
+    Without a time limit, an episode is cut after LONGEST_EPISODE_STEPS. Its environment begins the next one when that ends
+    by itself after all, or with a reset of all environments when none of them is in an episode that counts.
     """
-    limit = env.info.max_episode_steps
+    limit, n = env.info.max_episode_steps, env.num_envs
     longest = LONGEST_EPISODE_STEPS if limit is None else limit
-    quota = [num_episodes // env.num_envs + (i < num_episodes % env.num_envs) for i in range(env.num_envs)]
-    simulator_obs = env.reset()
-    running = torch.zeros(env.num_envs, dtype=torch.float64)
-    lengths = torch.zeros(env.num_envs, dtype=torch.int64)
-    found: list[list[tuple[float, int]]] = [[] for _ in range(env.num_envs)]
-    while any(len(done) < wanted for done, wanted in zip(found, quota, strict=True)):
-        step = env.step(agent.act_greedily(simulator_obs))
-        simulator_obs = step.obs
+    quota = [num_episodes // n + (i < num_episodes % n) for i in range(n)]
+    obs = env.reset()
+    running = torch.zeros(n, dtype=torch.float64)
+    lengths = torch.zeros(n, dtype=torch.int64)
+    is_cut = [False] * n
+    found: list[list[tuple[float, int, bool]]] = [[] for _ in range(n)]
+    steps = 0
+    while unfinished := [i for i in range(n) if len(found[i]) < quota[i]]:
+        if all(is_cut[i] for i in unfinished):
+            obs = env.reset()
+            agent.reset(torch.arange(n))
+            running.zero_()
+            lengths.zero_()
+            is_cut = [False] * n
+        step = env.step(agent.act_greedily(obs))
+        obs = step.obs
         agent.reset(step.final_ids)
         running += step.rewards
         lengths += 1
+        steps += 1
+        ended = set(step.final_ids.tolist())
         # On a task without a time limit, an endless episode counts with its return so far.
-        ended = set(step.final_ids.tolist()) | set((lengths >= longest).nonzero().flatten().tolist())
-        for i in sorted(ended):
-            found[i].append((float(running[i]), int(lengths[i])))
+        for i in sorted(ended | set((lengths >= longest).nonzero().flatten().tolist())):
+            if not is_cut[i]:
+                found[i].append((float(running[i]), int(lengths[i]), i not in ended))
+            is_cut[i] = i not in ended
             running[i], lengths[i] = 0.0, 0
+        progress(sum(min(len(done), wanted) for done, wanted in zip(found, quota, strict=True)), steps)
     kept = [episode for done, wanted in zip(found, quota, strict=True) for episode in done[:wanted]]
-    return EvaluationResult([value for value, _ in kept], [length for _, length in kept])
+    return EvaluationResult(
+        [value for value, _, _ in kept],
+        [length for _, length, _ in kept],
+        num_cut=sum(cut for _, _, cut in kept),
+    )

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from actors.roles import Agent, evaluate_in_new_envs
+from actors.protocols import EnvInfo
+from actors.roles import LONGEST_EPISODE_STEPS, Agent, Progress, evaluate_in_new_envs
 from placement.errors import counted
 from rayagi.cli.failures import UsageError
-from rayagi.cli.output import say
+from rayagi.cli.output import say, throttled
 from rayagi.config.spec import RunSpec
 from rayagi.envs import RenderingError, has_pictures, render_env
 from rayagi.envs.gymnasium_adapter import to_space
@@ -23,11 +25,13 @@ from rayagi.envs.rendering import picture
 from rayagi.monitoring.progress import return_text
 from rayagi.run.errors import DiskError, disk_errors
 from rayagi.run.versions import usable_cores
-from rayagi.serving.source import saved_policy
+from rayagi.serving.source import SavedPolicy, saved_policy
 
 _VIDEO_SUFFIXES = (".mp4", ".gif", ".mkv")
 _MOST_FRAMES = 10_000
 """Limit of a video, for tasks whose episodes may not end."""
+_REFRESH_S = 0.2
+"""Between two updates of the progress."""
 _HINT = "free space there, or write the video to another folder"
 
 
@@ -42,25 +46,73 @@ def run(arguments: argparse.Namespace) -> int:
     isaac = spec.env.id.partition("/")[0] in ISAAC
     if arguments.video is not None and (isaac or not has_pictures(spec.env.id)):
         raise RenderingError(spec.env.id, "its simulator cannot render; leave --video out")
-    make_envs = spec.env.factory()
-    result = evaluate_in_new_envs(
-        make_envs, saved.policy, arguments.episodes, seed=arguments.seed, num_threads=usable_cores()
-    )
+    with _threads_for(saved.info):
+        _evaluate(saved, arguments.episodes, arguments.seed)
+        if arguments.video is not None:
+            _film(saved, agent, arguments.video, arguments.seed)
+    return 0
+
+
+def _evaluate(saved: SavedPolicy, num_episodes: int, seed: int) -> None:
+    """Run the episodes, and print their returns."""
+    env = saved.spec.env
+    with _shown_progress(num_episodes) as progress:
+        result = evaluate_in_new_envs(
+            env.factory(),
+            saved.policy,
+            num_episodes,
+            seed=seed,
+            num_threads=usable_cores(),
+            progress=progress,
+        )
     returns = torch.tensor(result.episode_returns, dtype=torch.float64)
     lengths = torch.tensor(result.episode_lengths, dtype=torch.float64)
-    say(
-        f"{spec.env.id}, {saved.checkpoint} ({counted(saved.env_steps, 'environment step')}), seed {arguments.seed}"
-    )
+    say(f"{env.id}, {saved.checkpoint} ({counted(saved.env_steps, 'environment step')}), seed {seed}")
     spread = f"least {float(returns.min()):,.1f}, most {float(returns.max()):,.1f}"
     mean = f"{return_text(result.mean_return())} +- {float(returns.std(correction=0)):,.1f}"
     say(
         f"return {mean} over {counted(len(returns), 'episode')} ({spread}); mean length {float(lengths.mean()):,.1f} steps"
     )
-    if arguments.video is not None:
-        say("Rendering an episode. Without a GPU this takes a minute or more for 1,000 frames.")
-        num_frames, film_return = film(spec, agent, arguments.video, seed=arguments.seed)
-        say(f"{arguments.video}: {counted(num_frames, 'frame')} of an episode with return {film_return:,.1f}")
-    return 0
+    if result.num_cut:
+        say(
+            f"{result.num_cut} of them cut after {LONGEST_EPISODE_STEPS:,} steps: {env.id} has no time limit; "
+            "train with one by --set env.kwargs.max_episode_steps=N"
+        )
+
+
+def _film(saved: SavedPolicy, agent: Agent, path: Path, seed: int) -> None:
+    say("Rendering an episode. Without a GPU this takes a minute or more for 1,000 frames.")
+    num_frames, film_return = film(saved.spec, agent, path, seed=seed)
+    say(f"{path}: {counted(num_frames, 'frame')} of an episode with return {film_return:,.1f}")
+
+
+@contextmanager
+def _threads_for(info: EnvInfo) -> Iterator[None]:
+    """One thread of torch, unless there are images: for a small network more threads only wait for each other."""
+    before = torch.get_num_threads()
+    if not any(part.is_image for part in info.obs_parts):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _shown_progress(num_episodes: int) -> Iterator[Progress]:
+    """Shows the episodes that are done in one line of a terminal; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda episodes, steps: None
+        return
+    with console.status("making the environments") as status:
+
+        def show(episodes: int, steps: int) -> None:
+            status.update(
+                f"{episodes} of {counted(num_episodes, 'episode')}, {steps:,} steps of each environment"
+            )
+
+        yield throttled(show, _REFRESH_S, at_once=False)
 
 
 def film(spec: RunSpec, agent: Agent, path: Path, *, seed: int) -> tuple[int, float]:

@@ -266,6 +266,7 @@ class Session:
         return EvaluationResult(
             episode_returns=[value for part in parts for value in part.episode_returns],
             episode_lengths=[value for part in parts for value in part.episode_lengths],
+            num_cut=sum(part.num_cut for part in parts),
         )
 
     def run(self, *args: Any, timeout_s: float = ITERATION_TIMEOUT_S, **kwargs: Any) -> list[Any]:

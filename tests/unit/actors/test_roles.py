@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from actors import roles
 from actors.errors import NonFiniteError
-from actors.protocols import ActionSpec
+from actors.protocols import ActionSpec, StepResult
 from actors.roles import LONGEST_EPISODE_STEPS, Agent, LocalSimulator, check_finite, collect, evaluate
 from actors.rollout import Rollout
 from tests.fakes.point import LIMIT, PointEnv
@@ -210,6 +211,65 @@ class EndlessEnv(PointEnv):
 def test_evaluation_cuts_an_endless_episode():
     result = evaluate(EndlessEnv(), Agent(TowardsOrigin()), 1)
     assert result.episode_lengths == [LONGEST_EPISODE_STEPS]
+    assert result.num_cut == 1
+
+
+class Counters(PointEnv):
+    """Counters of steps since the reset, which end by themselves after some, or never; the reward is the counter."""
+
+    def __init__(self, ends_after):
+        super().__init__(len(ends_after), 0, seed=0)
+        self.info = replace(self.info, max_episode_steps=None)
+        self.ends_after = torch.tensor(ends_after)
+        self.resets = 0
+
+    def reset(self):
+        self.resets += 1
+        self.count = torch.zeros(self.num_envs, dtype=torch.int64)
+        return self.count.float().unsqueeze(1)
+
+    def step(self, actions):
+        self.count += 1
+        rewards, done = self.count.float(), self.count == self.ends_after
+        self.count[done] = 0
+        ids = done.nonzero().flatten()
+        obs = self.count.float().unsqueeze(1)
+        return StepResult(obs, rewards, done, torch.zeros_like(done), ids, obs[ids])
+
+
+class Remembering:
+    """An agent that counts the steps of each environment's episode, and takes no part in it."""
+
+    def __init__(self, num_envs):
+        self.steps = torch.zeros(num_envs, dtype=torch.int64)
+
+    def act_greedily(self, obs):
+        assert self.steps.tolist() == obs[:, 0].long().tolist()  # it forgets exactly where an episode begins
+        self.steps += 1
+        return obs
+
+    def reset(self, ids):
+        self.steps[ids] = 0
+
+
+def test_the_episode_after_one_that_was_cut_begins_anew(monkeypatch):
+    monkeypatch.setattr(roles, "LONGEST_EPISODE_STEPS", 5)
+    env, done = Counters([0, 2, 7]), []
+    result = evaluate(env, Remembering(3), 9, progress=lambda episodes, steps: done.append((episodes, steps)))
+    assert result.episode_lengths == [5, 5, 5, 2, 2, 2, 5, 5, 5]
+    assert result.episode_returns == [15.0] * 3 + [3.0] * 3 + [15.0] * 3
+    assert result.num_cut == 6
+    assert env.resets == 3
+    assert done[-1] == (9, len(done))
+
+
+def test_an_environment_that_ends_by_itself_after_the_cut_begins_its_next_episode_there(monkeypatch):
+    monkeypatch.setattr(roles, "LONGEST_EPISODE_STEPS", 5)
+    env, steps = Counters([4, 7]), []
+    result = evaluate(env, Remembering(2), 6, progress=lambda episodes, step: steps.append(step))
+    # The second is cut in step 5, ends in step 7, is cut in step 12, when the first is done, and after a reset in step 17.
+    assert result.episode_lengths == [4] * 3 + [5] * 3
+    assert (steps[-1], env.resets) == (17, 2)
 
 
 def test_a_simulator_without_a_saved_state_begins_new_episodes_where_any_has_begun():

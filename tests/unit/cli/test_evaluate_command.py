@@ -9,9 +9,11 @@ import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
 
+from actors import roles
+from actors.protocols import ObsPart
 from actors.roles import Agent
 from rayagi.algorithms.normalisers import ObservationNormaliser
-from rayagi.cli import main
+from rayagi.cli import evaluate, main
 from rayagi.cli.evaluate import film
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.presets import preset
@@ -104,6 +106,54 @@ def test_discrete_actions_of_a_video_count_from_the_spaces_first(tmp_path, monke
     agent = Agent(load_policy(shared, spec, env_info("Counting-v0")))
     assert film(spec, agent, tmp_path / "out.gif", seed=0) == (3, 3.0)
     assert Counting.taken == [7, 7, 7]
+
+
+class Threads(Counting):
+    """Its reward is the number of torch's threads; its episodes do not end."""
+
+    def step(self, action):
+        obs, _, _, _, info = super().step(action)
+        return obs, float(torch.get_num_threads()), False, False, info
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_small_network_acts_on_one_thread(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    threads = EnvSpec("Threads-v0", entry_point=Threads, max_episode_steps=4)
+    monkeypatch.setitem(gymnasium.registry, "Threads-v0", threads)
+    saved_run("Threads-v0")
+    assert main(["evaluate", "runs/a", "--episodes", "2"]) == 0
+    assert "return 4.0 +- 0.0 over 2 episodes" in capsys.readouterr().out
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_images_take_all_threads():
+    info = env_info("CartPole-v1")
+    image = ObsPart(size=12 * 12 * 3, shape=(12, 12, 3))
+    for parts, num_threads in (((), 1), ((image,), 2)):
+        with evaluate._threads_for(replace(info, obs_parts=parts)):
+            assert torch.get_num_threads() == num_threads
+
+
+def test_episodes_that_were_cut_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(roles, "LONGEST_EPISODE_STEPS", 6)
+    monkeypatch.setattr(evaluate, "LONGEST_EPISODE_STEPS", 6)
+    monkeypatch.setitem(gymnasium.registry, "Threads-v0", EnvSpec("Threads-v0", entry_point=Threads))
+    saved_run("Threads-v0")
+    assert main(["evaluate", "runs/a", "--episodes", "2"]) == 0
+    output = capsys.readouterr().out
+    assert "2 of them cut after 6 steps: Threads-v0 has no time limit" in output
+    assert "env.kwargs.max_episode_steps=N" in output
 
 
 class Drawing(Counting):
