@@ -40,6 +40,9 @@ class ActionSpec:
     """Options of each choice of a multi-discrete action, (dim,)."""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+    starts: tuple[int, ...] = field(default=(), compare=False)
+    """The environment's number of the first option of each choice, (dim,); empty: 0. Policies and datasets count from 0, so
+    spaces that differ in this alone are equal to them."""
     num_outputs: int | None = None
     """Outputs of a policy network whose head needs another number than usual; None: the usual one."""
 

@@ -250,11 +250,12 @@ def action_spec(env_id: str, space: gymnasium.Space[Any]) -> ActionSpec:
     """
     if 0 in (space.shape or ()):
         raise UnsupportedSpaceError(env_id, f"{space} of actions", "it is empty: there is nothing to choose")
-    starts = first_options(space)
-    if starts is not None:
-        return ActionSpec(kind="multi_discrete", dim=len(starts), choices=tuple(_options(space).tolist()))
+    firsts = first_options(space)
+    if firsts is not None:
+        choices, starts = tuple(_options(space).tolist()), tuple(firsts.tolist())
+        return ActionSpec(kind="multi_discrete", dim=len(choices), choices=choices, starts=starts)
     if isinstance(space, gymnasium.spaces.Discrete):
-        return ActionSpec(kind="discrete", dim=1, num_choices=int(space.n))
+        return ActionSpec(kind="discrete", dim=1, num_choices=int(space.n), starts=(int(space.start),))
     if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
         if (space.low >= space.high).all():
             hint = "its low and high are equal, so there is nothing to choose (a MuJoCo actuator needs a ctrlrange)"

@@ -10,7 +10,7 @@ from actors.protocols import ActionSpec, EnvInfo
 from placement.errors import counted
 from rayagi.run.errors import EnvironmentChangedError, RunFolderError
 
-_ACTION_FIELDS = ("kind", "dim", "num_choices", "choices", "low", "high")
+_ACTION_FIELDS = ("kind", "dim", "num_choices", "choices", "low", "high", "starts")
 
 
 def env_to_dict(info: EnvInfo) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def refuse_changed_env(run: str, stored: Mapping[str, Any], info: EnvInfo) -> No
     differences = []
     if obs_dim != info.obs_dim:
         differences.append(f"an observation had {counted(obs_dim, 'number')} and has {info.obs_dim}")
-    if before != now:
+    if before != now or _starts(before) != _starts(now):
         differences.append(f"actions were {_text(before)} and are {_text(now)}")
     if differences:
         raise EnvironmentChangedError(run, info.env_id, ", and ".join(differences))
@@ -57,14 +57,21 @@ def _action(stored: Mapping[str, Any]) -> ActionSpec:
         choices=tuple(stored["choices"]),
         low=tuple(map(float, stored["low"])),
         high=tuple(map(float, stored["high"])),
+        starts=tuple(stored["starts"]),
     )
 
 
+def _starts(action: ActionSpec) -> tuple[int, ...]:
+    """Specs that differ in these alone are equal."""
+    return action.starts or (0,) * action.dim
+
+
 def _text(action: ActionSpec) -> str:
+    begin = f" that begin at {', '.join(map(str, action.starts))}" if any(action.starts) else ""
     if action.kind == "discrete":
-        return counted(action.num_choices, "choice")
+        return counted(action.num_choices, "choice") + begin
     if action.kind == "multi_discrete":
-        return " x ".join(map(str, action.choices)) + " choices"
+        return " x ".join(map(str, action.choices)) + " choices" + begin
     bounds = list(zip(action.low, action.high, strict=True))
     ranges = [f"[{low:.9g}, {high:.9g}]" for low, high in (bounds[:1] if len(set(bounds)) == 1 else bounds)]
     return f"{counted(action.dim, 'real')} in {' x '.join(ranges)}"

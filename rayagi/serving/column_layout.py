@@ -106,10 +106,8 @@ class ColumnLayout:
     def from_dict(cls, stored: Mapping[str, Any]) -> ColumnLayout:
         """Inverse of ``to_dict``."""
         action = dict(stored["action"])
-        for name in ("low", "high", "choices"):
-            action[name] = tuple(
-                action.get(name, ())
-            )  # files of before multi-discrete actions have no choices
+        for name in ("low", "high", "choices", "starts"):
+            action[name] = tuple(action.get(name, ()))  # older files lack some
         return cls(obs_dim=int(stored["obs_dim"]), action=ActionSpec(**action))
 
 

@@ -72,6 +72,7 @@ def policy_info(saved: SavedPolicy) -> dict[str, Any]:
             "dim": action.dim,
             "num_choices": action.num_choices,
             "choices": list(action.choices),
+            "starts": list(action.starts or (0,) * action.dim) if action.is_discrete else [],
             "low": [_finite_or_none(bound) for bound in action.low],
             "high": [_finite_or_none(bound) for bound in action.high],
         },

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import cloudpickle
 import gymnasium
@@ -33,6 +35,9 @@ from rayagi.envs import (
     render_env,
 )
 from rayagi.envs.errors import failure_text
+from rayagi.envs.gymnasium_adapter import action_spec
+from rayagi.serving.column_layout import ColumnLayout
+from rayagi.serving.policy_server.served_policy import policy_info
 
 
 class Scripted(gymnasium.Env):
@@ -405,6 +410,27 @@ def test_choices_count_from_zero_whatever_the_space_starts_at():
     env = make("ScriptedFromFive-v0")
     env.reset()
     assert env.step(torch.tensor([0, 2])).rewards.tolist() == [5.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("space", "starts"),
+    [
+        (spaces.Discrete(3, start=-1), [-1]),
+        (spaces.MultiDiscrete([3, 2], start=[-1, 4]), [-1, 4]),
+        (spaces.Box(-2, 5, (2,), np.int64), [-2, -2]),
+        (spaces.MultiBinary(2), [0, 0]),
+        (REAL, []),
+    ],
+)
+def test_who_serves_a_policy_knows_where_choices_start(space, starts):
+    info = replace(env_info("CartPole-v1"), action=action_spec("A", space))
+    policy = SimpleNamespace(state_dim=0)
+    served = policy_info(SimpleNamespace(info=info, policy=policy, checkpoint="c", version=1))
+    assert served["action"]["starts"] == starts
+    layout = ColumnLayout(obs_dim=4, action=info.action)
+    stored = ColumnLayout.from_dict(json.loads(json.dumps(layout.to_dict())))
+    assert list(stored.action.starts) == starts
+    assert stored == replace(layout, action=replace(info.action, starts=()))  # datasets count from 0
 
 
 def test_real_actions_are_clipped_to_the_action_range():

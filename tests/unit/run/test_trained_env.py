@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -16,6 +17,7 @@ ACTIONS = (
     ActionSpec(kind="continuous", dim=2, low=(-math.inf, 0.1), high=(math.inf, math.inf)),
     ActionSpec(kind="discrete", dim=1, num_choices=3),
     ActionSpec(kind="discrete", dim=1, num_choices=4),
+    ActionSpec(kind="discrete", dim=1, num_choices=4, starts=(-1,)),
     ActionSpec(kind="multi_discrete", dim=2, choices=(2, 3)),
     ActionSpec(kind="multi_discrete", dim=2, choices=(3, 2)),
 )
@@ -35,7 +37,7 @@ def kept(action=BOX, obs_dim=3):
 def test_an_environment_fits_its_own_run_and_no_other_s(action):
     refuse_changed_env("runs/a", kept(action), info(action))
     for other in ACTIONS:
-        if other != action:
+        if other is not action:
             with pytest.raises(EnvironmentChangedError, match="actions were"):
                 refuse_changed_env("runs/a", kept(other), info(action))
 
@@ -47,6 +49,10 @@ def test_all_that_differs_is_named():
         "runs/a: A was changed since the run began (an observation had 3 numbers and has 4, and actions were 2 reals in "
         "[-1, 1] and are 2 reals in [-5, 5])"
     )
+
+
+def test_choices_that_begin_at_zero_fit_a_run_that_has_no_starts():
+    refuse_changed_env("runs/a", kept(ACTIONS[3]), info(replace(ACTIONS[3], starts=(0,))))
 
 
 def test_a_run_that_did_not_keep_it_fits_any():
