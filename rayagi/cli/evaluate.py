@@ -37,19 +37,21 @@ _HINT = "free space there, or write the video to another folder"
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate; returns the exit code."""
-    if arguments.video is not None:
-        _check_video(arguments.video)
+    video: Path | None = arguments.video
+    if video is not None:
+        _check_video(video)
+        video = video.absolute()  # an environment may change the working folder
     saved = saved_policy(arguments.run, arguments.checkpoint, trust_modules=arguments.trust_modules)
     for reason in saved.damaged:
         say(f"{reason}; using {saved.checkpoint}.")
     spec, agent = saved.spec, Agent(saved.policy)
     isaac = spec.env.id.partition("/")[0] in ISAAC
-    if arguments.video is not None and (isaac or not has_pictures(spec.env.id)):
+    if video is not None and (isaac or not has_pictures(spec.env.id)):
         raise RenderingError(spec.env.id, "its simulator cannot render; leave --video out")
     with _threads_for(saved.info):
         _evaluate(saved, arguments.episodes, arguments.seed)
-        if arguments.video is not None:
-            _film(saved, agent, arguments.video, arguments.seed)
+        if video is not None:
+            _film(saved, agent, video, arguments.seed)
     return 0
 
 

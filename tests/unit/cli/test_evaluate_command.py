@@ -1,3 +1,4 @@
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,23 @@ def test_episodes_that_were_cut_are_named(tmp_path, monkeypatch, capsys):
     output = capsys.readouterr().out
     assert "2 of them cut after 6 steps: Threads-v0 has no time limit" in output
     assert "env.kwargs.max_episode_steps=N" in output
+
+
+class Moving(Counting):
+    """Changes the working folder."""
+
+    def reset(self, **options):
+        os.chdir("/")
+        return super().reset(**options)
+
+
+def test_a_video_is_written_where_the_command_was_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(gymnasium.registry, "Moving-v0", EnvSpec("Moving-v0", entry_point=Moving))
+    saved_run("Moving-v0")
+    assert main(["evaluate", "runs/a", "--episodes", "1", "--video", "out.gif"]) == 0
+    assert (tmp_path / "out.gif").stat().st_size
+    assert f"{tmp_path / 'out.gif'}: 3 frames" in capsys.readouterr().out
 
 
 class Drawing(Counting):
