@@ -12,7 +12,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from rayagi.envs.errors import EnvironmentFailedError, NamedFailures, failure_text
+from placement.errors import counted
+from rayagi.envs.errors import RETURNED, EnvironmentFailedError, NamedFailures, failure_text, wrong_return
 
 _logger = logging.getLogger("rayagi.envs")
 
@@ -21,7 +22,7 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
     """Flattens observations to (obs_dim,), as FlattenObservation does, into arrays of their own; leaves ``info`` out.
 
     ``reset`` and ``step`` raise EnvironmentFailedError for any exception of the environment's code, for an observation of
-    another shape than its space, and for a reward that is no number.
+    another shape than its space, for a reward that is no number, and where values are missing.
     """
 
     def __init__(self, env_id: str, env: gymnasium.Env[Any, Any], env_index: int) -> None:
@@ -42,14 +43,19 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
         """Start an episode."""
         self._steps = 0
         with NamedFailures(self._env_id, self._where):
-            obs, _ = self.env.reset(**kwargs)
+            returned: Any = self.env.reset(**kwargs)
+            self._check_values("reset", returned)
+            obs, _ = returned
             return self._flat(obs), {}
 
     def step(self, action: Any) -> tuple[NDArray[Any], float, bool, bool, dict[str, Any]]:
         """Advance by one step."""
         self._steps += 1
         with NamedFailures(self._env_id, self._where):
-            obs, reward, terminated, truncated, _ = self.env.step(action)
+            returned: Any = self.env.step(action)
+            if type(returned) is not tuple or len(returned) != 5:
+                self._check_values("step", returned)
+            obs, reward, terminated, truncated, _ = returned
             # Not its info: Gymnasium packs that of all into arrays of the first one's shapes, and nobody reads it.
             ended = self._flag("terminated", terminated), self._flag("truncated", truncated)
             return self._flat(obs), self._number(reward), *ended, {}
@@ -60,6 +66,18 @@ class CheckedEnv(gymnasium.Wrapper[NDArray[Any], Any, Any, Any]):
             super().close()
         except (Exception, SystemExit) as error:
             _logger.warning("%s: its close() failed: %s", self._env_id, failure_text(error))
+
+    def _check_values(self, method: str, returned: Any) -> None:
+        """Refuse what has not the number of values that ``reset`` or ``step`` returns."""
+        if not isinstance(returned, tuple | list):
+            problem = wrong_return(
+                method, "None" if returned is None else f"a value of type {type(returned).__name__}"
+            )
+        elif len(returned) != len(RETURNED[method]):
+            problem = wrong_return(method, counted(len(returned), "value"))
+        else:
+            return
+        raise EnvironmentFailedError(self._env_id, self._where(), problem)
 
     def _where(self) -> str:
         when = f"step {self._steps} of its episode" if self._steps else "reset"

@@ -208,6 +208,40 @@ def failure_text(error: BaseException, otherwise: str = "") -> str:
     return f"{type(error).__name__}{at}: {first_line}"
 
 
+RETURNED = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
+"""What these methods of a Gymnasium environment return."""
+
+
+def wrong_return(method: str, returned: str) -> str:
+    """The sentence for a method that returned something else."""
+    return f"{method} must return ({', '.join(RETURNED[method])}); it returned {returned}"
+
+
+def _unpacking_text(error: BaseException) -> str:
+    """``wrong_return`` if one of Gymnasium's wrappers failed to unpack what an environment returned; else empty."""
+    frames, message = traceback.extract_tb(error.__traceback__), str(error)
+    if (
+        not isinstance(error, ValueError | TypeError)
+        or "unpack" not in message
+        or not _is_library(frames[-1].filename)
+    ):
+        return ""
+    methods = [method for method in RETURNED if f".{method}(" in (frames[-1].line or "")]
+    if not methods:
+        return ""
+    got, kind = re.search(r"got (\d+)", message), re.search(r"non-iterable (\w+)", message)
+    if got:
+        returned = f"{got[1]} values"
+    elif kind:
+        returned = "None" if kind[1] == "NoneType" else f"a value of type {kind[1]}"
+    else:
+        returned = f"more than {len(RETURNED[methods[0]])} values"
+    return wrong_return(methods[0], returned)
+
+
 def _is_library(path: str) -> bool:
     in_stdlib = path.startswith(_STDLIB) and "-packages" not in path
     return in_stdlib or path.startswith(_INSIDE) or _LIBRARIES.search(path) is not None
@@ -228,6 +262,5 @@ class NamedFailures:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Name the failure."""
         if isinstance(error, Exception | SystemExit) and not isinstance(error, EnvError):
-            raise EnvironmentFailedError(
-                self._env_id, self._where(), failure_text(error, _IN_CALLER)
-            ) from error
+            reason = _unpacking_text(error) or failure_text(error, _IN_CALLER)
+            raise EnvironmentFailedError(self._env_id, self._where(), reason) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -394,12 +394,12 @@ class GymnasiumVecEnv(RestartingVecEnv):
             EnvError: as of ``make_one``; or their spaces differ.
         """
         with NamedFailures(env_id, lambda: f"making {counted(num_envs, 'environment')}"):
+            made = [make_one(env_id, kwargs, first_env_index + i) for i in range(num_envs)]
+            _refuse_differing(env_id, made, first_env_index)
             self._envs = SyncVectorEnv(
-                [partial(make_one, env_id, kwargs, first_env_index + i) for i in range(num_envs)],
-                autoreset_mode=AutoresetMode.SAME_STEP,
+                [partial(_given, env) for env in made], autoreset_mode=AutoresetMode.SAME_STEP
             )
-        first = self._envs.envs[0]
-        assert isinstance(first, CheckedEnv)
+        first = made[0]
         super().__init__(_info(env_id, first), num_envs, first_env_index)
         self._seed, self._action_space = seed, self._envs.single_action_space
         self._obs = np.zeros((num_envs, self.info.obs_dim), self.info.obs_dtype)
@@ -469,6 +469,23 @@ class GymnasiumVecEnv(RestartingVecEnv):
     def _release(self) -> None:
         super()._release()
         self._envs.close()
+
+
+def _given(env: CheckedEnv) -> CheckedEnv:
+    return env
+
+
+def _refuse_differing(env_id: str, made: Sequence[CheckedEnv], first_env_index: int) -> None:
+    """Raise EnvironmentOptionError if environments of one run have different spaces."""
+    for i, env in enumerate(made):
+        for name in ("observation_space", "action_space"):
+            first, own = getattr(made[0], name), getattr(env, name)
+            if own != first:
+                raise EnvironmentOptionError(
+                    env_id,
+                    f"the {name} of environment {first_env_index} is {first}, and that of environment "
+                    f"{first_env_index + i} is {own}; all environments of a run must have the same",
+                )
 
 
 def _as_float32(values: Any) -> NDArray[np.float32]:
