@@ -72,9 +72,9 @@ class EnvPoolVecEnv(RestartingVecEnv):
         return self._obs.clone()
 
     def _first_observations(self, observed: NDArray[Any], ids: NDArray[Any] | None = None) -> Tensor:
-        """Flat, (n, obs_dim), of these environments (None: all). Raises SimulationError if one is not finite."""
+        """Flat, (n, obs_dim), of these environments (None: all). Raises EnvironmentFailedError if one is not finite."""
         obs = self._flat(observed)
-        self._refuse_nonfinite(obs.numpy(), "observation", ids)
+        self._refuse_nonfinite_starts(obs.numpy(), ids)
         return obs
 
     def _flat(self, observed: NDArray[Any]) -> Tensor:
@@ -94,7 +94,7 @@ class EnvPoolVecEnv(RestartingVecEnv):
         if self._discrete:
             given = given.reshape(-1) + self._first_choice
         else:
-            self._refuse_nonfinite(given, "action")
+            self._refuse_nonfinite_actions(given)
             given = np.clip(given, self._low, self._high)
         observed, rewards, terminated, truncated, _ = self._pool.step(given)
         # First float32: a larger float64 is infinite.

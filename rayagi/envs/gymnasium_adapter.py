@@ -20,6 +20,7 @@ from actors.protocols import ActionSpec, EnvInfo, ObsLeaf, ObsPart, StateDict, S
 from placement.errors import counted
 from rayagi.envs.checked_env import CheckedEnv
 from rayagi.envs.errors import (
+    EnvironmentFailedError,
     EnvironmentOptionError,
     NamedFailures,
     SimulationError,
@@ -313,6 +314,12 @@ def episode_seed(seed: int, env_index: int, episode: int) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0] >> 1)
 
 
+def _first_nonfinite(values: NDArray[Any]) -> int | None:
+    """The first row, (n, ...), with a value that is not finite."""
+    finite = np.isfinite(values)
+    return None if finite.all() else int(np.flatnonzero(~finite.all(axis=1))[0])
+
+
 class RestartingVecEnv(ClosableEnv):
     """What environments whose state cannot be saved have in common: episodes' counters, and what is not finite."""
 
@@ -343,13 +350,23 @@ class RestartingVecEnv(ClosableEnv):
             for i, episode in enumerate(self._episode)
         ]
 
-    def _refuse_nonfinite(self, values: NDArray[Any], quantity: str, ids: NDArray[Any] | None = None) -> None:
-        """Raise SimulationError at the first of these environments (None: all) that has a value (n, ...) not finite."""
-        finite = np.isfinite(values)
-        if not finite.all():
-            row = int(np.flatnonzero(~finite.all(axis=1))[0])
-            i = row if ids is None else int(ids[row])
-            raise SimulationError(self._first_env_index + i, int(self._elapsed[i]), quantity)
+    def _refuse_nonfinite_actions(self, actions: NDArray[Any]) -> None:
+        """Raise SimulationError at the first environment whose action, (N, dim), is not finite."""
+        row = _first_nonfinite(actions)
+        if row is not None:
+            raise SimulationError(self._first_env_index + row, int(self._elapsed[row]), "action")
+
+    def _refuse_nonfinite_starts(self, obs: NDArray[Any], ids: NDArray[Any] | None = None) -> None:
+        """Raise EnvironmentFailedError at the first of these environments (None: all) whose episode cannot begin.
+
+        Args:
+            obs: first observations of episodes; also others, which are finite   (n, obs_dim)
+        """
+        row = _first_nonfinite(obs)
+        if row is not None:
+            index = self._first_env_index + (row if ids is None else int(ids[row]))
+            reason = "the first observation of an episode is NaN, or infinite in float32"
+            raise EnvironmentFailedError(self.info.env_id, f"environment {index}, reset", reason)
 
     @while_open
     def state_dict(self) -> StateDict:
@@ -408,7 +425,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
     def reset(self) -> Tensor:
         """Start a new episode in every environment. Returns (N, obs_dim)."""
         obs = self._copy(self._envs.reset(seed=self._next_seeds(self._seed))[0])
-        self._refuse_nonfinite(obs, "observation")
+        self._refuse_nonfinite_starts(obs)
         self._obs = obs.copy()
         return _as_tensor(obs)
 
@@ -417,8 +434,9 @@ class GymnasiumVecEnv(RestartingVecEnv):
         """Advance every environment; continuous actions are clipped to the Box, choices count from 0.
 
         Raises:
-            EnvironmentFailedError: an environment's code raised an exception, or returned another shape than declared.
-            SimulationError: an action, or an episode's first observation, is not finite.
+            EnvironmentFailedError: an environment's code raised an exception, returned another shape than declared, or began
+                an episode with an observation that is not finite.
+            SimulationError: an action is not finite.
         """
         self._elapsed += 1
         given = self._to_space(actions.detach().cpu().numpy())
@@ -443,7 +461,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
                 obs = self._copy(self._envs.reset(options={"reset_mask": going_on})[0])
             final_ids = np.flatnonzero(done | unstable)
             final_obs = reached[final_ids]
-        self._refuse_nonfinite(obs, "observation")
+        self._refuse_nonfinite_starts(obs)
         self._obs = obs.copy()
         self._elapsed[final_ids] = 0
         self._episode[final_ids] += 1
@@ -463,7 +481,7 @@ class GymnasiumVecEnv(RestartingVecEnv):
 
     def _to_space(self, actions: NDArray[Any]) -> NDArray[Any]:
         if not self.info.action.is_discrete:
-            self._refuse_nonfinite(actions, "action")
+            self._refuse_nonfinite_actions(actions)
         return to_space(self._action_space, actions)
 
     def _release(self) -> None:

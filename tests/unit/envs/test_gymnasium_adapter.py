@@ -513,6 +513,37 @@ def test_a_non_finite_environment_is_counted_and_reset():
     assert not env.step(torch.zeros(2, 2)).terminated.any()
 
 
+class BadStart(Scripted):
+    """Its second episode begins with NaN; each has two steps."""
+
+    def __init__(self):
+        super().__init__(REAL, REAL)
+        self.resets = 0
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        self.resets += 1
+        return obs * np.float32(np.nan if self.resets == 2 else 1.0), info
+
+    def step(self, action):
+        obs, reward, *_, info = super().step(action)
+        return obs, reward, self.steps == 2, False, info
+
+
+def test_an_episode_that_begins_with_nan_is_named_as_such(monkeypatch):
+    monkeypatch.setitem(gymnasium.registry, "BadStart-v0", EnvSpec("BadStart-v0", entry_point=BadStart))
+    env = make("BadStart-v0", first=4)
+    env.reset()
+    env.step(torch.zeros(2, 2))
+    reason = "BadStart-v0, environment 4, reset: the first observation of an episode is NaN"
+    with pytest.raises(EnvironmentFailedError, match=reason):
+        env.step(torch.zeros(2, 2))
+    env = make("BadStart-v0", first=4)
+    env.reset()
+    with pytest.raises(EnvironmentFailedError, match=reason):
+        env.reset()
+
+
 def test_an_action_that_is_not_finite_stops():
     env = make("Pendulum-v1", first=4)
     env.reset()
