@@ -32,10 +32,12 @@ from rayagi.envs.process_state import all_process_state_kept, process_state_kept
 from rayagi.envs.providers import (
     EnvProvider,
     VecEnvArgs,
+    changed_modes,
     changed_torch,
     check_kind,
     check_num_envs,
     log_sim_errors,
+    torch_modes,
     torch_settings,
     user_module,
 )
@@ -423,8 +425,15 @@ class GymnasiumVecEnv(RestartingVecEnv):
 
     @while_open
     def reset(self) -> Tensor:
-        """Start a new episode in every environment. Returns (N, obs_dim)."""
+        """Start a new episode in every environment. Returns (N, obs_dim).
+
+        Raises:
+            EnvironmentFailedError: as of ``step``.
+        """
+        before = torch_settings()
         obs = self._copy(self._envs.reset(seed=self._next_seeds(self._seed))[0])
+        if reason := changed_torch(before):
+            raise EnvironmentFailedError(self.info.env_id, "reset", reason)
         self._refuse_nonfinite_starts(obs)
         self._obs = obs.copy()
         return _as_tensor(obs)
@@ -434,13 +443,16 @@ class GymnasiumVecEnv(RestartingVecEnv):
         """Advance every environment; continuous actions are clipped to the Box, choices count from 0.
 
         Raises:
-            EnvironmentFailedError: an environment's code raised an exception, returned another shape than declared, or began
-                an episode with an observation that is not finite.
+            EnvironmentFailedError: an environment's code raised an exception, returned another shape than declared, began an
+                episode with an observation that is not finite, or changed torch's settings.
             SimulationError: an action is not finite.
         """
         self._elapsed += 1
         given = self._to_space(actions.detach().cpu().numpy())
+        before = torch_modes()
         observed, rewards, terminated, truncated, info = self._envs.step(given)
+        if torch_modes() != before:
+            raise EnvironmentFailedError(self.info.env_id, "step", changed_modes(before))
         # First float32: a larger float64 is infinite.
         obs, rewards = self._copy(observed), _as_float32(rewards)
         done = terminated | truncated

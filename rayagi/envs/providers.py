@@ -226,6 +226,18 @@ def changed_torch(before: tuple[str, ...]) -> str:
     )
 
 
+def torch_modes() -> tuple[Any, bool]:
+    """Default dtype and whether gradients are on: what of ``torch_settings`` is cheap enough for every step."""
+    torch = sys.modules["torch"]
+    return torch.get_default_dtype(), torch.is_grad_enabled()
+
+
+def changed_modes(before: tuple[Any, bool]) -> str:
+    """``changed_torch`` since ``before``, which is of ``torch_modes``."""
+    dtype, grad = before
+    return changed_torch((f"set_default_dtype({dtype})", f"set_grad_enabled({grad})", torch_settings()[2]))
+
+
 def user_module(env_id: str) -> ModuleType | None:
     """Import the module that an id names; None if it names none.
 

@@ -369,6 +369,7 @@ def torch_as_before():
     yield
     torch.set_default_dtype(torch.float32)
     torch.set_grad_enabled(True)
+    torch.set_default_device(None)
 
 
 @pytest.mark.usefixtures("torch_as_before")
@@ -391,6 +392,55 @@ def test_an_environment_that_changes_torch_for_all_networks_is_refused(call, tmp
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(EnvironmentOptionError, match=f"{name}:CartPole-v1: {refused}"):
         env_info(f"{name}:CartPole-v1")
+
+
+class ChangingLater(Scripted):
+    """Calls a function of torch in ``method``."""
+
+    def __init__(self, method, call):
+        super().__init__(REAL, REAL)
+        self.method, self.call = method, call
+
+    def reset(self, **options):
+        self.change("reset")
+        return super().reset(**options)
+
+    def step(self, action):
+        self.change("step")
+        return super().step(action)
+
+    def change(self, method):
+        if method == self.method:
+            self.call()
+
+
+@pytest.mark.usefixtures("torch_as_before")
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        ("reset", "set_default_dtype", torch.float64),
+        ("reset", "set_grad_enabled", False),
+        ("reset", "set_default_device", "meta"),
+        ("step", "set_default_dtype", torch.float64),
+        ("step", "set_grad_enabled", False),
+    ],
+)
+def test_torch_is_not_changed_later_either(method, name, value, monkeypatch):
+    later = EnvSpec("Later-v0", entry_point=ChangingLater)
+    monkeypatch.setitem(gymnasium.registry, "Later-v0", later)
+    env = make("Later-v0", method=method, call=lambda: getattr(torch, name)(value))
+    if method == "step":
+        env.reset()
+    with pytest.raises(EnvironmentFailedError, match=rf"Later-v0, {method}: its code calls torch\.{name}\("):
+        env.reset() if method == "reset" else env.step(torch.zeros(2, 2))
+
+
+def test_steps_without_gradients_are_taken():
+    """What the caller has set is not the environment's doing."""
+    env = make("CartPole-v1")
+    with torch.inference_mode():
+        env.reset()
+        env.step(torch.zeros(2, dtype=torch.int64))
 
 
 def test_one_reward_in_an_array_is_taken_as_the_number():
