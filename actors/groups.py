@@ -332,7 +332,10 @@ def _brief(error: ray.exceptions.RayError) -> str:
             f" ({used[1]} of {used[2]} in use)" if used else ""
         )
     if "Worker unexpectedly exits with a connection error" in text:
-        return "its process was killed, as the kernel does where memory runs out, or its native code crashed"
+        return (
+            "its process was killed, as the kernel does where memory runs out, its native code crashed, or code of the "
+            "environment ended it (os._exit)"
+        )
     lines = [line.strip() for line in text.partition("Some common causes include")[0].splitlines()]
     kept = [
         line for line in lines if line and not line.startswith(("class_name:", "actor_id:", "namespace:"))

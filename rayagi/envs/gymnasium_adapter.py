@@ -64,10 +64,14 @@ def make_one(env_id: str, kwargs: Mapping[str, Any], env_index: int = 0) -> Chec
     """One environment with flat observations; ``env_index``: its global index, for errors.
 
     Raises:
-        EnvironmentOptionError: its package is missing, it rejects the options, it changes torch's settings, or it has no
-            space of observations or actions.
+        EnvironmentOptionError: its package or its entry point is missing, it rejects the options, it changes torch's
+            settings, or it has no space of observations or actions.
         UnsupportedSpaceError: an image of more than three dimensions, or actions other than a flat box or choices.
     """
+    registered = gymnasium.registry.get(env_id.rpartition(":")[2])
+    if registered is not None and registered.entry_point is None:
+        reason = "it has only a vector_entry_point, which rayagi does not use: register an entry_point, of one environment"
+        raise EnvironmentOptionError(env_id, reason)
     options = dict(kwargs)
     # The checker only warns about style; training and rendering make the same environment.
     options.setdefault("disable_env_checker", True)

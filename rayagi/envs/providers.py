@@ -16,6 +16,9 @@ from pkgutil import resolve_name
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
 from actors.protocols import EnvInfo, VecEnv
 from placement.errors import counted
 from rayagi.envs.errors import EnvironmentOptionError, SimulationError, failure_text
@@ -248,7 +251,7 @@ def user_module(env_id: str) -> ModuleType | None:
     name = env_id.rpartition(":")[0]
     if not name:
         return None
-    before = torch_settings()
+    before, ids = torch_settings(), set(gymnasium.registry)
     try:
         with process_state_kept():
             module = import_module(name)
@@ -265,7 +268,34 @@ def user_module(env_id: str) -> ModuleType | None:
         raise EnvironmentOptionError(env_id, _import_failure(name, error)) from error
     if reason := changed_torch(before):
         raise EnvironmentOptionError(env_id, reason)
+    _added_ids.setdefault(module.__name__, set(gymnasium.registry) - ids)
     return module
+
+
+_added_ids: dict[str, set[str]] = {}
+"""Gymnasium's ids that the first import of a user's module added."""
+
+
+def _registered_ids(module: ModuleType, cls: type[Any] | None = None) -> list[str]:
+    """``module:id`` of the ids that a module registers, or (``cls``) of those that make a class."""
+    own = module.__name__
+    added = _added_ids.get(own, set()) if cls is None else set()
+    wanted = (f"{own}:", f"{own}.") if cls is None else f"{cls.__module__}:{cls.__name__}"
+    found = [
+        env_id
+        for env_id, spec in gymnasium.registry.items()
+        if env_id in added
+        or (_entry_point(spec).startswith(wanted) if cls is None else _entry_point(spec) == wanted)
+    ]
+    return [f"{own}:{env_id}" for env_id in sorted(found)]
+
+
+def _entry_point(spec: EnvSpec) -> str:
+    """``module:name`` of what makes an environment; empty if it has no name."""
+    point = spec.entry_point
+    if point is None or isinstance(point, str):
+        return point or ""
+    return f"{getattr(point, '__module__', '')}:{getattr(point, '__name__', '')}"
 
 
 def user_class(env_id: str, base: type[Any]) -> type[Any] | None:
@@ -285,6 +315,8 @@ def unsupported_reason(env_id: str) -> str | None:
     if module is None:
         return None
     bases = "rayagi.envs.tasks.Task or rayagi.envs.fused.Simulator"
+    ids = _registered_ids(module)
+    registers = f"; it registers {', '.join(ids)}" if ids else ""
     if not hasattr(module, name):
         own = [
             key
@@ -293,13 +325,17 @@ def unsupported_reason(env_id: str) -> str | None:
         ]
         has = f"; its classes: {', '.join(own)}" if own else ""
         place = getattr(module, "__file__", None) or module.__name__
-        return f"{place} has no class {name!r}, and registers no Gymnasium environment of that name{has}"
+        return f"{place} has no class {name!r}, and registers no Gymnasium environment of that name{registers}{has}"
     found = getattr(module, name)
     if not isinstance(found, type):
         return f"{name} is a {type(found).__name__}; it must be a class derived from {bases}"
     if any(base.__module__.startswith("gymnasium.") for base in found.__mro__):
+        if named := _registered_ids(module, found):
+            return (
+                f"{name} is a Gymnasium environment, which is named by a registered id: {' or '.join(named)}"
+            )
         return (
-            f"{name} is a Gymnasium environment, which is named by a registered id; put gymnasium.register("
+            f"{name} is a Gymnasium environment, which is named by a registered id{registers}; put gymnasium.register("
             f"'{name}-v0', entry_point={name}, max_episode_steps=...) below it, and name {module.__name__}:{name}-v0"
         )
     return f"the class {name} must derive from {bases}; its bases: {', '.join(b.__name__ for b in found.__bases__)}"

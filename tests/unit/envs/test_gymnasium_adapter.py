@@ -299,6 +299,58 @@ def test_an_environment_that_raises_while_it_is_made_is_refused_with_the_line():
         env_info("Refusing-v0", engine="gymnasium")
 
 
+def test_an_environment_that_only_a_vector_entry_point_makes_is_refused(monkeypatch):
+    only = EnvSpec("OnlyVector-v0", vector_entry_point=gymnasium.vector.SyncVectorEnv)
+    monkeypatch.setitem(gymnasium.registry, "OnlyVector-v0", only)
+    with pytest.raises(EnvironmentOptionError, match="OnlyVector-v0: it has only a vector_entry_point"):
+        env_info("OnlyVector-v0")
+
+
+NAMED = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+
+class Mine(gymnasium.Env):
+    pass
+
+class Other(gymnasium.Env):
+    pass
+
+for version in (1, 2):
+    gymnasium.register(f"Mine-v{version}", entry_point=Mine)
+gymnasium.register("ns/Pole-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "Mine",
+            "Mine is a Gymnasium environment, which is named by a registered id: {0}Mine-v1 or {0}Mine-v2$",
+        ),
+        (
+            "Mine-v0",
+            "registers no Gymnasium environment of that name; it registers {0}Mine-v1, {0}Mine-v2, {0}ns/Pole-v0; ",
+        ),
+        (
+            "Other",
+            r"which is named by a registered id; it registers {0}Mine-v1, .*; put gymnasium\.register\('Other-v0'",
+        ),
+    ],
+)
+def test_a_wrong_id_is_answered_with_those_of_the_module(name, words, tmp_path, monkeypatch):
+    before = dict(gymnasium.registry)
+    (tmp_path / "named_ids.py").write_text(NAMED)
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):  # also when the module is imported already
+        with pytest.raises(EnvironmentOptionError, match=words.format("named_ids:")):
+            make_env_factory(f"named_ids:{name}")
+    for env_id in {*gymnasium.registry} - {*before}:
+        del gymnasium.registry[env_id]
+    del sys.modules["named_ids"]
+
+
 class Spaceless(gymnasium.Env):
     """Forgets what it observes."""
 
