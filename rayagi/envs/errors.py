@@ -202,10 +202,14 @@ def failure_text(error: BaseException, otherwise: str = "") -> str:
 
     ``otherwise``: where it was raised, if there is no such frame.
     """
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
-    at = f" at {own[-1].filename}:{own[-1].lineno}" if own else otherwise
     first_line = next(iter(str(error).strip().splitlines()), "it gives no reason")
-    return f"{type(error).__name__}{at}: {first_line}"
+    return f"{type(error).__name__}{place_text(error) or otherwise}: {first_line}"
+
+
+def place_text(error: BaseException) -> str:
+    """`` at file:line`` of the exception's last frame outside rayagi, libraries and Python; empty if there is none."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    return f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 RETURNED = {

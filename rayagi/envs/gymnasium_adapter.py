@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from functools import partial
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -26,6 +28,7 @@ from rayagi.envs.errors import (
     SimulationError,
     UnsupportedSpaceError,
     failure_text,
+    place_text,
 )
 from rayagi.envs.lifetime import ClosableEnv, while_open
 from rayagi.envs.process_state import all_process_state_kept, process_state_kept
@@ -45,7 +48,11 @@ from rayagi.envs.providers import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+_logger = logging.getLogger("rayagi.envs")
+
 ENGINE = "gymnasium"
+_SLOW_S = 5.0
+"""After which the making of an environment is named."""
 _IMAGE_DIMS = 3
 _MOST_CHANNELS = 4
 _LEAST_PIXELS = 10
@@ -116,13 +123,29 @@ def _check_booleans(env_id: str, env: gymnasium.Env[Any, Any], kwargs: Mapping[s
 
 
 def describe(env_id: str, kwargs: Mapping[str, Any]) -> EnvInfo:
-    """The environment's EnvInfo; makes one environment for it."""
-    with all_process_state_kept():
+    """The environment's EnvInfo; makes one environment for it. Raises as ``make_one``."""
+    with _named_if_slow(env_id), all_process_state_kept():
         env = make_one(env_id, kwargs)
         try:
             return _info(env_id, env)
         finally:
             env.close()
+
+
+@contextmanager
+def _named_if_slow(env_id: str) -> Iterator[None]:
+    """Log a line after a while, and tell Ctrl-C where the environment's code was: its constructor may never return."""
+    text = "still making one %s, to learn its spaces; Ctrl-C shows where its code is"
+    timer = Timer(_SLOW_S, _logger.warning, (text, env_id))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        error.args = error.args or (f"while one {env_id} was made{place_text(error)}",)
+        raise
+    finally:
+        timer.cancel()
 
 
 def _info(env_id: str, env: CheckedEnv) -> EnvInfo:

@@ -66,6 +66,17 @@ def test_what_ray_writes_about_memory_is_one_clause(group, monkeypatch):
     assert failure_kind(lost) == "out of memory"
 
 
+def test_a_process_that_ended_itself_is_not_taken_for_one_that_was_killed(group, monkeypatch):
+    def get(ref):
+        raise ray.exceptions.WorkerCrashedError("Worker unexpectedly exits with a connection error code 2.")
+
+    monkeypatch.setattr(ray.exceptions.WorkerCrashedError, "__str__", lambda error: error.args[0])
+    monkeypatch.setattr(groups, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
+    known = group.failure(1, "call 1", "1 training iteration").known
+    assert known.startswith("its process was killed")
+    assert known.endswith("or code of the environment ended it (os._exit)")
+
+
 def test_a_stopped_gmi_is_the_cause_of_what_the_others_did_not_get(group, monkeypatch):
     monkeypatch.setattr(ping, "is_stopped", lambda address: True)
     with pytest.raises(GmiLostError) as caught:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from gymnasium.envs.registration import EnvSpec
 from actors.gmi import GmiContext
 from actors.roles import LocalSimulator
 from rayagi.algorithms.factory import training_factory
+from rayagi.cli import main
 from rayagi.config.presets import preset
 from rayagi.envs import (
     EnvironmentFailedError,
@@ -30,6 +33,7 @@ from rayagi.envs import (
     SimulationError,
     UnsupportedSpaceError,
     env_info,
+    gymnasium_adapter,
     has_pictures,
     make_env_factory,
     render_env,
@@ -349,6 +353,44 @@ def test_a_wrong_id_is_answered_with_those_of_the_module(name, words, tmp_path, 
     for env_id in {*gymnasium.registry} - {*before}:
         del gymnasium.registry[env_id]
     del sys.modules["named_ids"]
+
+
+class Slow(Scripted):
+    """Its constructor returns when the log has a line, or a user ends it."""
+
+    said, is_ended = threading.Event(), False
+
+    def __init__(self):
+        super().__init__(REAL, REAL)
+        assert self.said.wait(60)
+        if self.is_ended:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    monkeypatch.setitem(gymnasium.registry, "Slow-v0", EnvSpec("Slow-v0", entry_point=Slow))
+    monkeypatch.setattr(gymnasium_adapter, "_SLOW_S", 0.0)
+    handler = logging.Handler()
+    lines = []
+    handler.emit = lambda record: (lines.append(record.getMessage()), Slow.said.set())
+    logger = logging.getLogger("rayagi.envs")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+    Slow.said.clear()
+
+
+def test_an_environment_that_is_slow_to_make_is_named_meanwhile(slow):
+    assert env_info("Slow-v0").obs_dim == 2
+    assert slow == ["still making one Slow-v0, to learn its spaces; Ctrl-C shows where its code is"]
+
+
+def test_ctrl_c_tells_where_a_constructor_was(slow, monkeypatch, capsys):
+    monkeypatch.setattr(Slow, "is_ended", True)
+    assert main(["plan", "Slow-v0", "--gmis", "1"]) == 130
+    line = Slow.__init__.__code__.co_firstlineno + 4
+    assert f"rayagi: stopped: while one Slow-v0 was made at {__file__}:{line}" in capsys.readouterr().err
 
 
 class Spaceless(gymnasium.Env):
