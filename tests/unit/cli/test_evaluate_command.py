@@ -1,3 +1,4 @@
+import io
 import os
 import re
 from dataclasses import replace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
+from rich.console import Console
 
 from actors import roles
 from actors.protocols import ObsPart
@@ -143,6 +145,18 @@ def test_images_take_all_threads():
     for parts, num_threads in (((), 1), ((image,), 2)):
         with evaluate._threads_for(replace(info, obs_parts=parts)):
             assert torch.get_num_threads() == num_threads
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_alone(is_terminal, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(evaluate, "_REFRESH_S", 0.0)
+    monkeypatch.setattr(evaluate, "Console", lambda stderr: Console(file=screen, force_terminal=is_terminal))
+    monkeypatch.setenv("TERM", "xterm")
+    with evaluate._shown_progress(3) as progress:
+        progress(2, 1234)
+    assert ("2 of 3 episodes, 1,234 steps of each environment" in screen.getvalue()) == is_terminal
+    assert (screen.getvalue() != "") == is_terminal
 
 
 def test_episodes_that_were_cut_are_named(tmp_path, monkeypatch, capsys):
