@@ -351,7 +351,7 @@ class GmiAlgorithm(Algorithm):
         with replaced_checkpoint(str(path), filesystem) as folder:
             super().save_to_path(folder, state=state, use_msgpack=use_msgpack)
             save_modules(self._module(state["session"]), folder / "learner_group" / "learner" / "rl_module")
-            write_run(folder, self.run_spec, self.plan, state["session"], counters, tables)
+            write_run(folder, self.run_spec, self.info, self.plan, state["session"], counters, tables)
         return str(path)
 
     @classmethod

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.fs
 import yaml
 
+from actors.protocols import EnvInfo
 from placement.plan import PlacementPlan
 from rayagi.config.convert import run_spec_to_dict
 from rayagi.config.spec import RunSpec
@@ -22,6 +23,7 @@ from rayagi.run.atomic import replace_json, replace_text, replacing_run
 from rayagi.run.csv_log import cell_text
 from rayagi.run.errors import RunFolderError, disk_errors
 from rayagi.run.folder import SCHEMA_VERSION, RunFolder, RunRecord
+from rayagi.run.trained_env import env_to_dict
 from rayagi.run.versions import collect_versions, rayagi_version
 
 _logger = logging.getLogger(__name__)
@@ -107,6 +109,7 @@ def _remove_others(folder: str, kept: Collection[str], filesystem: pyarrow.fs.Fi
 def write_run(
     path: Path,
     spec: RunSpec,
+    info: EnvInfo,
     plan: PlacementPlan,
     state: Mapping[str, Any],
     counters: Mapping[str, Any],
@@ -117,6 +120,7 @@ def write_run(
     Args:
         path: a folder without a run
         spec: of the run
+        info: of its environment
         plan: of the session
         state: of the session, ``{"shared", "local", "num_gmis"}``
         counters: of rayagi.run.training_loop
@@ -134,6 +138,7 @@ def write_run(
         status="finished",
         reason="a checkpoint of RLlib's Algorithm",
         counters={name: counters[name] for name in ("iteration", "env_steps", "train_s", "best_return")},
+        environment=env_to_dict(info),
     )
     folder = RunFolder(path, record)
     try:

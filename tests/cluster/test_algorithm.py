@@ -25,6 +25,7 @@ from rayagi.monitoring.catalogue import CATALOGUE, DERIVED
 from rayagi.run.checkpoints import CheckpointStore
 from rayagi.run.csv_log import read_rows
 from rayagi.run.errors import CheckpointError, DiskError
+from rayagi.run.folder import open_run
 from rayagi.serving.errors import DatasetError
 from tests.fakes.metrics import OF_OTHERS
 from tests.programs import run_python
@@ -230,6 +231,7 @@ def test_a_checkpoint_holds_the_policy_in_rllibs_layout(trained):
 @pytest.mark.slow
 def test_a_checkpoint_is_a_run_that_the_commands_take(trained, tmp_path, capfd):
     run = str(shutil.copytree(trained["path"], tmp_path / "run"))
+    assert open_run(tmp_path / "run").record.environment["action"]["low"] == [-3.0]
     (name,) = CheckpointStore(tmp_path / "run" / "checkpoints").names()
     for each in (run, f"{run}/checkpoints/{name}"):
         assert main(["evaluate", each, "--episodes", "2"]) == 0
