@@ -10,6 +10,7 @@ import torch.distributed as dist
 from device_cases import DTYPES, SIZES, values
 from members import run_group, succeeded
 
+from collectives.environment import temporary_environment
 from collectives.errors import CommunicatorError
 from collectives.objects import exchange
 from collectives.rendezvous import this_member
@@ -17,7 +18,6 @@ from collectives.transports.base import shares
 from collectives.transports.gloo import GlooStore
 from collectives.transports.nccl import (
     NcclTransport,
-    _environment,
     nccl_version,
     parse_version,
 )
@@ -202,7 +202,7 @@ def test_environment_variables_are_restored(monkeypatch):
     values = []
 
     def fail():
-        with _environment({"RAYAGI_TEST_SET": "1", "RAYAGI_TEST_UNSET": "2"}):
+        with temporary_environment({"RAYAGI_TEST_SET": "1", "RAYAGI_TEST_UNSET": "2"}):
             values.extend((os.environ["RAYAGI_TEST_SET"], os.environ["RAYAGI_TEST_UNSET"]))
             raise OSError("inside")
 
