@@ -2,7 +2,7 @@
 
     python -m experiments.gains.run --repeats 3 --seconds 6
 
-Each case is profiled first, which gives the model's ratio; then both layouts are measured by turns. Writes
+In each repeat a case is profiled, which gives the model's ratio, and both layouts are measured. Writes
 ``results/gains.json`` and ``.png``. README.md has the cases and the finding.
 """
 
@@ -84,7 +84,7 @@ def spec_of(case: Case, layout: str) -> RunSpec:
 
 
 def predicted(case: Case) -> float:
-    """The model's ratio, from unit costs measured now."""
+    """The model's ratio, from unit costs that are measured now."""
     costs = unit_costs_of(spec_of(case, LAYOUTS[1]), local_machine())
     rates = []
     for layout in LAYOUTS:
@@ -133,6 +133,7 @@ def measured(case: Case, repeat: int, seconds: float) -> dict[str, Any]:
     return {
         "case": case.name,
         "repeat": repeat,
+        "by_model": None if case.neighbour else round(predicted(case), 3),
         "steps_per_s": {name: round(rate) for name, rate in rates.items()},
         "cores_used": {name: round(used, 3) for name, used in cores.items()},
         "load_before": round(os.getloadavg()[0], 2),
@@ -148,26 +149,40 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
+def by_model(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """By case, what the model says in each repeat; without cases of which it does not know all."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["by_model"] is not None:
+            found.setdefault(row["case"], []).append(row["by_model"])
+    return found
+
+
 def headline(report: dict[str, Any]) -> str:
-    """For docs/papers.md: each case's median and range, beside the model's ratio."""
-    parts = []
+    """For docs/papers.md: each case's median and range, beside those of the model's ratio."""
+    parts, models = [], by_model(report["rows"])
     for name, values in ratios(report["rows"]).items():
-        text = f"{name} {median(values):.2f} ({min(values):.2f}-{max(values):.2f} of {len(values)}"
-        model = report["predicted"].get(name)
-        parts.append(text + ("" if model is None else f"; by the model {model:.2f}") + ")")
+        text = f"{name} {_spread(values)[:-1]} of {len(values)}"
+        parts.append(text + (f"; by the model {_spread(models[name])})" if name in models else ")"))
     return ", ".join(parts)
 
 
+def _spread(values: list[float]) -> str:
+    return f"{median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
+
+
 def draw(report: dict[str, Any], path: Path) -> None:
-    """A bar for each case, with its range, and the model's ratio as a mark."""
+    """A bar for each case, with its range, and the model's ratios as marks."""
     made = Figure(figsize=(6.4, 4), layout="constrained")
-    axes = made.subplots()
+    axes, models = made.subplots(), by_model(report["rows"])
     for place, (name, values) in enumerate(ratios(report["rows"]).items()):
         middle = median(values)
         spread = [[middle - min(values)], [max(values) - middle]]
         axes.bar(place, middle, yerr=spread, capsize=3, color="#4477aa")
-        if name in report["predicted"]:
-            axes.plot(place, report["predicted"][name], "kD", label="by the model" if place == 0 else None)
+        found = models.get(name, [])
+        axes.plot(
+            [place] * len(found), found, "kD", markersize=4, label="by the model" if place == 0 else None
+        )
     names = list(ratios(report["rows"]))
     axes.set_xticks(range(len(names)), names, rotation=20, ha="right", fontsize=8)
     axes.axhline(1, color="grey", linewidth=1)
@@ -187,12 +202,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     given = parser.parse_args()
     cases = [case for case in CASES if given.cases is None or case.name in given.cases]
-    report: dict[str, Any] = {"origin": origin(), "predicted": {}, "rows": []}
+    report: dict[str, Any] = {"origin": origin(), "rows": []}
     given.out.mkdir(parents=True, exist_ok=True)
     with connected():
-        for case in (case for case in cases if not case.neighbour):
-            report["predicted"][case.name] = round(predicted(case), 3)
-            print(f"{case.name}: {report['predicted'][case.name]} by the model", flush=True)
         for repeat in range(given.repeats):
             for case in cases:
                 report["rows"].append(measured(case, repeat, given.seconds))
