@@ -32,8 +32,8 @@ CLAIMS = (
         "gmi-drl", "Adaptive-grained parallelism raises training throughput, up to 2.34 times", "does not hold",
         "Two GMIs of a core and one GMI with two threads use the same two cores, and two are as fast at best: 0.80 to 0.94 "
         "of one on one machine, the same on another. GMIs gain where one process leaves its device idle, as on a large GPU; "
-        "compiled rollouts leave no core idle, simulators in Python or such that wait do, and there they gain 1.58 and 1.91 "
-        "times, where the model says 1.90 and 1.81 (experiments/gains). Over other libraries on the same cores training is "
+        "compiled rollouts leave no core idle, simulators in Python or such that wait do, and there they gain 1.55 and 1.88 "
+        "times, where the model says 1.74 and 1.93 (experiments/gains). Over other libraries on the same cores training is "
         "faster, but not because of GMIs",
         ("gmi-drl_figure-3", "gmi-drl_figure-9b"),
     ),
