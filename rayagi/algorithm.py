@@ -365,8 +365,8 @@ class GmiAlgorithm(Algorithm):
             CheckpointError: it is damaged, or of something else.
             DiskError: it has to be completed, and cannot be written.
         """
-        _complete(path, filesystem)
         given = path if filesystem is not None or isinstance(path, Checkpoint) else _absolute(path)
+        _complete(given, filesystem)
         built: list[GmiAlgorithm] = []
         token = _built.set(built)
         try:
@@ -394,9 +394,9 @@ class GmiAlgorithm(Algorithm):
                 f"component={component!r}: rayagi restores whole checkpoints only; leave component out, and give "
                 "the checkpoint's top folder"
             )
-        _complete(path, kwargs.get("filesystem"))
-        # Algorithm's own method would also synchronise environment runners, which do not exist here.
         given = path if kwargs.get("filesystem") is not None else _absolute(path)
+        _complete(given, kwargs.get("filesystem"))
+        # Algorithm's own method would also synchronise environment runners, which do not exist here.
         with _named_damage(str(path)):
             Checkpointable.restore_from_path(self, given, *args, **kwargs)
 

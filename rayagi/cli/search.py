@@ -152,7 +152,7 @@ def _undecided(result: SearchResult) -> str:
     ]
     more = f" and {len(alike) - len(errors)} more" if len(alike) > len(errors) else ""
     again = " Repeat the search with --again while nothing else uses the machine." if result.complete else ""
-    return f"\nThese cannot be told apart: {', '.join(errors)}{more}.{again}"
+    return f"\nThe measurements do not decide between {', '.join(errors)}{more}.{again}"
 
 
 def _searched_by_a_run(result: SearchResult) -> Iterator[str]:

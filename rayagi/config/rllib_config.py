@@ -241,7 +241,7 @@ class GmiConfig(AlgorithmConfig):
         self._refuse_unknown(settings)
         if (
             "model" in settings
-        ):  # RLlib merges it into its default, from which it could not be told apart then
+        ):  # RLlib merges it into its default, after which one that equals it has no trace
             self._settings().refuse("model", settings["model"])
         own = self._own_settings()
         super().training(**{name: value for name, value in settings.items() if name not in own})

@@ -147,7 +147,7 @@ class Breakdown:
         totals: time of each set of categories, by process, and by ``""`` for all; each moment counts once
         transitions: how many each process made
         removed_ns: of all processes' time, what only the profiler ran in, and ``corrected`` has taken away
-        uncorrected: number of events by kind of hook whose cost ``corrected`` was not told
+        uncorrected: number of events by kind of hook whose cost was not given to ``corrected``
     """
 
     processes: tuple[ProcessSummary, ...]

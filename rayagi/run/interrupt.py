@@ -155,7 +155,7 @@ class EarlyEnd:
         """``on_overdue``: ends the process, in another thread, ``limit_s`` after a signal, whose name it is given."""
         self._on_overdue, self._limit_s = on_overdue, limit_s
         self._previous: dict[int, object] = {}
-        self._overdue: threading.Timer | None = None
+        self._timers: list[threading.Timer] = []
         self.reason = ""
         """Name of the first signal; empty without one."""
 
@@ -175,19 +175,21 @@ class EarlyEnd:
 
     def cancel(self) -> None:
         """The end has come, or somebody else sees to it."""
-        if self._overdue is not None:
-            self._overdue.cancel()
+        for timer in self._timers:
+            timer.cancel()
+
+    def _start_timer(self, after_s: float, call: Callable[..., object], *given: object) -> None:
+        timer = threading.Timer(after_s, call, given)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self.reason:
             self.reason = _NAMES[signal.Signals(number)]
-            self._overdue = threading.Timer(self._limit_s, self._on_overdue, (self.reason,))
-            self._overdue.daemon = True
-            self._overdue.start()
+            self._start_timer(self._limit_s, self._on_overdue, self.reason)
         if frame is not None and frame.f_code.co_filename in _WITH_LOCKS:
-            again = threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, number))
-            again.daemon = True
-            again.start()
+            self._start_timer(_AGAIN_S, signal.pthread_kill, threading.main_thread().ident, number)
         else:
             raise KeyboardInterrupt
 

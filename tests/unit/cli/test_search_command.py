@@ -210,9 +210,7 @@ def test_a_winner_within_a_large_noise_is_reported_as_undecided(result):
     )
     shown = replace(result, best=winner, trials=(*result.trials, third, second, winner), complete=True)
     # 1919 (1 - 0.52) = 921: 1844 (1 + 0.83) is above it, 500 (1 + 0.1) below.
-    undecided = (
-        "These cannot be told apart: 2 x 256 (+- 52 %), 2 x 512 (+- 83 %). Repeat the search with --again"
-    )
+    undecided = "The measurements do not decide between 2 x 256 (+- 52 %), 2 x 512 (+- 83 %). Repeat the search with --again"
     assert undecided in summary(shown)
     # One of the two is uncertain: it may be the faster one.
     sure = with_error(winner, 0.01)
@@ -222,7 +220,7 @@ def test_a_winner_within_a_large_noise_is_reported_as_undecided(result):
 def test_without_a_validation_single_trials_are_undecided(result):
     first, best, *others = result.trials
     text = summary(replace(result, trials=(with_error(first, 0.8), best, *others)))
-    assert "briefly.\nThese cannot be told apart: 2 x 16 (+- 2 %), 2 x 8 (+- 80 %).\n" in text
+    assert "briefly.\nThe measurements do not decide between 2 x 16 (+- 2 %), 2 x 8 (+- 80 %).\n" in text
     row = [again(1, 2**place, 100.0 * place) for place in range(4)]
     vague = tuple(replace(with_error(trial, 0.9), verdict="coarse") for trial in row)
     best = replace(vague[-1], verdict="first")

@@ -427,7 +427,8 @@ def test_a_line_to_0_is_the_schedule_that_rayagi_has():
 @pytest.mark.parametrize("given", [None, {"explore": False}])
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
 def test_evaluation_with_the_policys_mode_is_what_rayagi_does_anyway(algorithm, given):
-    CONFIGS[algorithm]().environment("CartPole-v1").evaluation(evaluation_config=given).validate()
+    config = CONFIGS[algorithm]().environment("CartPole-v1").evaluation(evaluation_config=given)
+    assert config.to_run_spec() == preset("CartPole-v1", algorithm)
 
 
 def test_settings_that_say_what_rayagi_does_anyway_are_allowed():

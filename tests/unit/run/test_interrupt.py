@@ -174,4 +174,4 @@ def test_a_run_that_a_dropped_signal_should_have_prevented_ends_with_a_save():
         calls = []
         with Interrupt(lambda: calls.append(1)) as interrupt:
             assert (interrupt.requested, interrupt.reason, calls) == (True, "SIGTERM", [1])
-            assert early._overdue.finished.is_set()
+            assert all(timer.finished.is_set() for timer in early._timers)
